@@ -47,6 +47,16 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class Pending:
+    """A message at which a place is, for whoever asks meanwhile: it may wait for the other end."""
+
+    about: str
+    """What it has, from whom it goes to whom, in which round, over what."""
+    peer: str
+    """As messages call the other end."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Copy:
     """A box of a message and where it lies in a local tensor."""
 
@@ -113,6 +123,8 @@ class Exchange:
         self._rounds = tuple(self._scheduled(index) for index in range(transfer.rounds)) if self._routes else ()
         self._buffers: dict[torch.device, Tensor] = {}
         self._changes = Changes(mailbox) if delta else None
+        self.pending: Pending | None = None
+        """While `run` is at a message. Another thread may read it."""
 
     @torch.no_grad()
     def run(
@@ -274,15 +286,20 @@ class Exchange:
 
     @contextmanager
     def _told(self, number: int, about: str, peer: int | None, link: Link, *, sends: bool) -> Iterator[None]:
-        """Says in which move a link has failed."""
+        """Says in which move a link has failed, and at which this place is meanwhile."""
+        ways = self._ways
+        ends = [ways.name(self._mailbox.place), "its peers" if peer is None else ways.name(peer)]
+        one, other = ends if sends else ends[::-1]
+        where = (
+            f"{about} of {ways.what} from {one} to {other} (round {number} of {len(self._rounds)}, over {link.name})"
+        )
+        self.pending = None if peer is None else Pending(where, ways.name(peer))
         try:
             yield
         except EngineError as error:
-            ways = self._ways
-            ends = [ways.name(self._mailbox.place), "its peers" if peer is None else ways.name(peer)]
-            one, other = ends if sends else ends[::-1]
-            of = f"round {number} of {len(self._rounds)}, over {link.name}"
-            raise type(error)(f"{about} of {ways.what} from {one} to {other} ({of}): {error}") from None
+            raise type(error)(f"{where}: {error}") from None
+        finally:
+            self.pending = None
 
 
 def _owner(link: Link) -> Link | torch.device:

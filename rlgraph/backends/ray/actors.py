@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+from rlgraph.backends.ray.doing import At
 from rlgraph.backends.ray.failures import Request, actor_of, cut, gone, late, link_of, meaning, why_gone
 from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.store import Wire, Wish
+from rlgraph.backends.ray.waits import Waits
 from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, Worker, WorkerSpec
 from rlgraph.ir.plan import Plan
 
@@ -198,19 +201,34 @@ class Actors(Processes):
             return self.over
 
     def _meaning(
-        self, waiting: Sequence[Any], request: Request, error: Exception | None, silent: Container[Address]
+        self, waiting: Sequence[Any], request: Request, error: Exception | None, silent: Collection[Address]
     ) -> BaseException:
         # What others of its group say then (a connection was closed) comes from the one that is gone.
         told = link_of(error)
         for who in sorted(self.gone, key=lambda each: each not in request.who):
             return gone(who, self.gone[who], request, self.logs, told)
-        if told is not None:
-            return cut(next((who for who in request.who if who in silent), None), told, request, self.logs)
-        if error is not None:
+        if error is not None and told is None:
             return meaning(error, self._names.get(actor_of(error), request.who[0]), request, self.logs)
-        # Of those that wait for each other, the one that says nothing at all is the one to name.
-        slow = sorted(self._unanswered(waiting, request, 0.0), key=lambda each: (each not in silent, each))
-        return late(slow[0] if slow else request.who[0], self.seconds, request, self.logs)
+        waits, slow = self._waits(silent), self._unanswered(waiting, request, 0.0)
+        if told is not None:
+            mute = next((who for who in request.who if who in silent), None)
+            return cut(mute, told, request, self.logs, waits.notes(slow))
+        return late(waits.blamed(slow) or request.who[0], self.seconds, request, self.logs, waits.notes(slow))
+
+    def _waits(self, silent: Collection[Address]) -> Waits:
+        """Who waits for whom, as far as they say so."""
+        import ray
+
+        asked: dict[Any, Address] = {
+            self.call(who, Worker.at): who for who in self.who if who not in self.gone and who not in silent
+        }
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_GRACE) if asked else ([], [])
+        found: dict[Address, At] = {}
+        for reference in answered:
+            # One that cannot tell does not keep the others from it.
+            with suppress(Exception):
+                found[asked[reference]] = ray.get(reference)
+        return Waits.of(found, silent)
 
     def _find_gone(self) -> set[Address]:
         """Asks every process whether it is there; one that works answers beside its work. Those that say nothing."""
@@ -259,7 +277,7 @@ class Actors(Processes):
 
 
 _BESIDE: dict[object, str] = {
-    **dict.fromkeys((Worker.pid, Worker.close, Worker.retain, Worker.refresh), ROWS),
+    **dict.fromkeys((Worker.pid, Worker.at, Worker.close, Worker.retain, Worker.refresh), ROWS),
     **dict.fromkeys((Worker.rows, Worker.last_changed, Worker.hold, Worker.free), ROWS),
     **dict.fromkeys((Worker.leave, Worker.unfinished), ROWS),
     Worker.checkpoint: SAVES,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlgraph.backends.ray.remote import Address
 from rlgraph.engines.base import EngineError
-from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, Span
+from rlgraph.errors import NO_SPAN, Diagnostic, Related, RlgraphError, RunError, Span
 from rlgraph.exchange.link import LinkError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import HOST
@@ -61,18 +61,19 @@ def gone(who: Address, why: str, request: Request, logs: str, told: LinkError | 
     return RunError(Diagnostic("E0740", message, request.span, hint))
 
 
-def cut(who: Address | None, why: LinkError, request: Request, logs: str) -> RunError:
-    """A transfer does not get on. who: the process that says nothing; None: they all do."""
+def cut(who: Address | None, why: LinkError, request: Request, logs: str, notes: tuple[Related, ...] = ()) -> RunError:
+    """A transfer, or a collective, does not get on. who: the process that says nothing; None: they all do. notes: who
+    waits for whom."""
     silent = f"{shown(who)} does not answer" if who else "processes do not reach each other"
     hint = f"if something is only slow, give it longer with `--timeout SECONDS`; logs are in {logs}"
-    return RunError(Diagnostic("E0742", f"{silent}: it was {request.doing}; {why}", request.span, hint))
+    return RunError(Diagnostic("E0742", f"{silent}: it was {request.doing}; {why}", request.span, hint, notes))
 
 
-def late(who: Address, seconds: float, request: Request, logs: str) -> RunError:
-    """A process does not answer."""
+def late(who: Address, seconds: float, request: Request, logs: str, notes: tuple[Related, ...] = ()) -> RunError:
+    """A process does not answer. notes: who waits for whom."""
     hint = f"if it is only slow, give it longer with `--timeout SECONDS`; logs are in {logs}"
     message = f"{shown(who)} has not answered for {seconds:g} s: it was asked for {request.doing}"
-    return RunError(Diagnostic("E0742", message, request.span, hint))
+    return RunError(Diagnostic("E0742", message, request.span, hint, notes))
 
 
 def meaning(error: BaseException, who: Address, request: Request, logs: str) -> RlgraphError:
@@ -84,6 +85,9 @@ def meaning(error: BaseException, who: Address, request: Request, logs: str) -> 
         return cause
     if isinstance(cause, EngineError):
         return refused(cause, request)
+    if isinstance(cause, lost.ActorUnavailableError):
+        # It may be there again: what it was asked for is lost all the same.
+        return gone(who, why_gone(cause), request, logs)
     if isinstance(cause, (lost.ObjectStoreFullError, lost.OutOfDiskError)):
         message = f"there is no room for the rows that {shown(who)} sends: Ray's object store and its disk are full"
         hint = (

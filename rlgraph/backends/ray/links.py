@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlgraph.engines.base import HasWeights
 from rlgraph.engines.joining import attend
-from rlgraph.exchange.exchange import Exchange, Moved
+from rlgraph.exchange.exchange import Exchange, Moved, Pending
 from rlgraph.exchange.mailbox import Mailbox
 from rlgraph.exchange.sites import open_links, site
 from rlgraph.ir.carriers import Site, Ways
@@ -88,3 +88,8 @@ class Links:
         self, name: str, source: Mapping[str, Tensor], destination: Mapping[str, Tensor], ema: float | None
     ) -> Moved:
         return self._exchanges[name].run(source, destination, ema=ema)
+
+    def pending(self) -> tuple[Pending, ...]:
+        """The messages at which its transfers are. Can be asked in any thread."""
+        found = (each.pending for each in list(self._exchanges.values()))
+        return tuple(each for each in found if each is not None)

@@ -28,6 +28,7 @@ from rlgraph.backends.process.saving import (
 from rlgraph.backends.process.session import Session
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.arrivals import Arrivals
+from rlgraph.backends.ray.doing import Doing
 from rlgraph.backends.ray.folder import AdapterFolder, ModelFolder, empty, folder_of
 from rlgraph.backends.ray.links import Holding, Links, holding
 from rlgraph.backends.saved import SavedModel
@@ -56,6 +57,7 @@ class Models:
         self.saves = saves
         self.nodes: list[tuple[str, Node]] = list(program.walk())
         self.links = Links(_SOONER * seconds)
+        self.doing = Doing()
         self.arrivals = {model.name: Arrivals() for model in program.models}
         self.changes = Counter[str]()
         """How often each model here has got new weights. Ranks of a group that have counted alike have parts of the
@@ -75,7 +77,8 @@ class Models:
 
     def meet(self, link: str, place: int, places: int, address: str) -> None:
         """Joins the processes between which weights go."""
-        self.links.meet(link, place, places, address)
+        with self.doing(f"the meeting for {link}"):
+            self.links.meet(link, place, places, address)
 
     def prepare(
         self,
@@ -120,14 +123,15 @@ class Models:
             state = self.session.models[source]
             past = None if version is None else state.past.get(version)
             sent = state.engine.tensors() if past is None else past
-        if destination is None:
-            return self.links.run(name, sent, {}, average)
-        target = self.session.models[destination].engine
-        if update is not None:
-            self.session.changing(destination, update)
-        with self._written(destination):
-            moved = self.links.run(name, sent, target.tensors(), average)
-            target.written()
+        with self.doing(f"the transfer {name}"):
+            if destination is None:
+                return self.links.run(name, sent, {}, average)
+            target = self.session.models[destination].engine
+            if update is not None:
+                self.session.changing(destination, update)
+            with self._written(destination):
+                moved = self.links.run(name, sent, target.tensors(), average)
+                target.written()
         if update is not None:
             self._left(destination)
         return moved
@@ -137,7 +141,7 @@ class Models:
 
         def receive() -> Moved:
             engine = self.session.models[model].engine
-            with self._written(model):
+            with self.doing(f"the transfer {name}"), self._written(model):
                 moved = self.links.run(name, {}, engine.tensors(), None)
                 engine.written()
             if torch.cuda.is_available():
@@ -176,7 +180,8 @@ class Models:
         """Receives tensors, and writes them as one file of the folder. model: of which it has some itself."""
         tensors = empty(part, dtype)
         sent = {} if model is None else self.session.models[model].engine.tensors()
-        moved = self.links.run(name, sent, tensors, None)
+        with self.doing(f"the transfer {name}"):
+            moved = self.links.run(name, sent, tensors, None)
         self.folder.write(tensors)
         return moved
 

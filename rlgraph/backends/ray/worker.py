@@ -24,6 +24,8 @@ from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import TRAINING, train_together
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.arrivals import Came
+from rlgraph.backends.ray.doing import At
+from rlgraph.backends.ray.failures import doing
 from rlgraph.backends.ray.models import Models
 from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, RowsOf, Wanted, Whole, order_of, packed
 from rlgraph.backends.ray.remote import Key, column_key
@@ -45,6 +47,7 @@ from rlgraph.backends.step import Step
 from rlgraph.engines.base import Admission, Admits, Begun
 from rlgraph.engines.joining import LOOPBACK, Meeting, listen
 from rlgraph.engines.sleeping import Arenas
+from rlgraph.errors import listed
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import HOST, Group
 from rlgraph.ir.plan import Holding as Held
@@ -130,13 +133,14 @@ class Worker(Models):
         spec = self.spec
         torch.set_num_threads(spec.settings.threads)
         opener = shards.Opener(spec.group, spec.rank, holdings, addresses, spec.seconds, self.arenas, turned)
-        self.session = Session(
-            spec.program,
-            spec.settings,
-            open_engine=opener.open,
-            outside=spec.outside,
-            spread=not spec.group.code,
-        )
+        with self.doing("the opening of its models"):
+            self.session = Session(
+                spec.program,
+                spec.settings,
+                open_engine=opener.open,
+                outside=spec.outside,
+                spread=not spec.group.code,
+            )
         if spec.group.name != HOST:
             return []
         models = {model.name for model in spec.program.models}
@@ -163,6 +167,15 @@ class Worker(Models):
 
     def pid(self) -> int:
         return os.getpid()
+
+    def at(self) -> At:
+        """What this process is doing, and for whom it waits. Answered beside that."""
+        group, rank = self.spec.group, self.spec.rank
+        ranks: Sequence[int] = range(group.mesh.size)
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() != group.mesh.size:
+            # The default group of some engines is that of a copy.
+            ranks = group.copies()[group.mesh.at(rank, "dp")]
+        return self.doing.at(tuple((group.name, each) for each in ranks), self.links.pending())
 
     def ready(self) -> bool:
         """Answered when all is done that it was told before."""
@@ -192,14 +205,17 @@ class Worker(Models):
 
     def fire(self, order: bytes, *arrived: Wire) -> bytes:
         """Does a node's work, by a packed order; a packed receipt. `arrived`: the rows that were not here yet."""
-        return packed(self.do(order_of(order), *arrived))
+        told = order_of(order)
+        with self.doing(doing(self.nodes[told.node][1])):
+            return packed(self.do(told, *arrived))
 
     def sample(self, model: str, order: bytes, *arrived: Wire) -> bytes:
         """The same for an order whose rows are sampled together with those of others, while `drive` does that."""
         told = order_of(order)
         try:
-            self.came.wait(told.after)
-            return packed(self.do(told, *arrived))
+            with self.doing(f"the rows of {doing(self.nodes[told.node][1])}"):
+                self.came.wait(told.after)
+                return packed(self.do(told, *arrived))
         except BaseException:
             self.parts.pop(told.number, None)
             raise
@@ -241,7 +257,7 @@ class Worker(Models):
         there were when it was ordered, where newer ones may come meanwhile."""
         if version is not None:
             self.arrivals[model].begin(version)
-        with torch.no_grad():
+        with torch.no_grad(), self.doing(f"the sampling of `{model}`"):
             self.admitting(model).drive(number)
 
     def admitting(self, model: str) -> Admits:
@@ -255,7 +271,7 @@ class Worker(Models):
         came = [self.arrive(order, [*islice(wires, count)]) for order, count in zip(told, sizes, strict=True)]
         nodes = [self.nodes[order.node][1] for order in told]
         frames = [self.frame(self.nodes[order.node][0], order) for order in told]
-        with torch.no_grad():
+        with torch.no_grad(), self.doing(f"the training of {listed([each.name for each in nodes], 'and')}"):
             made = train_together(nodes, frames, self.session, [order.idle for order in told])
         for node, frame in zip(nodes, frames, strict=True):
             self.trained(frame.values[model_of(node)])
@@ -310,7 +326,7 @@ class Worker(Models):
     def next_part(self, number: int) -> bytes:
         """Goes on with an order that was fired, until its next part is done; a packed receipt."""
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self.doing("the next rows of what it samples"):
                 return packed(next(self.parts[number]))
         except BaseException:
             del self.parts[number]

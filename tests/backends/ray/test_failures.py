@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -265,6 +266,11 @@ def test_a_process_that_does_not_answer(cluster: None, folder: Path) -> None:
         backend.close()
     assert step.startswith("error[E0742]: rank 3 of learn has not answered for 2 s: it was asked for `train`")
     assert "--timeout SECONDS" in step
+    # Those of its layers wait for it, and those of the other copy for whoever of these has their part of the gradient.
+    assert re.search(
+        r"note: rank 2 of learn waits for rank 3 of learn in `all_reduce`, number \d+ of ranks 2-3 of", step
+    )
+    assert "note: rank 3 of learn says nothing at all" in step
     before, after = (
         {name: each for file in (folder / where).glob("*.safetensors") for name, each in load_file(file).items()}
         for where in ("before", "after")

@@ -1,0 +1,116 @@
+"""Who waits for whom, from what processes say: who did not come to a collective, and which of them is to be named."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+from rlgraph.backends.ray.doing import At, Doing, Work
+from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.waits import Waits
+from rlgraph.engines.collectives import Collective, Entered, entered
+from rlgraph.exchange.exchange import Pending
+from rlgraph.exchange.link import LinkError
+
+TP, DP = ("1", (0, 1)), ("2", (0, 2))
+
+
+def at(last: dict[tuple[str, tuple[int, ...]], int], *open_: Collective, moving: str = "", work: str = "") -> At:
+    doing = (Work(work, 61.0, "engines/some/engine.py:9, in step"),) if work else ()
+    ranks = {key: tuple(("learn", rank) for rank in key[1]) for key in last}
+    return At(doing, Entered(last, open_), ranks, (Pending("a part of a tensor", moving),) if moving else ())
+
+
+def told(waits: Waits, *unanswered: Address) -> list[str]:
+    return [each.message for each in waits.notes(unanswered)]
+
+
+def test_who_did_not_come_and_who_waits_behind_it() -> None:
+    """Rank 1 of four stands still; rank 0 waits for it, and rank 2 for rank 0, in another group; who samples waits for
+    weights of rank 2."""
+    found = {
+        ("learn", 0): at({TP: 57, DP: 3}, Collective(TP, 57, "all_reduce", 120)),
+        ("learn", 2): at({DP: 4}, Collective(DP, 4, "all_gather", 0)),
+        ("play", 0): at({}, moving="rank 2 of learn"),
+    }
+    waits = Waits.of(found, {("learn", 1)})
+    assert told(waits, ("learn", 0), ("learn", 1), ("learn", 2)) == [
+        "rank 0 of learn waits for rank 1 of learn in `all_reduce`, number 57 of ranks 0-1 of learn, with 120 numbers",
+        "rank 2 of learn waits for rank 0 of learn in `all_gather`, number 4 of ranks 0, 2 of learn",
+        "rank 0 of play waits for rank 2 of learn in the transfer of a part of a tensor",
+        "rank 1 of learn says nothing at all: its process, or its machine, stands still",
+    ]
+    assert waits.blamed([("learn", 2), ("learn", 1), ("learn", 0)]) == ("learn", 1)
+
+
+def test_who_lives_and_does_something_else() -> None:
+    """Nobody stands still: who is waited for and waits for nobody is named, with what it does."""
+    found = {
+        ("learn", 0): at({TP: 8}, Collective(TP, 8, "all_reduce", 1)),
+        ("learn", 1): at({TP: 7}, work="`train` for `actor@1`"),
+    }
+    waits = Waits.of(found, ())
+    assert waits.blamed(found) == ("learn", 1)
+    assert told(waits, *found) == [
+        "rank 0 of learn waits for rank 1 of learn in `all_reduce`, number 8 of ranks 0-1 of learn, with 1 number",
+        "rank 1 of learn does `train` for `actor@1`, for 61 s, at engines/some/engine.py:9, in step",
+    ]
+
+
+def test_a_collective_to_which_all_have_come_blames_nobody() -> None:
+    found = {("learn", rank): at({TP: 8}, Collective(TP, 8, "all_reduce", 1)) for rank in (0, 1)}
+    assert not Waits.of(found, ()).each
+
+
+def test_many_waits_are_cut() -> None:
+    silent = [("learn", rank) for rank in range(30)]
+    found = told(Waits.of({}, silent))
+    assert len(found) == 8 and found[-1] == "and 23 more sentences like these"
+
+
+def _rank(rank: int, port: int, answers: multiprocessing.Queue[object]) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    pair = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(3), group=pair)
+    if rank:
+        time.sleep(4)
+        return
+    doing = Doing()
+
+    def look() -> None:
+        time.sleep(1.5)
+        answers.put((entered(), doing.work()))
+
+    threading.Thread(target=look).start()
+    try:
+        with doing("`train`"):
+            dist.all_reduce(torch.ones(5, 7), group=pair)
+    except LinkError as error:
+        answers.put(str(error))
+
+
+def test_torch_tells_while_it_waits_and_a_collective_that_fails_is_a_link_that_does() -> None:
+    context = multiprocessing.get_context("spawn")
+    answers: multiprocessing.Queue[object] = context.Queue()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    port = store.port
+    del store
+    ranks = [context.Process(target=_rank, args=(rank, port, answers), daemon=True) for rank in (0, 1)]
+    for each in ranks:
+        each.start()
+    try:
+        found, work = answers.get(timeout=60)  # type: ignore[misc]
+        failed = answers.get(timeout=60)
+    finally:
+        for each in ranks:
+            each.kill()
+    [waits] = found.open
+    assert (waits.number, waits.name, waits.elements, waits.group[1]) == (2, "all_reduce", 35, (0, 1))
+    assert found.last[waits.group] == 2
+    [one] = work
+    assert one.what == "`train`" and 0.5 < one.seconds < 4 and ".py:" in one.place
+    assert str(failed).startswith("the other end is gone or does not answer, after ")
