@@ -17,7 +17,7 @@ from rlgraph.errors import ProgramError, Source
 from rlgraph.foreign.files import Folders
 from rlgraph.ir.schedule import Schedule
 from rlgraph.models.adapters import Adapters
-from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
+from rlgraph.models.shape import Shape, UnknownFamily, UnsupportedModel, shape_of
 
 PROGRAM = """\
 algorithm a
@@ -66,6 +66,13 @@ def test_random_models_have_the_shape_that_transformers_gives_them(family: str, 
     ):
         assert getattr(found["actor"], name) == getattr(expected, name), name
     assert found["ref"] == found["actor"]
+
+
+def test_a_family_that_is_not_known_whatever_its_vocabulary() -> None:
+    """An engine that needs its numbers is refused for it by name, before anybody knows the tokenizer."""
+    found = shapes('random("gpt_neox", tokenizer="nobody/has-it")')
+    assert isinstance(found["actor"], UnknownFamily)
+    assert not shapes('random("llama", tokenizer="nobody/has-it")')
 
 
 @pytest.mark.parametrize(

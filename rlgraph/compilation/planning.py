@@ -212,16 +212,19 @@ def _shape(model: Model, folders: Folders) -> Shape | UnsupportedModel | None:
 
 
 def _random(source: Record, folders: Folders) -> dict[str, Any] | None:
-    """The configuration of `random(...)`; None where its vocabulary is that of a tokenizer which is not here."""
+    """The configuration of `random(...)`; None where its vocabulary is that of a tokenizer which is not here. Raises
+    UnsupportedModel where nothing is known of such models, whatever their vocabulary."""
     fields = {name: plain(value) for name, value in source.options if value is not None}
+    fields["model_type"] = str(source.args[0])
     fields.pop("seed", None)
     tokenizer = fields.pop("tokenizer", None)
     if "vocab_size" not in fields:
         size = _tokens(tokenizer, folders)
         if size is None:
+            shape_of({**fields, "vocab_size": 1})
             return None
         fields["vocab_size"] = size
-    return {**fields, "model_type": str(source.args[0])}
+    return fields
 
 
 def _tokens(tokenizer: Constant, folders: Folders) -> int | None:

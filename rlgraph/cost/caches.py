@@ -37,7 +37,7 @@ class _Reserving(MemoryModel):
         config, deployment, reserved = self.config, self.deployment, self.cache
         shape, cpu_dtype = config.shape, deployment.spec.memory.cpu_dtype
         item = ITEM_BYTES[cpu_dtype] if cpu_dtype and deployment.on_cpu else config.item
-        weights = work.stage_parameters(shape, config.kind, 1) * item / deployment.tp
+        weights = work.rank_parameters(shape, config.kind, 1, deployment.tp) * item
         travels = weights
         if shape.adapters:
             # Of a matrix into which an adapter is merged there is one as it is without.
@@ -46,22 +46,42 @@ class _Reserving(MemoryModel):
         if deployment.spec.memory.cpu_packs_experts and deployment.on_cpu:
             weights += work.expert_parameters(shape) * item / deployment.tp
         width = max((batch.prompt.longest + batch.response.longest for batch in self.batches), default=0.0)
-        own = work.kv_bytes(shape, item) / min(deployment.tp, shape.kv_heads)
+        own = work.kv_bytes(shape, item) / work.kv_ranks(shape, deployment.tp)
         cache = deployment.kv_bytes or (
             max(reserved.cpu_bytes, own * width) if deployment.on_cpu else own * rows * width
         )
-        queries, keys = shape.heads * shape.head_dim / deployment.tp, shape.kv_heads * shape.head_dim / deployment.tp
-        ffn = (shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn) / deployment.tp
+        ffn = max(shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn, shape.dense_ffn) / deployment.tp
         most = reserved.cpu_prompt_tokens if deployment.on_cpu else reserved.prompt_tokens
+        if shape.latent and deployment.on_cpu:
+            # Prompts of such models are not cut there.
+            most = max(most, shape.positions)
         fed = min(most, rows * width)
-        read = fed * item * (2 * shape.hidden + max(4 * queries + 6 * keys, 2 * shape.hidden + 4 * ffn))
-        buffers = reserved.tables + most * shape.hidden * item
+        read = fed * item * (2 * shape.hidden + max(self._attended(), 2 * shape.hidden + 4 * ffn))
+        turned = shape.latent.turned if shape.latent else shape.head_dim
+        buffers = (
+            reserved.tables(shape.positions, deployment.on_cpu)
+            + (shape.positions * turned + most * shape.hidden) * item
+        )
+        if shape.latent:
+            gathered = reserved.gathered(shape.positions, deployment.on_cpu)
+            buffers += gathered * shape.latent.cached * item
+            if not deployment.on_cpu:
+                # Of what the cache has of a prompt, keys and values are made for as many tokens.
+                again = shape.heads * (shape.head_dim + shape.latent.plain + shape.latent.values) / deployment.tp
+                read += min(gathered, rows * width) * again * item
         # Each rank has the logits of the whole vocabulary: as they are, less the largest, and added up.
         logits = (12.0 + item * (item < 4)) * rows * shape.vocab
         stays = Bytes(
             (("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, travels)))
         )
         return Needs(stays, larger(Bytes((("activations", read),)), Bytes((("logits", logits),))))
+
+    def _attended(self) -> float:
+        """Numbers of a token that a layer's attention needs, while a prompt is read."""
+        shape, tp = self.config.shape, self.deployment.tp
+        if shape.latent:
+            return 2 * shape.hidden + latent.prompted(shape, shape.latent, shape.heads / tp)
+        return (4 * shape.heads + 6 * shape.kv_heads) * shape.head_dim / tp
 
 
 class _Growing(MemoryModel):

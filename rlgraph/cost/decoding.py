@@ -104,7 +104,7 @@ def slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
     device = deployment.island.device
     if deployment.on_cpu and not deployment.kv_bytes:
         return reserved.cpu_rows
-    weights = work.stage_parameters(config.shape, config.kind, 1) * config.item / deployment.tp
+    weights = work.rank_parameters(config.shape, config.kind, 1, deployment.tp) * config.item
     room = deployment.kv_bytes or reserved.share * device.memory - weights
     own = cached(config, deployment) * (batch.prompt.mean + batch.response.mean)
     return max(1.0, min(at_once(deployment), room / own))
@@ -120,7 +120,7 @@ def at_once(deployment: Deployment) -> float:
 
 def cached(config: ModelConfig, deployment: Deployment) -> float:
     """Bytes of each rank's cache that a token has."""
-    return work.kv_bytes(config.shape, config.item) / min(deployment.tp, config.shape.kv_heads)
+    return work.kv_bytes(config.shape, config.item) / work.kv_ranks(config.shape, deployment.tp)
 
 
 def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
@@ -172,14 +172,13 @@ class DecodeStep:
         self.experts = work.expert_parameters(shape) * config.item / ranks / bandwidth
         """All those of a rank, where ranks have some of them entire."""
         read = cached(config, deployment)
-        if shape.latent:
+        if shape.latent and not deployment.spec.absorbs:
             # Keys and values are made of what the cache has: they are written, and read.
             made = latent.made(shape, shape.latent, deployment.on_cpu and config.dtype != "bfloat16")
             read += 2 * shape.layers * made * config.item / deployment.tp
         self.cache = read * context / bandwidth
-        self.compute = (
-            work.decode_flops(shape, context) / deployment.tp / (device.products(config.dtype) * rates.compute)
-        )
+        flops = work.decode_flops(shape, context, deployment.spec.absorbs)
+        self.compute = flops / deployment.tp / (device.products(config.dtype) * rates.compute)
         inner, _ = deployment.links(constants)
         self.sent = 2 * shape.layers * inner.all_reduce_bytes(shape.hidden * config.item, deployment.tp)
         self.rounds = (

@@ -20,6 +20,21 @@ def decode_flops(shape: Shape, latent: Latent, context: float) -> float:
     return made - 2.0 * shape.heads * (2 * shape.widest - shape.head_dim - latent.values) * context
 
 
+def absorbed_flops(shape: Shape, latent: Latent, context: float) -> float:
+    """The same of an engine that remakes nothing: queries are multiplied with what would make keys, attend to what the
+    cache has, and what comes out is multiplied with what would make values (DeepSeek-V2, arXiv 2405.04434, section
+    2.1.2). These two products have as many numbers as the one that they stand for."""
+    return 2.0 * shape.heads * (latent.cached + latent.keys - 2 * shape.widest) * context
+
+
+def prompted(shape: Shape, latent: Latent, heads: float) -> float:
+    """Numbers of one token while such an engine reads a prompt, of which it makes keys and values, beside the hidden
+    states: what lies below queries and keys, as it comes and normalized, and what rotates of keys; queries, keys, both
+    parts of keys and values in one, and what comes out: of each row, of all, and where the caller wants it."""
+    low = 2 * (latent.queries + latent.keys) + 2 * latent.turned
+    return low + heads * (2 * shape.head_dim + latent.plain + 4 * latent.values)
+
+
 def made(shape: Shape, latent: Latent, products: bool) -> int:
     """Numbers that a layer makes of what its cache has of one token: keys and values as they come, and keys with what
     rotates behind them. products: attention is two products, which want values by themselves."""

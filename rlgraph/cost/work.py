@@ -194,10 +194,14 @@ def adapter_flops(shape: Shape, work: Tokens) -> float:
     return 2.0 * adapter_parameters(shape) * work.tokens
 
 
-def decode_flops(shape: Shape, context: float) -> float:
-    """Of one new token that sees so many, the head included."""
+def decode_flops(shape: Shape, context: float, absorbed: bool = False) -> float:
+    """Of one new token that sees so many, the head included. absorbed: an engine attends to the numbers that keys and
+    values are made of, where a model has such, and makes none of these."""
     found = forward_flops(shape, "causal_lm", Tokens(1, 1, context, 1, 1))
-    return found + (shape.layers * latent.decode_flops(shape, shape.latent, context) if shape.latent else 0.0)
+    if shape.latent is None:
+        return found
+    more = latent.absorbed_flops if absorbed else latent.decode_flops
+    return found + shape.layers * more(shape, shape.latent, context)
 
 
 def seen(shape: Shape, context: float) -> float:
@@ -231,6 +235,11 @@ def kv_bytes(shape: Shape, itemsize: int) -> int:
     if shape.latent:
         return shape.layers * shape.latent.cached * itemsize
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * itemsize
+
+
+def kv_ranks(shape: Shape, tp: int) -> int:
+    """Over how many of the ranks that split a layer its cache is split: of what heads share each has all."""
+    return 1 if shape.latent else min(tp, shape.kv_heads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,8 +73,21 @@ class Reserved:
     """Of a device's memory that weights and the cache fill where nobody says how large the cache is."""
     cpu_bytes: int = 64 << 20
     """Of the cache on a CPU where nobody says how many."""
-    tables: int = 1 << 20
-    """Bytes beside the cache that do not depend on the model."""
+    place_bytes: int = 5
+    """Of each token that each row may have, in the host's memory: what it is, and whether that is known."""
+    gathered_tokens: int = 1 << 16
+    """At most for so many tokens there is room where the cache of those that were read before is put together, if it
+    has what keys and values are made of (vLLM 0.32, `MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size`
+    in `model_executor/layers/attention/mla_attention.py`)."""
+
+    def tables(self, positions: int, on_cpu: bool) -> int:
+        """Bytes beside the cache and the model's own, where a row can have so many tokens."""
+        return self.place_bytes * self.cpu_rows * positions if on_cpu else 1 << 20
+
+    def gathered(self, positions: int, on_cpu: bool) -> int:
+        """For how many there is, where a row can have so many."""
+        rows = self.cpu_rows if on_cpu else self.rows
+        return min(max(8 * positions, 4 * rows * self.block), self.gathered_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +250,9 @@ class EngineSpec:
     memory: Memory = field(default=Memory())
     rates: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = field(default_factory=lambda: PLAIN)
     """Where none were measured."""
+    absorbs: bool = False
+    """Where keys and values are made of a few numbers a token, those that are generated attend to these numbers, and
+    none of what they see is made again."""
     settings: frozenset[Setting] = frozenset()
     """Of the way a group holds a model, what a search tries several values of."""
 

@@ -11,9 +11,36 @@ from tests.cost.trained import Case
 
 FEW = (("hidden_size", 128), ("head_dim", 32))
 MANY = (("hidden_size", 256), ("head_dim", 32), ("num_attention_heads", 8), ("intermediate_size", 1024))
+KERNELS = (
+    ("hidden_size", 128),
+    ("num_key_value_heads", 4),
+    ("n_routed_experts", 8),
+    ("num_experts_per_tok", 2),
+    ("moe_intermediate_size", 96),
+    ("n_group", 4),
+    ("topk_group", 2),
+    ("first_k_dense_replace", 1),
+    ("q_lora_rank", 48),
+    ("kv_lora_rank", 512),
+    ("qk_rope_head_dim", 64),
+    ("qk_nope_head_dim", 32),
+    ("v_head_dim", 32),
+    ("head_dim", 64),
+)
+"""Numbers for which vLLM has a kernel on a CPU that attends to what keys and values are made of."""
+SMALL_EXPERTS = (("moe_intermediate_size", 32), ("intermediate_size", 64))
+"""What their kernel needs on a CPU is not among the tensors: attention needs more."""
+WIDE = (
+    *(("qk_nope_head_dim", 128), ("v_head_dim", 128), ("num_attention_heads", 8), ("num_key_value_heads", 8)),
+    ("max_position_embeddings", 4096),
+)
 CASES = [
     Work("generate", Case("llama", rows=16, length=64, fields=FEW), micros=4, response=60),
     Work("generate", Case("llama", rows=16, length=64, fields=MANY), 4, 4, response=20),
+    Work("generate", Case("deepseek_v3", rows=16, length=64, fields=(*KERNELS, *SMALL_EXPERTS)), 2, 4, response=20),
+    Work(
+        "generate", Case("deepseek_v3", rows=16, length=64, fields=(*KERNELS, *SMALL_EXPERTS, *WIDE)), 2, 4, response=1
+    ),
 ]
 
 
@@ -27,11 +54,17 @@ def test_what_stays_and_what_work_needs(work: Work) -> None:
     assert found.active.total == pytest.approx(needs, rel=0.1)
 
 
-def test_experts_stay_twice() -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("mixtral", rows=16, length=64, fields=(*FEW, ("num_local_experts", 4))),
+        Case("deepseek_v3", rows=16, length=64, fields=KERNELS),
+    ],
+    ids=str,
+)
+def test_experts_stay_twice(case: Case) -> None:
     """Its kernel's own scratch is not among the tensors."""
-    work = Work(
-        "generate", Case("mixtral", rows=16, length=64, fields=(*FEW, ("num_local_experts", 4))), 4, response=20
-    )
+    work = Work("generate", case, 4, response=20)
     stays, _ = vllm(work)
     held = sum(size for what, size in work.predicted("vllm").resident.parts if what != "messages")
     assert held == pytest.approx(stays, rel=0.03)

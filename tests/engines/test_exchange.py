@@ -211,6 +211,9 @@ def test_a_model_arrives(four: Crew, case: tuple[str, Mesh, int, str, Mesh, int]
         ("megatron", mesh(pp=2, ep=2), 0, "transformers", mesh(fsdp=3), 1),
         ("transformers", mesh(fsdp=2), 0, "megatron", mesh(pp=2, tp=2), 0),
         ("megatron", mesh(1, 4), 0, "megatron", mesh(ep=4), 0),
+        ("megatron", mesh(tp=2, ep=2), 0, "vllm", mesh(tp=2), 2),
+        ("megatron", mesh(pp=2, tp=2), 0, "vllm", mesh(ep=4), 0),
+        ("transformers", mesh(fsdp=3), 0, "vllm", mesh(tp=4), 0),
     ],
     ids=lambda case: f"{case[0]} {case[1]} - {case[3]} {case[4]} from {case[5]}",
 )

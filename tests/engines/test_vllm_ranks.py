@@ -33,7 +33,12 @@ SAMPLINGS = [
     Sampling(6, temperature=0),
 ]
 EXPERTS = "qwen2_moe"
-SPARSE = (EXPERTS, "mixtral", "qwen3_moe")
+LATENT = "deepseek_v3"
+SPLIT = [
+    *((name, mesh(tp=2)) for name in (EXPERTS, LATENT)),
+    *((name, mesh(ep=2)) for name in (EXPERTS, "mixtral", "qwen3_moe", LATENT)),
+]
+"""Of models with experts."""
 ADAPTED = replace(spec(), adapters=Adapters(4, 8.0))
 SHARED = "/dev/shm/"
 PATIENCE = 300
@@ -62,22 +67,15 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
     coming = Coming(lambda version: engine.load_state(halves), after=(7 + 5 * rank,))
     changed = engine.generate(PROMPTS, 4, SAMPLINGS[0], KEYS, refresh=coming)
     assert changed.versions is not None
-    # Experts, in the groups of the model without.
-    sparse = VllmEngine.open(spec(EXPERTS), mesh(tp=2), rank, address=address)
-    fill(sparse.tensors(), sparse.layout(), ModelWeights(TransformersEngine.open(spec(EXPERTS, seed=5)).model))
-    sparse.written()
-    one = sparse.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
-    rows.append((one.sequences.rows(), one.logprobs.tolist()))
-    wrong += misplaced(sparse, TransformersEngine.open(spec(EXPERTS)).model)
-    # The same and others, each rank with some of the experts entire.
-    for name in SPARSE:
-        entire = VllmEngine.open(spec(name), mesh(ep=2), rank, address=address)
-        fill(entire.tensors(), entire.layout(), ModelWeights(TransformersEngine.open(spec(name, seed=5)).model))
-        entire.written()
-        one = entire.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
+    # Experts, in the groups of the model without; the same and others, each rank with some of the experts entire.
+    for name, over in SPLIT:
+        sparse = VllmEngine.open(spec(name), over, rank, address=address)
+        fill(sparse.tensors(), sparse.layout(), ModelWeights(TransformersEngine.open(spec(name, seed=5)).model))
+        sparse.written()
+        one = sparse.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
         rows.append((one.sequences.rows(), one.logprobs.tolist()))
-        wrong += misplaced(entire, TransformersEngine.open(spec(name)).model)
-        wrong += [name] * (entire.speaks != engine.speaks)
+        wrong += misplaced(sparse, TransformersEngine.open(spec(name)).model)
+        wrong += [name] * (sparse.speaks != engine.speaks)
     # Adapters, which each rank merges into its part.
     adapted = VllmEngine.open(ADAPTED, mesh(tp=2), rank, address=address)
     adapted.load_state(new_adapters(adapted.state()))
@@ -115,7 +113,7 @@ def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
         a, b = pair(name.removesuffix(".weight"))
         if a in adapters:
             tensor.data.addmm_(adapters[b], adapters[a], alpha=2.0)
-    sparse = [TransformersEngine.open(spec(name, seed=5)) for name in (EXPERTS, *SPARSE)]
+    sparse = [TransformersEngine.open(spec(name, seed=5)) for name, _ in SPLIT]
     others = [*sparse, adapted]
     trainers = [TransformersEngine.open(spec())] * len(SAMPLINGS) + others
     for trainer, sampling, (rows, logprobs) in zip(

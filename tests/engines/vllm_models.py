@@ -25,6 +25,17 @@ _SHAPE = {
 }
 _WINDOWS = {"head_dim": 64, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 _CAPPED = _WINDOWS | {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     # Windows shorter than rows of the tests.
@@ -58,6 +69,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    # Numbers for which vLLM has a kernel on a CPU.
+    "deepseek_v3": (
+        "deepseek_v3",
+        _LATENT
+        | {"q_lora_rank": 48, "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
+    ),
+    "moonlight": (
+        "deepseek_v3",
+        _LATENT | {"q_lora_rank": None, "first_k_dense_replace": 0, "n_group": 1, "topk_group": 1, "v_head_dim": 64},
+    ),
 }
 
 
@@ -72,7 +93,9 @@ class Numbered:
     def __init__(self, model: torch.nn.Module) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         start = 1
-        for name, parameter in model.named_parameters():
+        saved = model.state_dict()
+        buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
+        for name, parameter in [*model.named_parameters(), *buffers]:
             stop = start + parameter.numel()
             self.tensors[name] = torch.arange(start, stop, dtype=torch.float32).view(parameter.shape)
             start = stop
@@ -91,7 +114,7 @@ def misplaced(engine: VllmEngine, hugging_face: torch.nn.Module) -> list[str]:
     """The tensors in which what vLLM itself loads from a checkpoint is not what the layout says."""
     numbered = Numbered(hugging_face)
     held = engine.tensors()
-    live = dict(engine.model.named_parameters())
+    live = {name: parameter for name, parameter in engine.model.named_parameters() if name in held}
     for name, parameter in live.items():
         # Those that are packed as they were before.
         parameter.data = torch.zeros_like(held[name])

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from rlgraph.engines.vllm.sampling import Row
 
 _ALONE = mesh()
+_VIEWS = (".W_UV", ".W_UK_T")
+"""Parts of the matrix that makes keys and values, in its memory and with names of their own: who writes into that one
+has written into them."""
 _NOBODY = 1 << 62
 """More than the number of any call."""
 
@@ -96,11 +99,16 @@ class VllmEngine:
         address: of `rlgraph.engines.joining.listen`, where the ranks of this copy meet.
         limits: the fields of `rlgraph.engines.vllm.start.Limits`. Raises EngineError where it cannot be done.
         """
+        # vLLM keeps the frames of whoever imports it first, and with them all that these had: this one has no weights.
         prepare()
+        return cls._loaded(spec, mesh, rank, address, Limits(**limits))
+
+    @classmethod
+    def _loaded(cls, spec: ModelSpec, mesh: Mesh, rank: int, address: str | None, limits: Limits) -> VllmEngine:
         source = read(spec, mesh)
         with TemporaryDirectory() as folder:
             source.describe(folder)
-            engine = start(folder, spec, source.shape, mesh, rank, address, Limits(**limits))
+            engine = start(folder, spec, source.shape, mesh, rank, address, limits)
         opened = cls(spec, source, engine, mesh, rank)
         own, places = opened._own(), layout(opened._shape, mesh, rank, spec.kind)
         fill(own, places, source.weights)
@@ -367,7 +375,9 @@ class VllmEngine:
         return self.rest.here(self._own() if self._merged is None else self._merged.tensors)
 
     def _own(self) -> dict[str, Tensor]:
-        return {name: parameter.data for name, parameter in self.model.named_parameters()} | {**self._experts.tensors}
+        named = self.model.named_parameters()
+        own = {name: each.data for name, each in named if not name.endswith(_VIEWS)}
+        return own | {**self._experts.tensors}
 
     def written(self) -> None:
         """The weights are new ones: what was computed with the old ones is computed again, also for rows that are being

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+from importlib import import_module
 
 import torch
 
@@ -43,6 +44,7 @@ def prepare() -> None:
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     try:
         import vllm._custom_ops as operators
+        import_module("vllm.v1.engine.llm_engine")
     except ImportError as error:
         raise EngineError(
             "the engine vllm needs the package vllm: `pip install 'rlgraph[vllm]'` on a machine with a GPU, the CPU "

@@ -8,7 +8,8 @@ from dataclasses import replace
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
 from rlgraph.models.cuts import Cuts, Slice
-from rlgraph.models.families import EMBEDDING, ModelKind, expert_rows, rows_of
+from rlgraph.models.families import CORRECTION, EMBEDDING, ModelKind, expert_rows, rows_of, sparse_layers
+from rlgraph.models.latent import Latent
 from rlgraph.models.shape import Shape
 
 VOCAB_MULTIPLE = 64
@@ -47,15 +48,37 @@ def padded_vocab(shape: Shape) -> int:
 
 def _layers(shape: Shape, cuts: Cuts, whole_experts: bool) -> Iterator[Local]:
     layer = "model.layers.*."
+    yield from _latent(shape.latent, cuts) if shape.latent else _attention(shape, cuts)
+    yield from _experts(shape, cuts, whole_experts) if shape.experts else _network(shape, cuts)
+    for name in shape.norms:
+        yield cuts.entire(f"{layer}{name}.weight", f"{layer}{name}.weight")
+
+
+def _attention(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+    layer = "model.layers.*."
     for field in ("weight", "bias") if shape.qkv_bias else ("weight",):
         yield cuts.join(f"{layer}self_attn.qkv_proj.{field}", list(_qkv(shape, cuts, field)))
     yield cuts.split(f"{layer}self_attn.o_proj.weight", f"{layer}self_attn.o_proj.weight", dim=1)
     if shape.qk_norm:
         for name in ("self_attn.q_norm.weight", "self_attn.k_norm.weight"):
             yield cuts.entire(f"{layer}{name}", f"{layer}{name}")
-    yield from _experts(shape, cuts, whole_experts) if shape.experts else _network(shape, cuts)
-    for name in shape.norms:
-        yield cuts.entire(f"{layer}{name}.weight", f"{layer}{name}.weight")
+
+
+def _latent(latent: Latent, cuts: Cuts) -> Iterator[Local]:
+    """Each rank has some heads, and all that makes what heads share: one matrix, if queries are made so, too."""
+    layer = "model.layers.*.self_attn."
+    down, keys = "kv_a_proj_with_mqa.weight", "kv_a_layernorm.weight"
+    if latent.queries:
+        both = [(f"{layer}q_a_proj.weight", (0, latent.queries)), (f"{layer}{down}", (0, latent.cached))]
+        yield cuts.join(f"{layer}fused_qkv_a_proj.weight", both)
+        yield cuts.entire(f"{layer}q_a_layernorm.weight", f"{layer}q_a_layernorm.weight")
+        yield cuts.split(f"{layer}q_b_proj.weight", f"{layer}q_b_proj.weight")
+    else:
+        yield cuts.entire(f"{layer}{down}", f"{layer}{down}")
+        yield cuts.split(f"{layer}q_proj.weight", f"{layer}q_proj.weight")
+    yield cuts.entire(f"{layer}{keys}", f"{layer}{keys}")
+    yield cuts.split(f"{layer}kv_b_proj.weight", f"{layer}kv_b_proj.weight")
+    yield cuts.split(f"{layer}o_proj.weight", f"{layer}o_proj.weight", dim=1)
 
 
 def _network(shape: Shape, cuts: Cuts) -> Iterator[Local]:
@@ -64,22 +87,29 @@ def _network(shape: Shape, cuts: Cuts) -> Iterator[Local]:
     yield cuts.split(f"{layer}mlp.down_proj.weight", f"{layer}mlp.down_proj.weight", dim=1)
 
 
-def _shared(cuts: Cuts, name: str) -> Iterator[Local]:
+def _gated(cuts: Cuts, name: str) -> Iterator[Local]:
+    """A network that all tokens take, of a layer that has experts or of one before these."""
     yield cuts.split(f"{name}.gate_up_proj.weight", f"{name}.gate_proj.weight", f"{name}.up_proj.weight")
     yield cuts.split(f"{name}.down_proj.weight", f"{name}.down_proj.weight", dim=1)
 
 
 def _experts(shape: Shape, cuts: Cuts, entire: bool) -> Iterator[Local]:
     """Each rank has some columns of all experts, or some experts entire: the gate's rows above those of up."""
-    theirs = "model.layers.*.mlp"
-    ours = "model.layers.*.block_sparse_moe" if shape.family == "mixtral" else theirs
+    if shape.dense:
+        yield from _gated(cuts, "model.layers.*.mlp")
+    layers = sparse_layers(shape)
+    theirs = f"{layers}mlp"
+    ours = f"{layers}block_sparse_moe" if shape.family == "mixtral" else theirs
     columns = (0, shape.ffn) if entire else cuts.part(shape.ffn)
     yield cuts.entire(f"{ours}.gate.weight", f"{theirs}.gate.weight")
     yield cuts.join(f"{ours}.experts.routed_experts.w13_weight", expert_rows(shape, *columns), dim=1)
     yield cuts.join(f"{ours}.experts.routed_experts.w2_weight", [(f"{theirs}.experts.down_proj", columns)], dim=2)
+    if shape.routing:
+        yield cuts.entire(f"{ours}.gate.{CORRECTION}", f"{theirs}.gate.{CORRECTION}")
     if shape.shared_ffn:
-        yield from _shared(cuts, f"{ours}.shared_expert")
-        yield cuts.entire(f"{ours}.shared_expert_gate.weight", f"{theirs}.shared_expert_gate.weight")
+        yield from _gated(cuts, f"{ours}.{shape.shared}")
+        if not shape.routing:
+            yield cuts.entire(f"{ours}.{shape.shared}_gate.weight", f"{theirs}.{shape.shared}_gate.weight")
 
 
 def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:

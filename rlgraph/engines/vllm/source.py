@@ -30,6 +30,9 @@ class Source:
 
     def describe(self, folder: str) -> None:
         """Write the `config.json` that vLLM starts from; the weights go straight into its parameters."""
+        if self.shape.routing:
+            # What this family always does, vLLM wants to be told, and transformers has no fields for it.
+            self.config.topk_method, self.config.scoring_func = "noaux_tc", "sigmoid"
         self.config.save_pretrained(folder)
 
 

@@ -21,12 +21,6 @@ def _experts(shape: Shape, ep: int) -> list[str]:
     return [*expert_misfits(shape, ep), *_tensors(shape, ep, entire=True)]
 
 
-def _faults(shape: Shape) -> list[str]:
-    if shape.latent:
-        return [f"cannot hold {shape.family} models here yet, which make keys and values of a few numbers a token"]
-    return []
-
-
 SPEC = EngineSpec(
     name="vllm",
     opens="rlgraph.engines.vllm.engine:open_rank",
@@ -34,7 +28,6 @@ SPEC = EngineSpec(
     axes=("dp", "ep", "tp"),
     columns=("tp", "ep"),
     misfits={"ep": _experts, "tp": _tensors},
-    faults=_faults,
     experts=True,
     layout=layout,
     dtypes={"cpu": _DTYPES, "gpu": _DTYPES},
@@ -56,6 +49,7 @@ SPEC = EngineSpec(
         "gpu": {"generate": Rates(0.75, 0.95, call=0.02, layer=2.3e-5, row=4.9e-5, reduce=4.4e-6, attention=0.6)},
         "cpu": {"generate": Rates(0.4, 0.5, call=1e-2, block=3e-3, layer=4e-4, row=1.4e-5, hidden=2.7e-7)},
     },
+    absorbs=True,
     settings=frozenset({"kv_bytes"}),
     preference=2,
     requires=("vllm",),

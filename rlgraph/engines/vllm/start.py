@@ -27,6 +27,15 @@ _BLOCK = _RESERVED.cpu_block
 """Tokens in a block of the key-value cache on a CPU: the least that vLLM's kernels there take, so that short rows waste
 little."""
 
+_LATENT_ON_CPU: dict[str, Any] = {
+    # Another one, which some CPUs could have, packs away the matrix that makes keys and values.
+    "attention_config": {"backend": "CPU_MLA"},
+    # vLLM's own kernel takes queries for contiguous, of which here only the last numbers rotate.
+    "compilation_config": {"custom_ops": ["-rotary_embedding"]},
+}
+_LATENT_SIZES = 512, 64
+"""Of what keys and values are made of, and of the numbers that rotate: for these alone vLLM has a kernel on a CPU."""
+
 _CACHE = _RESERVED.cpu_bytes
 """Bytes of the cache on a CPU: vLLM's own default there is several GiB, which it fills with zeros."""
 
@@ -86,6 +95,7 @@ def start(
         enable_expert_parallel=whole_experts,
         # Others lay the weights of experts out anew.
         moe_backend="auto" if on_cpu() else "triton",
+        **(_LATENT_ON_CPU if shape.latent and on_cpu() else {}),
         logits_processors=["rlgraph.engines.vllm.sampling:RowSampling"],
         # The place of a token is the number of those before it, and they must be known when it is sampled.
         async_scheduling=False,
@@ -122,8 +132,14 @@ def _check_kernels(shape: Shape) -> None:
     """vLLM itself would only notice in the first step, or say no numbers."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    sizes = CPUAttentionBackend.get_supported_head_sizes()
-    if shape.head_dim not in sizes:
+    sizes, latent = CPUAttentionBackend.get_supported_head_sizes(), shape.latent
+    if latent and (latent.keys, latent.turned) != _LATENT_SIZES:
+        numbers, turned = _LATENT_SIZES
+        raise EngineError(
+            f"on a CPU vLLM makes keys and values of {numbers} numbers a token, beside {turned} that rotate, but this "
+            f"model has {latent.keys} and {latent.turned}"
+        )
+    if not latent and shape.head_dim not in sizes:
         listed = ", ".join(map(str, sizes))
         raise EngineError(
             f"on a CPU vLLM has attention for heads of size {listed}, but this model's are {shape.head_dim}"
@@ -156,6 +172,6 @@ def _cache_bytes(shape: Shape, tp: int, row_tokens: int, limits: Limits, itemsiz
         if not on_cpu():
             return None
         wanted = _CACHE
-    heads = max(1, shape.kv_heads // tp)
-    block = 2 * shape.layers * heads * shape.head_dim * itemsize * _BLOCK
+    each = shape.latent.cached if shape.latent else 2 * max(1, shape.kv_heads // tp) * shape.head_dim
+    block = shape.layers * each * itemsize * _BLOCK
     return max(wanted, block * (math.ceil(row_tokens / _BLOCK) + 1))
