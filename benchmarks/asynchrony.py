@@ -10,6 +10,7 @@
     verl_fully  verl's fully asynchronous trainer (docs/advance/fully_async.md): a 7B model on 32 to 128 H20
     streamrl    StreamRL (arXiv 2504.15930): a 72B model on 128 H800
     systems     one program, as verl, RLHFuse, RollPacker, StreamRL, AsyncFlow and AReaL would run it, on 32 H800
+    rollpacker  RollPacker's rounds (arXiv 2509.21009) beside the synchronous program, by what answers have in common
 
 Programs and schedules are those of `asynchrony/`; its programs are asynchronous, and a lag of 0 makes them synchronous.
 The constants of the cost model are its defaults. Where nobody says how long answers are, several lengths are tried.
@@ -23,7 +24,8 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,9 @@ HERE = Path(__file__).resolve().parent / "asynchrony"
 STEPS = 4
 """In steady state: lengths are spread over each batch alike, so that steps differ little. More where rows are far
 ahead: until they are, the pool that samples works for more than one step in each."""
+
+ROUNDS = 10
+"""Four short ones and a long one, twice."""
 
 HEAD = """| answers | plan | lag | step, s | generate / read / train, s | tokens/s | gain | published | idle |
 |---|---|--:|--:|---|--:|--:|--:|---|"""
@@ -61,8 +66,10 @@ class Case:
     set: Mapping[str, str] = field(default_factory=dict)
     published: str = ""
     """Gain beside the first case."""
+    steps: int = 0
+    """To be averaged, where steps are not alike."""
 
-    def simulated(self, prompts: str, answers: str) -> Simulation:
+    def simulated(self, prompts: str, answers: str, alike: float = 0.0) -> Simulation:
         program = (HERE / f"{self.program}.rlf").read_text()
         if isinstance(self.lag, str):
             how = f"step async({self.lag}):"
@@ -76,11 +83,11 @@ class Case:
             assert found == 1, pool
         if "span" in str(self.lag):
             schedule += "refresh actor on play(by=keep)\n"
-        lengths = workload(prompts, answers, 1.0)
+        lengths = replace(workload(prompts, answers, 1.0), alike=alike)
         made = rlgraph.compile(program, self.set, schedule=schedule, cluster=self.cluster, workload=lengths)
         # Orders that join end together, up to three of them here.
         steps = 3 * STEPS if isinstance(self.lag, str) else max(STEPS, 3 * self.lag)
-        return simulate(made, read_cluster(self.cluster), steps=steps, workload=lengths)
+        return simulate(made, read_cluster(self.cluster), steps=self.steps or steps, workload=lengths)
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,14 @@ class Experiment:
     answers: tuple[str, ...]
     cases: tuple[Case, ...]
     """Gains are beside the first one."""
+    alike: tuple[float, ...] = (0.0,)
+    """How much the lengths of the answers to one prompt correlate."""
+
+    @property
+    def lengths(self) -> Iterator[tuple[str, str, float]]:
+        """Each as the table has it, the answers, and how alike those to one prompt are."""
+        for answers, alike in product(self.answers, self.alike):
+            yield answers if self.alike == (0.0,) else f"{answers}, alike={alike:g}", answers, alike
 
 
 AREAL = {0: "27.1k, 1.00x", 1: "47.8k, 1.76x", 2: "47.8k, 1.76x", 4: "49.0k, 1.81x", 8: "51.5k, 1.90x"}
@@ -192,22 +207,38 @@ EXPERIMENTS = {
             for plan, schedule, lag, pools, changes, published in SYSTEMS
         ),
     ),
+    "rollpacker": Experiment(
+        "200",
+        # The longest is 28 times the median: RollPacker reports 25 to 32 times.
+        ("p50=585,p99.9=16384", "mean=2500,p99=16384"),
+        tuple(
+            Case(plan, program, schedule, "4x8:h800-80gb", 0, set=changes, published=published, steps=ROUNDS)
+            for plan, program, schedule, changes, published in (
+                ("verl: together", "systems", "systems_together", {}, "1.00x"),
+                ("the first 16 of 20 samples", "systems", "systems_together", {"n": "20"}, ""),
+                ("the first 64 of 80 prompts", "rollpacker", "rollpacker", {"n": "16"}, ""),
+                ("both: its rounds", "rollpacker", "rollpacker", {}, "1.30x to 2.21x"),
+            )
+        ),
+        (0.0, 0.5, 0.8),
+    ),
 }
 
 
 def rows(experiment: Experiment) -> Iterator[dict[str, Any]]:
-    for answers in experiment.answers:
+    for told, answers, alike in experiment.lengths:
         first: float | None = None
         for case in experiment.cases:
-            found = case.simulated(experiment.prompts, answers)
-            first = first or found.rows_per_second
+            found = case.simulated(experiment.prompts, answers, alike)
+            rate = found.trained / (found.ends[-1] - found.began)
+            first = first or rate
             yield {
-                "answers": answers,
+                "answers": told,
                 "plan": case.plan,
                 "lag": case.lag,
                 "step_s": found.seconds,
                 "tokens_per_s": found.tokens_per_second,
-                "gain": found.rows_per_second / first,
+                "gain": rate / first,
                 "published": case.published,
                 "phases": {phase: seconds(found, phase) for phase in ("generates", "scores", "trains")},
                 "bound_s": found.bound,
@@ -244,7 +275,7 @@ def main() -> None:
         "--only",
         nargs="*",
         default=[],
-        choices=("areal", "flow", "verl", "verl_fully", "streamrl", "systems"),
+        choices=tuple(dict.fromkeys(name.split()[0] for name in EXPERIMENTS)),
         help="some experiments",
     )
     parser.add_argument("--json", action="store_true", help="a line of JSON for each row instead of tables")

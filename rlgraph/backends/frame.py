@@ -38,6 +38,8 @@ class Frame:
     """Where newer ones come while they do."""
     admission: Admission | None = None
     """How their rows come among those of other work, where somebody else than who does it samples for all."""
+    soonest: int | None = None
+    """Of the rows of the data so many are wanted, those whose answers end first; None: all of them."""
     rows: dict[str, Rows] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)

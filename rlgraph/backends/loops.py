@@ -22,7 +22,7 @@ from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Ended, Step
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Graph, Node
-from rlgraph.ir.types import Axis, Table, axes_of
+from rlgraph.ir.types import Axis, Table, axes_of, axis_of
 from rlgraph.ops.nodes import NODES, OnSteps, at_once, attr
 
 Run = Callable[[Graph, Frame], None]
@@ -152,6 +152,8 @@ def collect(loop: Loop) -> Frame:
     next step's, or is asked again there, or is dropped; so are rows of it that are too old."""
     if attr(loop.node, "order") != "data":
         return collect_as_they_end(loop)
+    if attr(loop.node, "rest") == "longest":
+        return collect_soonest(loop)
     node, frame, rest, late = loop.node, loop.frame, attr(loop.node, "rest"), attr(loop.node, "late")
     axis, wanted = node.attr("axis"), node.attr("rows")
     place, name = _surplus_of(node)
@@ -194,6 +196,72 @@ def collect(loop: Loop) -> Frame:
         loop.metrics[f"{name}.dropped"] = float(left if rest == "drop" else left - later.size(axis))
     now.values.update({value.name: now.values[inner] for inner, value in node.exported})
     return now
+
+
+def collect_soonest(loop: Loop) -> Frame:
+    """On fresh batches, those that are begun side by side as one: the rows whose answers end first. The others wait,
+    without their answers; once as many wait as a step takes, a step asks these, and waits for all of them."""
+    node, frame, axis, wanted = loop.node, loop.frame, loop.node.attr("axis"), loop.node.attr("rows")
+    (place, name), names, data = _surplus_of(node), _kept_names(node), [_data(node)]
+    waiting, loop.carried[place] = loop.carried[place], None
+    parts: list[Frame] = []
+    left: list[Frame] = [] if waiting is None else [waiting]
+    if waiting is not None and waiting.size(axis) >= wanted:
+        turn, rest = np.arange(wanted), np.arange(wanted, waiting.size(axis))
+        parts.append(loop.run(_asked_again(loop, waiting.slice(axis, turn, data)[0])))
+        left = [waiting.slice(axis, rest, data)[0]]
+    again, rounds = len(parts), len(parts)
+    kept = sum(part.size(axis) for part in parts)
+    while kept < wanted:
+        batches = min(node.attr("rounds") - rounds, at_once(node, wanted - kept))
+        if not batches:
+            raise _too_few(node, kept, rounds)
+        body = _read_together(loop, batches)
+        body.soonest = wanted - kept if _by_length_alone(node) else None
+        parts.append(loop.run(body))
+        kept, rounds = kept + parts[-1].size(axis), rounds + batches
+        loop.host.note(f"{kept} of {wanted} rows kept")
+    whole = frame.child()
+    whole.append(parts, names)
+    top = list(whole.rows[axis].axis.path())[-1].key
+    taken = np.unique(whole.index(axis, top)[_in_turn(loop, whole)[:wanted]])
+    now, _ = whole.slice(top, taken, names)
+    later, _ = whole.slice(top, np.setdiff1d(np.arange(whole.size(top)), taken), data)
+    waits = frame.child()
+    waits.append([*left, later], data)
+    loop.carried[place] = waits if waits.size(axis) else None
+    loop.metrics |= {f"{name}.later": float(waits.size(axis)), f"{name}.again": float(again * wanted)}
+    now.values.update({value.name: now.values[inner] for inner, value in node.exported})
+    return now
+
+
+def _read_together(loop: Loop, batches: int) -> Frame:
+    """A frame with the rows of so many batches, read one after the other."""
+    read = _read(loop.node)
+    table, cursor = read.outputs
+    at = [value.name for value in loop.node.region.inputs].index(read.inputs[0])
+    parts, place = list[Frame](), loop.carried[at]
+    for _ in range(batches):
+        part = loop.frame.child()
+        part.values[read.inputs[0]] = place
+        loop.host.executor.run(Graph((), (read,), ()), part)
+        parts.append(part)
+        place = part.values[cursor.name]
+    body = loop.frame.child()
+    body.append(parts, [table.name])
+    body.values[cursor.name] = place
+    return body
+
+
+def _by_length_alone(node: Node) -> bool:
+    """Whether one table of answers tells which rows of the data a `collect` takes, and nothing else does: then who
+    samples it need not go on with rows that are longer than those."""
+    inner = [each for each in node.region.walk() if each.op not in _LOOKS]
+    samplers = [each for each in inner if NODES[each.op].generates]
+    if len(samplers) != 1 or NODES[samplers[0].op].foreign or any(NODES[each.op].chooses is not None for each in inner):
+        return False
+    asked = axis_of(node.region.values()[samplers[0].inputs[1]])
+    return asked is not None and asked.key == node.attr("axis")
 
 
 def collect_as_they_end(loop: Loop) -> Frame:
@@ -283,7 +351,7 @@ def collect_as_they_end(loop: Loop) -> Frame:
 def _in_turn(loop: Loop, whole: Frame) -> np.ndarray:
     """The rows of the axis of a `collect` in the order in which they are taken, int64."""
     order = np.arange(whole.size(loop.node.attr("axis")))
-    for each in _looks(loop.node, "aged"):
+    for each in (*_looks(loop.node, "aged"), *_looks(loop.node, "soonest")):
         found = whole.child()
         columns = tuple(node for node in loop.node.region.nodes if node.op == "column" and node.name in each.inputs)
         loop.host.executor.run(Graph((), columns, ()), found)
@@ -308,9 +376,13 @@ def _too_few(node: Node, kept: int, batches: int) -> RunError:
     return RunError(Diagnostic("E0737", message, node.span, hint))
 
 
+_LOOKS = ("recent", "aged", "soonest")
+"""By which a `collect` looks at rows that it has."""
+
+
 def _body(node: Node) -> Graph:
-    """What a loop runs; of fresh rows nobody asks how old they are."""
-    return replace(node.region, nodes=tuple(each for each in node.region.nodes if each.op not in ("recent", "aged")))
+    """What a loop runs; of fresh rows nobody asks how old they are, nor which of them are taken."""
+    return replace(node.region, nodes=tuple(each for each in node.region.nodes if each.op not in _LOOKS))
 
 
 def _looks(node: Node, op: str) -> list[Node]:
@@ -326,8 +398,8 @@ def _surplus_of(node: Node) -> tuple[int, str]:
 
 
 def _kept_names(node: Node) -> list[str]:
-    """The values of its region that a `collect` keeps, and those by which it tells whether rows are too old."""
-    asked = {name for op in ("recent", "aged") for each in _looks(node, op) for name in each.inputs}
+    """The values of its region that a `collect` keeps, and those by which it tells which rows it takes."""
+    asked = {name for op in _LOOKS for each in _looks(node, op) for name in each.inputs}
     tables = [each.inputs[0] for each in node.region.nodes if each.name in asked]
     return list(dict.fromkeys([*(inner for inner, _ in node.exported), *tables]))
 
@@ -364,7 +436,7 @@ def _data(node: Node) -> str:
 def _asked_again(loop: Loop, rows: Frame) -> Frame:
     """A batch of rows of the data that were read before, instead of the next ones."""
     node, body = loop.node, loop.frame.child()
-    read = next(each for each in node.region.nodes if NODES[each.op].place("cursor") is not None)
+    read = _read(node)
     table, cursor = read.outputs
     assert isinstance(table.type, Table)
     body.add_rows(replace(rows.rows[node.attr("axis")], axis=table.type.axis))
@@ -372,6 +444,11 @@ def _asked_again(loop: Loop, rows: Frame) -> Frame:
     carried = [value.name for value in node.region.inputs]
     body.values[cursor.name] = loop.carried[carried.index(read.inputs[0])]
     return body
+
+
+def _read(node: Node) -> Node:
+    """What reads the data in the body of a `collect`."""
+    return next(each for each in node.region.nodes if NODES[each.op].place("cursor") is not None)
 
 
 def _on(steps: OnSteps) -> Policy:

@@ -163,6 +163,8 @@ class _Laying:
         """For each model or other thing that lives across steps, who reads its present state."""
         self.rows: dict[str, float] = {}
         """For each row axis."""
+        self.asked: dict[str, float] = {}
+        """Rows of the data that a step asks on average, where it does not read a batch at a time."""
         self.lengths: dict[str, tuple[Lengths, Lengths]] = {}
         """For each axis of tokens those of prompts and of what carries loss."""
 
@@ -227,8 +229,17 @@ class _Laying:
     def rounds(self, node: Node, scope: _Scope) -> float:
         """How many batches `collect` reads until enough rows are kept. A surplus that is carried over spares them in
         later steps."""
+        if attr(node, "rest") == "longest":
+            # What is begun side by side is one batch. What waits of it is asked again in steps of their own, which ask
+            # no more than they take: of all steps those ask new rows that are what is taken, as a share of what is
+            # begun.
+            begun, wanted = float(at_once(node, node.attr("rows")) * node.attr("batch")), float(node.attr("rows"))
+            reader = next(each for each in node.region.nodes if NODES[each.op].place("cursor") is not None)
+            self.asked[reader.name] = wanted * (2 - wanted / begun)
         for inner in node.region.nodes:
             self.measure(inner, scope)
+        if attr(node, "rest") == "longest":
+            return 1.0
         kept = self.rows.get(node.attr("axis"), 0.0)
         wanted = float(node.attr("rows"))
         if not kept or attr(node, "rest") == "carry":
@@ -357,7 +368,7 @@ class _Laying:
             kind = node.outputs[0].type
             assert isinstance(kind, Table)
             source = next(each for each in self.program.outside if each.name == kind.axis.name)
-            self.rows[kind.axis.key] = float(source.record.option("batch") or 1)
+            self.rows[kind.axis.key] = self.asked.get(node.name, float(source.record.option("batch") or 1))
         elif NODES[node.op].generates:
             kind, given = node.outputs[0].type, axis_of(self.types[node.inputs[1]])
             assert isinstance(kind, Table) and kind.token and given

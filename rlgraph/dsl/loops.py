@@ -26,7 +26,7 @@ from rlgraph.ir.graph import (
     substitute,
     tensor_node,
 )
-from rlgraph.ir.types import Handle, Table, Tensor, axis_of
+from rlgraph.ir.types import Axis, Handle, Table, Tensor, axis_of
 
 
 def train(context: Context, statement: tree.Train) -> None:
@@ -129,8 +129,33 @@ def collect(context: Context, statement: tree.Collect) -> None:
         if not isinstance(kept, TableValue):
             raise Stop
         attrs["axis"] = kept.type.axis.key
+        if attrs.get("rest") == "longest":
+            _by_length(context, statement, kept.type.axis)
 
     _region(context, "collect", writes, body, attrs, statement.span, defers=True)
+
+
+def _by_length(context: Context, statement: tree.Collect, axis: Axis) -> None:
+    """The body of a `collect` that takes the rows which end first tells which these are, by the answers in them."""
+    place = next(option.span for option in statement.options if option.name == "rest")
+    if not any(option.name == "ahead" for option in statement.options):
+        message = "`rest=longest` chooses among rows that are begun side by side, and no more are begun than are taken"
+        hint = "say how many times as many: `ahead=1.25`"
+        raise context.stop("E0411", message, place, hint)
+    lengths = []
+    made = [
+        meaning
+        for name, meaning in context.block.scope.items()
+        if isinstance(meaning, TableValue) and meaning.type.sampled and name not in context.scope
+    ]
+    for table in [each for each in made if axis.key in {above.key for above in each.type.axis.path()}]:
+        column = Value(fresh(context, f"{table.name}.ended"), table.type.columns()["length"])
+        emit(context, Node("column", (table.name,), (column,), (("name", "length"),), span=statement.span))
+        lengths.append(column.name)
+    if not lengths:
+        message = f"nothing is generated for `{axis.name}` in this `collect`, so that no row of it is the longest"
+        raise context.stop("E0411", message, place, "take the rows in the order of the data: `rest=later`")
+    emit(context, Node("soonest", tuple(lengths), (), (("axis", axis.key),), span=statement.span))
 
 
 def _batch(context: Context, statement: tree.Collect, source: Outside) -> Constant:

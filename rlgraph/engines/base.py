@@ -291,6 +291,9 @@ class Admission:
     begun: Sequence[Begun] | None = None
     """For each row what there is of it: it goes on from there. Rows that others have begun are sampled beside those of
     other calls, not in their places."""
+    limit: int | None = None
+    """Rows with as many tokens that have not ended are given up, and come without tokens (`Admits.limit`); None: none.
+    The engine says it."""
     left: Mapping[int, Sequence[Begun]] = field(default_factory=dict)
     """Of `parts`, when the call was given up (`Admits.leave`): for each part that has not ended what there is of its
     rows. The engine says it."""
@@ -354,6 +357,12 @@ class Admits(Streams, Protocol):
     def leave(self, number: int) -> None:
         """Has the call of this number, which is a call of `parts`, give up the rows that have not ended: what there is
         of them its admission has. Called at all ranks of a copy; the rows leave before the same token."""
+        ...
+
+    def limit(self, number: int, tokens: int) -> None:
+        """Has the call of this number give up the rows that have so many tokens and have not ended, now and later on;
+        they come without tokens, and nobody goes on with them. Called at all ranks of a copy, as often as there are
+        fewer."""
         ...
 
     def dismiss(self, number: int) -> None:

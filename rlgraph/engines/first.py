@@ -17,14 +17,17 @@ from rlgraph.engines.base import Generation, Sampling
 from rlgraph.engines.sequences import ragged_index
 
 
-def first_ended(made: Generation, n: int, sampling: Sampling) -> Tensor:
-    """The rows of `made`, `n` for each prompt, that are kept, int64 ascending."""
+def first_ended(made: Generation, n: int, sampling: Sampling, whole: bool = True) -> Tensor:
+    """The rows of `made`, `n` for each prompt, that are kept, int64 ascending. whole: of each prompt as many have ended
+    as are kept; of one that was given up rows without tokens are."""
     counts = made.sequences.counts()
     if not sampling.first:
         return torch.arange(counts.shape[0])
     ended = made.finished | (counts == sampling.max_tokens)
     lengths = torch.where(ended, counts, sampling.max_tokens + 1).view(-1, n)
-    assert bool((ended.view(-1, n).sum(1) >= sampling.first).all()), "the engine gave up samples that are wanted"
+    assert not whole or bool((ended.view(-1, n).sum(1) >= sampling.first).all()), (
+        "the engine gave up samples that are wanted"
+    )
     order = lengths.argsort(dim=1, stable=True)[:, : sampling.first].sort(dim=1).values
     return (order + torch.arange(order.shape[0])[:, None] * n).reshape(-1)
 

@@ -9,8 +9,8 @@ are functions here:
     op.trains            an optimizer step of a model                              train
     op.with_model        any of the three: work that a plan gives to a group
     op.updates           a model has other weights afterwards                      train update
-    op.selects           its outputs are inputs, or parts of them, where they are  column keep pick recent aged
-    op.chooses           which input says what rows stay, None where none does     keep pick recent aged
+    op.selects           its outputs are inputs, or parts of them, where they are  column keep pick recent aged soonest
+    op.chooses           which input says what rows stay, None where none does     keep pick recent aged soonest
     op.region            it holds a graph
     op.loop              how often that graph is run: "slices", "rounds" or "steps"        minibatch collect every
     op.body              it is written as expressions                              tensor
@@ -298,6 +298,18 @@ _ALL = (
         effect=True,
         free=True,
     ),
+    NodeOp(
+        "soonest",
+        "tensor* -> ",
+        "batch",
+        "The rows that a `collect` has, those first that end first: whose longest answers are the shortest.",
+        "rows of several batches are compared",
+        attributes=(_AXIS,),
+        selects=True,
+        chooses=0,
+        effect=True,
+        free=True,
+    ),
     NodeOp("lookup", "keyed tensor -> tensor", "row", "A keyed state's value for each row's key.", free=True),
     NodeOp(
         "assign",
@@ -446,7 +458,11 @@ _ALL = (
                 "ahead", "float", None, 1.0, 64.0, "begin so many times the batches that are missing, side by side"
             ),
             Attribute(
-                "rest", "word", "carry", doc="what becomes of the surplus", names=lambda: ("carry", "drop", "later")
+                "rest",
+                "word",
+                "carry",
+                doc="what becomes of the surplus, and which rows that is",
+                names=lambda: ("carry", "drop", "later", "longest"),
             ),
             Attribute("once", "bool", False, doc="the surplus is carried over once at most", by="checker"),
             Attribute(

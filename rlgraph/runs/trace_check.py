@@ -108,6 +108,12 @@ class _Training:
         """Its `collect` takes batches in another order than that of the data."""
         return self.collect is not None and attr(self.collect, "order") != "data"
 
+    @property
+    def rests(self) -> int:
+        """How many rows have to wait until its `collect` asks them again; 0: they are asked in the next step."""
+        longest = self.collect is not None and attr(self.collect, "rest") == "longest"
+        return int(self.collect.attr("rows")) if self.collect is not None and longest else 0
+
 
 class _Ways:
     """How rows come from who samples them to who is trained on them."""
@@ -264,6 +270,10 @@ class _Checker:
                 self.check_sampled(number, step, key, plain, node, model, again if once else None)
                 dropped = (gone for name, gone in step.dropped.items() if name != LATE)
                 lost = again.difference((row[:3] for row, *_ in plain), *dropped)
+                wanted = next((each.rests for each in trainings[step.phase] if each.source == key), 0)
+                if len(again) < wanted or (wanted and len(again) - len(lost) >= wanted):
+                    # They wait until as many do as a step takes.
+                    self.put_off[key], lost = lost, set()
                 granted = "it is asked first in the next step, or as soon as it is too old"
                 self.fault(number, sorted(lost), f"was left over for `{key}`, and not asked again", granted)
             self.batches |= {batch: dict.fromkeys(rows) for batch, rows in step.begun.items()}
@@ -467,6 +477,9 @@ class _Checker:
         if collect is not None:
             reached = [row for row in here if row in used or row in after]
             place = self.turns(training, here) if training.as_they_end else self.place
+            if attr(collect, "rest") == "longest":
+                # A trace does not tell how long rows are that nobody kept: any of them may be left over.
+                place = None
             surplus = missing
             if place is not None:
                 last = max(map(place, reached), default=())
@@ -480,7 +493,7 @@ class _Checker:
             elif attr(collect, "rest") == "carry":
                 fresh = {row for row, *_ in done.sampled.get(training.source, ())}
                 self.waiting[training.key] = [row for row in surplus if row in fresh or not attr(collect, "once")]
-            elif attr(collect, "rest") == "later":
+            elif attr(collect, "rest") in ("later", "longest"):
                 self.put_off.setdefault(training.source, set()).update(row[:3] for row in surplus)
             length = self.depths[collect.attr("axis")] + 2
             found, wanted = len({row[:length] for row in (*reached, *missing)}), collect.attr("rows")

@@ -26,7 +26,7 @@ def test_every_case_is_on_the_page() -> None:
         cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
         assert [(row[0], row[1], row[2], row[7]) for row in cells] == [
             (answers, case.plan, str(case.lag), case.published)
-            for answers in experiment.answers
+            for answers, *_ in experiment.lengths
             for case in experiment.cases
         ]
 

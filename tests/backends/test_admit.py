@@ -238,7 +238,7 @@ def test_who_knows_nothing_gains_nothing(folder: Path) -> None:
 
 def test_answers_to_one_prompt_are_alike() -> None:
     numbers = np.arange(4000)
-    rows = Held("rollout", "play", numbers, numbers, numbers, numbers * 0.0, numbers, 4000)
+    rows = Held("rollout", "play", numbers, numbers, numbers, numbers * 0.0, numbers, 4000, given_up=numbers)
     for alike in (0.0, 0.6):
         shares = rows.shares("key", 4, alike)
         assert sorted(shares) == pytest.approx((np.arange(4000) + 0.5) / 4000)

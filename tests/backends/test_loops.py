@@ -225,6 +225,52 @@ def test_a_surplus_that_is_asked_again(folder: Path, more: str, sampled: list[in
         assert seen.metrics["prompts.later"] == len(left) and left <= now
 
 
+def ended(steps: Any) -> list[dict[tuple[Any, ...], int]]:
+    """For each step and row of the data that it asked the tokens of its longest answer."""
+    found = []
+    for seen in steps:
+        longest: dict[tuple[Any, ...], int] = {}
+        for table in seen.sampled:
+            for row, scored in zip(table.ids, table.scored, strict=True):
+                longest[row[:3]] = max(longest.get(row[:3], 0), sum(scored))
+        found.append(longest)
+    return found
+
+
+def test_the_longest_have_a_round_of_their_own(folder: Path) -> None:
+    """Of eight rows that are asked those four are taken whose answers end first; when four wait, a step asks them alone,
+    and all of them are taken. No row is lost, none is trained on twice, and no answer is older than its step."""
+    more = ", ahead=2, rest=longest"
+    steps, kept = collected("prompts.place >= 0", folder, 6, wanted=4, more=more)
+    asked = ended(steps)
+    waiting: list[tuple[Any, ...]] = []
+    for seen, used, longest in zip(steps, kept, asked, strict=True):
+        again = len(waiting) >= 4
+        assert seen.metrics["prompts.again"] == (4 if again else 0)
+        assert len(longest) == (4 if again else 8) and len(used) == 4
+        if again:
+            assert list(longest) == waiting[:4] == used
+            waiting = waiting[4:]
+        first = sorted(longest, key=lambda row: (longest[row], list(longest).index(row)))[:4]
+        assert sorted(first) == sorted(used)
+        waiting += [row for row in longest if row not in used]
+        assert seen.metrics["prompts.later"] == len(waiting) and seen.metrics["oldest"] == 0
+    assert [len(longest) for longest in asked] == [8, 4, 8, 4, 8, 4]
+    trained = [row for step in kept for row in step]
+    assert len(trained) == len(set(trained)) == 24
+    assert any(used != list(longest)[:4] for used, longest in zip(kept, asked, strict=True)), (
+        "not the first of the data"
+    )
+
+
+def test_the_longest_beside_a_filter(folder: Path) -> None:
+    """What a condition leaves out is gone, and more is read until enough rows are left to choose from."""
+    steps, kept = collected("prompts.place % 2 == 0", folder, 4, wanted=3, more=", ahead=1.5, rest=longest")
+    assert all(len(used) == 3 and all(row[2] % 2 == 0 for row in used) for used in kept)
+    trained = [row for step in kept for row in step]
+    assert len(trained) == len(set(trained))
+
+
 def test_a_surplus_that_a_bound_lets_wait_once(folder: Path) -> None:
     """Of a batch of four one is used, one is carried over, and two would be older than any bound some day."""
     steps, kept = collected("prompts.place >= 0", folder, 4, wanted=1, step="step async(staleness=2):")

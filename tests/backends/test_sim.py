@@ -417,6 +417,49 @@ def test_samples_that_end_first(folder: Path) -> None:
     ]
 
 
+ROUNDS = """
+algorithm rounds
+model actor  = causal_lm("Qwen/Qwen2.5-0.5B")
+data prompts = jsonl("prompts.jsonl", batch=4)
+
+step:
+    collect prompts(8, ahead=1.5, rest=longest):
+        rollout = actor.generate(prompts, n=3, first=2, max_tokens=1000)
+    report length = mean(rollout.length)
+    train actor(lr=0.01):
+        minimize mean(-actor.logprobs(rollout))
+"""
+APART = """
+pool learn = 1 devices
+pool play = 1 devices
+place actor.train on learn(engine=transformers)
+place actor.generate on play(engine=vllm)
+"""
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_the_longest_of_what_is_begun_come_later(folder: Path, streamed: bool) -> None:
+    """Of twelve prompts that are begun eight are trained on; once eight wait, these alone are asked, and what makes
+    their answers long is still so. Who samples gives the four up when the eight have ended, where it tells of them."""
+    made = compiled(ROUNDS, {}, APART + ("stream rollout(block=2)" if streamed else ""), folder)
+    lengths = Workload(Lengths((2.0,)), Lengths(tuple(float(each) for each in range(10, 1000, 10))), alike=0.99)
+    backend, steps = simulated(made, 6, workload=lengths)
+    assert [step.extra["rows"] for step in steps] == [24, 24, 16, 24, 24, 16]
+    assert [step.extra["trained"] for step in steps] == [16.0] * 6
+    took = [
+        sum(work.seconds for work in backend.works if work.name == "rollout" and work.step == step + 1)
+        for step in range(6)
+    ]
+    # A third of the prompts has more than 660 tokens; the shortest of them are taken with the other two thirds.
+    assert min(took[2], took[5]) > 800
+    assert all((seconds < 750) == streamed for at, seconds in enumerate(took) if at % 3 != 2)
+    [asked] = [batch.rows for task in tasks(made.program, main_step(made.program), lengths) for batch in task.batches][
+        :1
+    ]
+    # Two steps of three ask twelve prompts, and the third one eight.
+    assert asked == pytest.approx(3 * (2 * 12 + 8) / 3)
+
+
 @pytest.mark.parametrize("there", [0.1, 1.1, 7.3, 97.9])
 def test_where_nobody_waits_nobody_is_idle(there: float) -> None:
     copy: Any = SimpleNamespace(alone=SimpleNamespace(ends=(1.0,), cost=SimpleNamespace(seconds=1.0)))
@@ -428,7 +471,9 @@ def test_where_nobody_waits_nobody_is_idle(there: float) -> None:
 
 def test_the_work_of_samples_that_are_given_up() -> None:
     lengths = np.array([3, 1, 2, 1, 9, 4, 4, 4, 4, 4])
-    kept = Held("rollout", "play", np.arange(10), lengths * 0 + 1, lengths, lengths * 0.0, lengths * 0).first(3, 5)
+    zeros = lengths * 0
+    rows = Held("rollout", "play", np.arange(10), zeros + 1, lengths, zeros * 0.0, zeros, given_up=zeros)
+    kept = rows.first(3, 5)
     assert kept.numbers.tolist() == [1, 2, 3, 5, 6, 7]
     sampling = kept.sampling(3, 5)
     assert (sampling.rows, sampling.samples) == (10, 5)

@@ -71,6 +71,11 @@ BODIES = {
         score   = rollout.length / 5
         keep prompts where max(score, by=prompts) > 0.4
 """,
+    "longest": """
+    collect prompts(4, ahead=2, rest=longest):
+        rollout = actor.generate(prompts, n=3, first=2, max_tokens=5)
+        score   = rollout.length / 5
+""",
     "late": """
     collect prompts(3, ahead=2):
         rollout = actor.generate(prompts, n=3, max_tokens=5)

@@ -83,6 +83,12 @@ class Order:
         return self.frame.values[name] if name else None
 
     @property
+    def race(self) -> int | None:
+        """Of the rows that are asked so many are wanted, those whose answers end first: who samples gives the others
+        up. None: all are wanted, or nobody can tell who samples."""
+        return None if self.key is None else self.frame.soonest
+
+    @property
     def copies(self) -> int | None:
         """How many data-parallel copies do it; None: as many as the group has."""
         return None if self.copy is None else 1

@@ -303,6 +303,19 @@ def _aged_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.nd
     return axis, np.argsort(-oldest, kind="stable")
 
 
+def _soonest_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
+    """An axis, and its rows by the tokens of the longest answer in each, the shortest first, int64. A row that was
+    given up has none, and is longer than any other."""
+    axis = node.attr("axis")
+    longest = np.zeros(frame.size(axis))
+    for name in node.inputs:
+        kind = axis_of(frame.types[name])
+        assert kind is not None
+        lengths = frame.values[name].numpy()
+        np.maximum.at(longest, frame.index(kind.key, axis), np.where(lengths > 0, lengths, np.inf))
+    return axis, np.argsort(longest, kind="stable")
+
+
 def choose(node: Node, frame: Frame, session: Session) -> Made:
     """`pick`: one row of each group."""
     made = selected(node, frame, chosen_places(node, frame, session))
@@ -369,6 +382,7 @@ _CHOOSE: Mapping[str, Callable[[Node, Frame, Session], tuple[str, np.ndarray]]] 
     "pick": _picked_places,
     "recent": _recent_places,
     "aged": _aged_places,
+    "soonest": _soonest_places,
 }
 """By operation."""
 

@@ -75,6 +75,13 @@ def sampled_tokens(node: Node, made: Made) -> int:
     return int(made.values[node.name].sequences.scored.sum()) if work_of(node.op) == "generates" else 0
 
 
+def longest_answers(node: Node, made: Made) -> tuple[int, ...]:
+    """For each row that was asked the tokens of the longest of its answers; 0 where one was given up."""
+    counts = made.values[node.name].sequences.counts().view(-1, rows_each(node))
+    longest = counts.max(1).values * (counts.min(1).values > 0)
+    return tuple(longest.tolist())
+
+
 def _kind(node: Node) -> Table:
     kind = node.outputs[0].type
     assert isinstance(kind, Table)
@@ -291,7 +298,8 @@ class _Sampler:
         else:
             found = cast(Streams, engine).parts(asked, self.count, self.sampling, keys, sizes, **more)
         for number, made in found:
-            kept = first_ended(made, self.count, self.sampling)
+            whole = self.admission is None or self.admission.limit is None
+            kept = first_ended(made, self.count, self.sampling, whole)
             made = taken(made, kept)
             yield number, kept, made, _runs(made, self.version if self.refresh is None else self.refresh.version)
 

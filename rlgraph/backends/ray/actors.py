@@ -279,7 +279,7 @@ class Actors(Processes):
 _BESIDE: dict[object, str] = {
     **dict.fromkeys((Worker.pid, Worker.at, Worker.close, Worker.retain, Worker.refresh), ROWS),
     **dict.fromkeys((Worker.rows, Worker.last_changed, Worker.hold, Worker.free), ROWS),
-    **dict.fromkeys((Worker.leave, Worker.unfinished), ROWS),
+    **dict.fromkeys((Worker.leave, Worker.limit, Worker.unfinished), ROWS),
     Worker.checkpoint: SAVES,
     **dict.fromkeys((Worker.sample, Worker.go_on, Worker.next_sampled), SAMPLES),
 }

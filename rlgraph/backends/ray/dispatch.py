@@ -264,6 +264,7 @@ class Dispatch:
             None if after is None else after > 0,
             after or 0,
             parts,
+            order.race is not None,
         )
 
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:

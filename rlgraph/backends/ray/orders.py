@@ -82,6 +82,8 @@ class RankOrder:
     parts: tuple[tuple[int, int], ...] = ()
     """Of work that is told of part by part: for each part the number that its pieces carry, and how many rows it is
     about."""
+    races: bool = False
+    """Of the rows that it asks only those are wanted whose answers end first: it tells how long these are."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ class Receipt:
     """Most rows of other orders that its engine had together with its own ones."""
     part: int = 0
     """Of an order that is done in parts, which of its parts this is."""
+    longest: tuple[int, ...] = ()
+    """Of an order that races, for each row that was asked: tokens of the longest answer; 0: it was given up."""
     left: tuple[int, ...] = ()
     """The parts that were given up: nothing more will be told of the order."""
 

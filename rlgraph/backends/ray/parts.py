@@ -14,6 +14,7 @@ import numpy as np
 
 from rlgraph.backends.executor import Part
 from rlgraph.backends.placed.admission import blocks
+from rlgraph.backends.placed.race import Race
 from rlgraph.backends.placed.shares import part, split_axis
 from rlgraph.backends.placed.tails import Ending
 from rlgraph.backends.placed.transport import Order
@@ -73,6 +74,7 @@ class InParts:
         """Of each copy its parts."""
         rows = [size * rows_each(order.node) for size in sizes]
         self.ending = Ending.of(order, turn, rows, self.dealt) if order.key is not None else None
+        self.race = None if order.race is None else Race(order.race)
 
     def told(self) -> Iterator[Part]:
         """Each part, as soon as it is done."""
@@ -103,6 +105,8 @@ class InParts:
                 self.ask_again(share)
             dispatch.trace(self.order, self.numbers[index], calls, deliveries, answers)
             tokens += receipt.tokens
+            if self.race is not None and self.race.ended(receipt.longest):
+                self.limit([each for each in self.going if each.coming])
             if self.ending is not None:
                 self.ended(index)
             yield index, dispatch.made(node, self.numbers[index], receipt, calls.who[0])
@@ -157,6 +161,15 @@ class InParts:
             answers = self.dispatch.answers(calls, self.order.node)
             self.dispatch.trace(self.order, share.number, calls, deliveries, answers)
 
+    def limit(self, shares: Sequence[_Share]) -> None:
+        """Copies need not go on with rows beyond as many tokens as the race says."""
+        if self.race is None or self.race.limit is None:
+            return
+        calls, model = Calls[None](self.dispatch.processes), sampled_model(self.order)
+        for share in shares:
+            calls.copy(self.copies[share.copy], Worker.limit, share.number, model, self.race.limit)
+        calls.get("the rows that are too long", self.order.node)
+
     # The last rows
 
     def ended(self, index: int) -> None:
@@ -197,6 +210,7 @@ class InParts:
             before = tuple(self.numbers[index] for index in mine)
             with place.sending:
                 self.send({copy: mine}, place, Begun(before, tuple(left)))
+            self.limit(self.going[-1:])
         self.free()
 
     def free(self) -> None:

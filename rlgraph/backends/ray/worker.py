@@ -19,7 +19,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.history import Known
 from rlgraph.backends.notes import Note
 from rlgraph.backends.process.nodes import chosen_places, column_of, work
-from rlgraph.backends.process.sampling import generate_parts, inner_rows, sampled_tokens
+from rlgraph.backends.process.sampling import generate_parts, inner_rows, longest_answers, sampled_tokens
 from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import TRAINING, train_together
 from rlgraph.backends.ray import shards
@@ -236,6 +236,10 @@ class Worker(Models):
         """Such an order gives up the rows that have not ended: it tells which parts these are."""
         self.admitting(model).leave(number)
 
+    def limit(self, number: int, model: str, tokens: int) -> None:
+        """Such an order gives up the rows that have so many tokens and have not ended: nobody wants them."""
+        self.admitting(model).limit(number, tokens)
+
     def unfinished(self, number: int) -> Mapping[int, Sequence[Begun]]:
         """What there is of the parts that an order has given up, by their numbers."""
         return self.given_up.pop(number)
@@ -342,7 +346,9 @@ class Worker(Models):
                 self.parts.pop(order.number, None)
             asked, number = Frame(frame.types, order.step, admission=frame.admission), order.parts[part][0]
             asked.add_rows(rows)
-            yield replace(self.receipt(number, order.keeps, node, asked, made, start, came), part=part)
+            receipt = self.receipt(number, order.keeps, node, asked, made, start, came)
+            longest = longest_answers(node, made) if order.races else ()
+            yield replace(receipt, part=part, longest=longest)
             start, came = time.time(), ()
         if frame.admission is not None and frame.admission.left:
             left = frame.admission.left

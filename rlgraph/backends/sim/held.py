@@ -22,7 +22,7 @@ def none() -> np.ndarray:
     return np.zeros(0, dtype=np.int64)
 
 
-_EACH = ("numbers", "prompt", "response", "expected", "version")
+_EACH = ("numbers", "prompt", "response", "expected", "version", "given_up")
 """What is known of each row."""
 
 
@@ -48,6 +48,8 @@ class Held(StandIn):
     """Rows of a whole batch: numbers of one batch begin with a multiple of it."""
     column: int | None = None
     """Of the table that this is, only the column that this node asks for: it lies where the table lies."""
+    given_up: np.ndarray = field(default_factory=none)
+    """int64 [rows]: tokens with which it was given up, after which it has none; 0 where it was not."""
 
     @property
     def rows(self) -> int:
@@ -68,6 +70,16 @@ class Held(StandIn):
         order = np.sort(self.response.reshape(-1, of).argsort(1, kind="stable")[:, :count])
         return self.pick((order + np.arange(len(order))[:, None] * of).reshape(-1))
 
+    def longest(self, kept: int) -> np.ndarray:
+        """Tokens of the longest of each so many rows in turn, int64."""
+        longest: np.ndarray = self.response.reshape(-1, kept).max(axis=1, initial=0)
+        return longest
+
+    def until(self, tokens: int) -> Held:
+        """Rows with more tokens are given up when they have so many."""
+        over = self.response > tokens
+        return replace(self, response=np.where(over, 0, self.response), given_up=np.where(over, tokens, 0))
+
     def batch(self) -> Batch:
         """As the cost model sees it."""
         return Batch(float(self.rows), Lengths.of(self.prompt.tolist()), Lengths.of(self.response.tolist()))
@@ -75,7 +87,7 @@ class Held(StandIn):
     def begun(self, kept: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens of prompt and answer of all rows that were begun, int64 [prompts, samples]: of each prompt's samples
         these `kept` come first, and the others were given up when the longest of these ended."""
-        left = self.response.reshape(-1, kept)
+        left = np.maximum(self.response, self.given_up).reshape(-1, kept)
         others = np.repeat(left.max(axis=1, initial=0)[:, None], samples - kept, axis=1)
         return np.repeat(self.prompt[::kept, None], samples, axis=1), np.concatenate([left, others], axis=1)
 
@@ -96,23 +108,28 @@ class Held(StandIn):
         inner = isinstance(kind, Tensor) and kind.axis is not None and kind.axis.inner
         return float(self.response.sum()) if inner else float(self.rows)
 
-    def shares(self, key: str, samples: int = 1, alike: float = 0.0) -> np.ndarray:
+    def shares(self, key: str, samples: int = 1, alike: float = 0.0, together: str = "") -> np.ndarray:
         """For each row a share between 0 and 1: those of a whole batch are evenly spread, in an order that `key`
-        shuffles. alike: how much those of each so many rows in turn correlate.
+        shuffles. alike: how much those of each so many rows in turn correlate; what they have in common follows from
+        `together`, so that with another key it is the same.
 
         What a row gets depends on its number alone, not on the slice or block that it comes in.
         """
         found = np.zeros(self.rows)
         batches = self.numbers // self.period
         for batch in np.unique(batches).tolist():
-            order = _order(f"{key}/{batch}", self.period, samples, alike if samples > 1 else 0.0)
+            common = f"{together}/{batch}"
+            order = _order(f"{key}/{batch}", self.period, samples, alike if samples > 1 else 0.0, common)
             mine = batches == batch
             found[mine] = (order[self.numbers[mine] % self.period] + 0.5) / self.period
         return found
 
-    def sampled(self, lengths: Lengths, key: str, samples: int = 1, alike: float = 0.0) -> np.ndarray:
+    def sampled(
+        self, lengths: Lengths, key: str, samples: int = 1, alike: float = 0.0, together: str = ""
+    ) -> np.ndarray:
         """A length for each row, int64."""
-        whole: np.ndarray = np.maximum(1, np.rint(at(lengths, self.shares(key, samples, alike)))).astype(np.int64)
+        shares = self.shares(key, samples, alike, together)
+        whole: np.ndarray = np.maximum(1, np.rint(at(lengths, shares))).astype(np.int64)
         return whole
 
 
@@ -137,12 +154,17 @@ _NORMAL = NormalDist()
 
 
 @lru_cache(64)
-def _order(key: str, count: int, samples: int, alike: float) -> np.ndarray:
-    """A permutation: each block of a batch asks for the whole batch's. alike: of each so many neighbours."""
-    chance = np.random.default_rng(random.Random(key).getrandbits(64))
+def _order(key: str, count: int, samples: int, alike: float, common: str) -> np.ndarray:
+    """A permutation: each block of a batch asks for the whole batch's. alike: of each so many neighbours, by what
+    `common` draws for them."""
+    chance = _chance(key)
     if not alike:
         return chance.permutation(count)
-    own, shared = chance.standard_normal(count), chance.standard_normal(-(-count // samples))
+    own, shared = chance.standard_normal(count), _chance(common).standard_normal(-(-count // samples))
     scores = np.sqrt(alike) * np.repeat(shared, samples)[:count] + np.sqrt(1 - alike) * own
     found: np.ndarray = scores.argsort(kind="stable").argsort(kind="stable")
     return found
+
+
+def _chance(key: str) -> np.random.Generator:
+    return np.random.default_rng(random.Random(key).getrandbits(64))

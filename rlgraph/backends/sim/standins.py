@@ -36,6 +36,8 @@ class StandIns:
             if expected_of(node)
         }
         """Nodes that sample, by phase and the value that says how long their rows are expected to be."""
+        self.prompts = f"{seed}/prompts"
+        """Of what the answers to one prompt have in common, whenever it is asked."""
         self._answers: dict[int, Lengths] = {}
         """By the most tokens of an answer."""
 
@@ -90,7 +92,7 @@ class StandIns:
         if order.expected is not None:
             made = replace(made, expected=np.repeat(np.asarray(order.expected, dtype=float), count))
         answers, key = self.answers(node.attr("max_tokens")), self.key(node, frame.step)
-        made = replace(made, response=made.sampled(answers, key, count, self.workload.alike))
+        made = replace(made, response=made.sampled(answers, key, count, self.workload.alike, self.prompts))
         rows, first = [], rows_each(node)
         if first < count:
             made = made.first(first, count)
@@ -106,7 +108,11 @@ class StandIns:
         count, knows = node.attr("n"), self.workload.foresight
         numbers = (asked.numbers[:, None] * count + np.arange(count)).reshape(-1)
         rows = _rows(node.name, order.group.name, numbers, asked.period * count)
-        scores = normal(rows.shares(self.key(node, step), count, self.workload.alike)).reshape(-1, count).mean(axis=1)
+        scores = (
+            normal(rows.shares(self.key(node, step), count, self.workload.alike, self.prompts))
+            .reshape(-1, count)
+            .mean(axis=1)
+        )
         # As far from each other as those of single rows are.
         scores /= np.sqrt(self.workload.alike + (1 - self.workload.alike) / count)
         chance = normal(asked.shares(f"{self.key(node, step)}/expected"))
@@ -152,8 +158,8 @@ class StandIns:
         return _rows(name, group.name, np.arange(size), max(1, size))
 
     def choose(self, order: Order) -> np.ndarray:
-        """A share of the rows for `keep`, one of each group for `pick`, for `recent` those that are, and for `aged`
-        all of them, the oldest first."""
+        """A share of the rows for `keep`, one of each group for `pick`, for `recent` those that are, for `aged`
+        all of them, the oldest first, and for `soonest` all of them, those first whose longest is the shortest."""
         node, frame = order.node, order.frame
         if node.op == "keep":
             mask, axis = frame.values[node.inputs[0]], axis_of(frame.types[node.inputs[0]])
@@ -174,6 +180,14 @@ class StandIns:
                 ages = self.versions.at(model, frame.step) - frame.values[name].version
                 np.maximum.at(oldest, frame.index(own.row.key, node.attr("axis")), ages)
             return np.argsort(-oldest, kind="stable")
+        if node.op == "soonest":
+            longest = np.zeros(frame.size(node.attr("axis")))
+            for name in node.inputs:
+                own, tokens = axis_of(frame.types[name]), frame.values[name].response
+                assert own is not None
+                ended = np.where(tokens > 0, tokens, np.inf)
+                np.maximum.at(longest, frame.index(own.row.key, node.attr("axis")), ended)
+            return np.argsort(longest, kind="stable")
         table, chosen = axis_of(frame.types[node.inputs[0]]), axis_of(node.outputs[0].type)
         assert table is not None and chosen is not None
         counts = np.bincount(frame.index(table.key, chosen.key), minlength=frame.size(chosen.key))
@@ -188,4 +202,4 @@ class StandIns:
 def _rows(name: str, group: str, numbers: np.ndarray, period: int) -> Held:
     """Rows without tokens."""
     zeros = np.zeros_like(numbers)
-    return Held(name, group, numbers, zeros, zeros, np.zeros(zeros.shape), zeros, period)
+    return Held(name, group, numbers, zeros, zeros, np.zeros(zeros.shape), zeros, period, given_up=zeros)

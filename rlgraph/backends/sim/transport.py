@@ -17,6 +17,7 @@ from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.placed.admission import blocks
+from rlgraph.backends.placed.race import Race
 from rlgraph.backends.placed.shares import rows_of
 from rlgraph.backends.placed.tails import Ending
 from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
@@ -298,6 +299,7 @@ class SimTransport:
             bounds = list(pairwise(accumulate(sizes, initial=0)))
             slices = [self.slice(node, frame, *each) for each in bounds]
             made = [self.standins.made(replace(order, frame=each)) for each in slices]
+            whole, *made = self.given_up(order, [whole, *made])
             shares = blocks(order.expected, sizes, group.mesh.length("dp"))
             held = [each.values[node.name] for each in made]
             dealt = [_Dealt(mine, [held[number] for number in mine], rows_each(node)) for mine in shares]
@@ -329,6 +331,16 @@ class SimTransport:
                     sampling.close()
                 yield number, made[number]
             self.log.observer.fired(node, self.log.clock.now - began, tokens, group.pool)
+
+    def given_up(self, order: Order, made: list[Made]) -> list[Made]:
+        """The rows of an order, and of its parts, of which those are given up that are longer than what is wanted."""
+        if order.race is None:
+            return made
+        race, name = Race(order.race), order.node.name
+        race.ended(made[0].values[name].longest(rows_each(order.node)).tolist())
+        if race.limit is None:
+            return made
+        return [replace(each, values={name: each.values[name].until(race.limit)}) for each in made]
 
     def moved(self, order: Order, dealt: Sequence[_Dealt], rows: _Rows, to: Mapping[int, int]) -> Ends:
         """When the rows of each copy end, where blocks of them go to other copies now."""

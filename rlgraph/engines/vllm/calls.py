@@ -114,6 +114,8 @@ class Desk:
         """Of which nothing is known any more when they are dismissed."""
         self._leaving: set[int] = set()
         """Those that are to give their rows up."""
+        self._limits: dict[int, int] = {}
+        """Tokens with which rows of calls are to be given up, where they are not yet."""
         self._changed = Condition()
 
     def hand(self, number: int, call: Call) -> None:
@@ -153,10 +155,28 @@ class Desk:
             self._leaving.discard(number)
             return self._calls[number]
 
+    def limit(self, number: int, tokens: int) -> None:
+        with self._changed:
+            self._limits[number] = tokens
+
+    def limited(self) -> tuple[int, int] | None:
+        """The lowest number of those whose rows have a new limit, and that."""
+        with self._changed:
+            found = (each for each in self._limits.items() if each[0] in self._calls and self._calls[each[0]].begun)
+            return min(found, default=None)
+
+    def agreed(self, number: int, tokens: int) -> Call:
+        """All ranks know of it."""
+        with self._changed:
+            if self._limits.get(number) == tokens:
+                del self._limits[number]
+            return self._calls[number]
+
     def over(self, number: int) -> None:
         """It was driven to its end."""
         with self._changed:
             self._leaving.discard(number)
+            self._limits.pop(number, None)
             self._calls.pop(number, None)
             if number in self._dismissed:
                 self._dismissed.remove(number)

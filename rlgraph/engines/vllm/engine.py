@@ -268,6 +268,10 @@ class VllmEngine:
         """Has the call of this number give up the rows that have not ended."""
         self._desk.leave(number)
 
+    def limit(self, number: int, tokens: int) -> None:
+        """Has the call of this number give up the rows that have so many tokens and have not ended."""
+        self._desk.limit(number, tokens)
+
     def dismiss(self, number: int) -> None:
         """Who made the call of this number, or failed to, is done with it."""
         self._desk.dismiss(number)
@@ -279,8 +283,13 @@ class VllmEngine:
         number = _NOBODY if number is None else number
         leaving = self._desk.leaving()
         leaving = _NOBODY if leaving is None else leaving
-        agreed = self._least([number, -number, leaving, -leaving, int(self._desk.ended(driven))])
-        first, last, least, most, over = agreed
+        limited, tokens = self._desk.limited() or (_NOBODY, 0)
+        here = [number, -number, leaving, -leaving, limited, -limited, tokens, -tokens]
+        first, last, least, most, *limits, over = self._least([*here, int(self._desk.ended(driven))])
+        if limits[0] == -limits[1] < _NOBODY and limits[2] == -limits[3]:
+            call = self._desk.agreed(limits[0], limits[2])
+            assert call.admission is not None
+            call.admission.limit = limits[2]
         if least == -most < _NOBODY:
             self._give_up(self._desk.left(least))
             return bool(over)
@@ -344,8 +353,9 @@ class VllmEngine:
                 own.ended.setdefault(sample.row // own.n, []).append(len(sample.tokens))
                 own.samples.put(sample)
         for number, call in list(self._calls.items()):
-            if call.batch.sampling.first:
-                given_up = _given_up(call.waiting, call.ended, call.n, call.batch.sampling.first)
+            limit = None if call.admission is None else call.admission.limit
+            if call.batch.sampling.first or limit is not None:
+                given_up = _given_up(call.waiting, call.ended, call.n, call.batch.sampling.first, limit)
                 self._engine.abort_request(given_up)
                 call.coming = deque(name for name in call.coming if name not in given_up)
                 for name in given_up:
@@ -494,16 +504,22 @@ class VllmEngine:
         self._engine.set_weight_version(str(self.version))
 
 
-def _given_up(waiting: Mapping[str, Row], ended: Mapping[int, list[int]], n: int, first: int) -> list[str]:
-    """The requests that can be ended; `ended` has the tokens of the rows of each prompt that have."""
+def _given_up(
+    waiting: Mapping[str, Row], ended: Mapping[int, list[int]], n: int, first: int, limit: int | None
+) -> list[str]:
+    """The requests that can be ended: of prompts of which it is certain which samples end first, and those with as many
+    tokens as the limit says. `ended` has the tokens of the rows of each prompt that have."""
+    # Of a row whose tokens are read anew, the last one may not have been taken.
+    least = {name: len(row.logprobs) - 1 for name, row in waiting.items()}
     groups: dict[int, list[str]] = {}
     for name, row in waiting.items():
-        if len(ended.get(row.index // n, ())) >= first:
+        if first and len(ended.get(row.index // n, ())) >= first:
             groups.setdefault(row.index // n, []).append(name)
-    # Of a row whose tokens are read anew, the last one may not have been taken.
-    least = {name: len(waiting[name].logprobs) - 1 for names in groups.values() for name in names}
     over = [names for group, names in groups.items() if decided(ended[group], [least[each] for each in names], first)]
-    return [name for names in over for name in names]
+    found = [name for names in over for name in names]
+    if limit is not None:
+        found += [name for name in waiting if least[name] >= limit and name not in found]
+    return found
 
 
 def _sample(row: Row, output: Any) -> Sample:

@@ -213,3 +213,57 @@ def test_rows_that_are_expected_to_be_long_begin_first(kept: None, tmp_path: Pat
     if deal == "even":
         # 0 to 9, the largest first to who has least: 9, 6, 5, 2, 1 and 8, 7, 4, 3, 0 tokens, or so many prompts of each.
         assert sorted(done.parts.values()) == [15, 15]
+
+
+RACING = """
+algorithm racing
+model actor  = causal_lm(random("qwen2", hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                                num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.1,
+                                tokenizer=chars("abcdefghijklmnopqrstuvwxyzABCDEFGH>")), dtype="float32")
+data prompts = jsonl("prompts.jsonl", batch=5, shuffle=false)
+
+step:
+    collect prompts(6, ahead=1.5, rest=longest):
+        rollout = actor.generate(prompts, n=3, first=2, max_tokens=200)
+    report first = mean(rollout.logprobs), length = mean(rollout.length), longest = max(rollout.length)
+    report which = mean(prompts.place), done = mean(rollout.finished)
+    train actor(lr=0.01):
+        minimize mean(-actor.logprobs(rollout))
+"""
+RACED = """
+pool learn = 1 devices
+pool play = 2 devices
+place actor.train on learn(engine=transformers)
+place actor.generate on play(engine=vllm, dp=2)
+stream rollout(block=2)
+"""
+
+
+class Given(Silent):
+    """How many tokens were sampled."""
+
+    tokens = 0
+
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+        self.tokens += tokens
+
+
+def test_who_samples_gives_up_what_is_too_long(kept: None, tmp_path: Path) -> None:
+    """Six of ten prompts are taken, whichever copy has the others; the others are asked when six wait."""
+    settings = Settings(folder=data_folder(tmp_path))
+    made, given = compiled(RACING, {}, RACED, tmp_path), Given()
+    local = LocalBackend(made.program, settings, observer := Given())
+    try:
+        expected = [step.metrics for step in local.steps(4)]
+    finally:
+        local.close()
+    backend = RayBackend(made.program, made.plan, settings, given, seconds=120)
+    try:
+        found = [step.metrics for step in backend.steps(4)]
+    finally:
+        backend.close()
+    assert [step["prompts.again"] for step in expected] == [0, 0, 6, 0]
+    for one, other in zip(found, expected, strict=True):
+        mine = {name: one[name] for name in other}
+        assert mine == pytest.approx(other, rel=0, abs=1e-5)
+    assert given.tokens < 0.95 * observer.tokens

@@ -1,0 +1,37 @@
+"""Beyond how many tokens nobody need go on, where only those are wanted that end first."""
+
+from __future__ import annotations
+
+import random
+
+from rlgraph.backends.placed.race import Race
+
+
+def test_the_limit_is_that_of_the_last_one_that_is_taken() -> None:
+    race = Race(2)
+    assert not race.ended([7]) and race.limit is None
+    assert not race.ended([0]), "one that was given up is none of those that ended"
+    assert race.ended([9]) and race.limit == 9
+    assert not race.ended([9, 12]) and race.limit == 9
+    assert race.ended([3]) and race.limit == 7
+
+
+def test_nobody_who_is_taken_is_given_up() -> None:
+    """Copies that are ahead of each other by any number of tokens: whoever is among the first goes on to the end."""
+    for seed in range(200):
+        chance = random.Random(seed)
+        tokens = [chance.randrange(1, 12) for _ in range(10)]
+        pace = [chance.choice((1, 2, 5)) for _ in tokens]
+        race, ended, now = Race(4), dict[int, int](), [0] * len(tokens)
+        for _ in range(12):
+            for row, length in enumerate(tokens):
+                if row in ended:
+                    continue
+                now[row] = min(now[row] + pace[row], length)
+                if now[row] == length:
+                    ended[row] = length
+                    race.ended([length])
+                elif race.limit is not None and now[row] >= race.limit:
+                    ended[row] = 0
+        taken = sorted((row for row in ended if ended[row]), key=lambda row: (ended[row], row))[:4]
+        assert taken == sorted(range(10), key=lambda row: (tokens[row], row))[:4]
