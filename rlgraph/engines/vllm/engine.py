@@ -287,9 +287,9 @@ class VllmEngine:
         here = [number, -number, leaving, -leaving, limited, -limited, tokens, -tokens]
         first, last, least, most, *limits, over = self._least([*here, int(self._desk.ended(driven))])
         if limits[0] == -limits[1] < _NOBODY and limits[2] == -limits[3]:
-            call = self._desk.agreed(limits[0], limits[2])
-            assert call.admission is not None
-            call.admission.limit = limits[2]
+            admission = self._desk.agreed(limits[0], limits[2]).admission
+            assert admission is not None
+            admission.limit = limits[2]
         if least == -most < _NOBODY:
             self._give_up(self._desk.left(least))
             return bool(over)
