@@ -25,7 +25,7 @@ from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.failures import Request
 from rlgraph.backends.ray.links import Holding
 from rlgraph.backends.ray.orders import RankOrder, Receipt, RowsOf, order_of, packed
-from rlgraph.backends.ray.processes import Processes
+from rlgraph.backends.ray.processes import Losing, Processes
 from rlgraph.backends.ray.remote import Address, PieceRef, Single
 from rlgraph.backends.ray.transport import RayTransport
 from rlgraph.backends.ray.worker import WorkerSpec
@@ -119,7 +119,15 @@ class AtOnce(Processes):
         self._count("pack", parcels)
         return [("rows", who)] * len(parcels)
 
-    def get(self, references: Sequence[Any], request: Request, beside: Sequence[Any] = ()) -> list[Any]:
+    def get(
+        self,
+        references: Sequence[Any],
+        request: Request,
+        beside: Sequence[Any] = (),
+        *,
+        alone: bool = False,
+        losing: Losing | None = None,
+    ) -> list[Any]:
         return [each() if callable(each) else each for each in references]
 
     def first(self, references: Sequence[Any], beside: Sequence[Any] = ()) -> int:

@@ -75,7 +75,7 @@ class Shares:
     def together(self, made: Mapping[int, Made]) -> Made:
         """What the copies that had rows made, as one."""
         if self.axis is None:
-            return made[0]
+            return made[min(made)]
         metrics: dict[str, float] = {}
         parts: list[tuple[Frame, Places]] = []
         for copy, own in made.items():
@@ -95,24 +95,28 @@ class Shares:
         return Made(single | {name: whole.values[name] for name in names}, rows_, metrics)
 
 
-def shares(order: Order, axes: Mapping[str, Axis]) -> Shares:
-    """For each data-parallel copy of a group its part of the rows; `axes` are all axes of the program."""
-    node, frame, copies = order.node, order.frame, order.group.mesh.length("dp")
+def shares(order: Order, axes: Mapping[str, Axis], living: Sequence[int] | None = None) -> Shares:
+    """For each data-parallel copy of a group its part of the rows; `axes` are all axes of the program. living: the
+    copies that there are; None: all."""
+    node, frame = order.node, order.frame
+    living = range(order.group.mesh.length("dp")) if living is None else living
+    copies = len(living)
     axis, trains = split_axis(node), NODES[node.op].trains
     if trains and not node.regions:
         # The step itself: each has gradients of its own, and needs to know what all know.
-        return Shares(node, frame, None, dict.fromkeys(range(copies), frame), {})
+        return Shares(node, frame, None, dict.fromkeys(living, frame), {})
     # All copies of a model take the same step, those without rows too.
-    idle: dict[int, Frame | None] = dict.fromkeys(range(copies)) if trains else {}
+    idle: dict[int, Frame | None] = dict.fromkeys(living) if trains else {}
     if copies == 1 or axis is None:
         # A loss that cannot be split is worked out by one copy.
-        return Shares(node, frame, None, idle | {0: frame}, {})
+        return Shares(node, frame, None, idle | {living[0]: frame}, {})
     # In a later block the axes that the node makes are there already, without rows of this block.
     wanted = {own.key for own in row_axes(frame, node.inputs, [axes[axis]])}
     frame = frame.child()
     frame.rows = {key: rows for key, rows in frame.rows.items() if key in wanted}
-    parts = [part(frame, axis, rows, node.inputs) for rows in rows_of(order, frame.size(axis), copies)]
-    busy = {copy: body for copy, (body, _) in enumerate(parts) if copy == 0 or body.size(axis)}
+    dealt = zip(living, rows_of(order, frame.size(axis), copies), strict=True)
+    parts = {copy: part(frame, axis, rows, node.inputs) for copy, rows in dealt}
+    busy = {copy: body for copy, (body, _) in parts.items() if copy == living[0] or body.size(axis)}
     return Shares(node, frame, axis, idle | busy, {copy: parts[copy][1] for copy in busy})
 
 

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from rlgraph.backends.ray.doing import At
 from rlgraph.backends.ray.failures import Request, actor_of, cut, gone, late, link_of, meaning, why_gone
-from rlgraph.backends.ray.processes import Processes, Reference
+from rlgraph.backends.ray.processes import Losing, Processes, Reference
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.store import Wire, Wish
 from rlgraph.backends.ray.waits import Waits
@@ -44,6 +44,8 @@ class Actors(Processes):
         self._hurt = False
         """Something has failed before."""
         self._names = {handle._actor_id.hex(): who for who, handle in handles.items()}
+        self._lost = set[Address]()
+        """Those that the run goes on without."""
         self._lock = threading.Lock()
 
     def handle(self, who: Address) -> Any:
@@ -96,6 +98,7 @@ class Actors(Processes):
         beside: Sequence[Reference[Any]] = (),
         *,
         alone: bool = False,
+        losing: Losing | None = None,
     ) -> list[T]:
         import ray
 
@@ -104,6 +107,7 @@ class Actors(Processes):
                 raise gone(who, self.gone[who], request, self.logs)
         waiting: list[Any] = list(references)
         others: list[Any] = list(beside)
+        asked = dict(zip(waiting, request.answering, strict=True)) if losing else {}
         end = time.monotonic() + self.seconds
         while True:
             left = end - time.monotonic()
@@ -112,14 +116,55 @@ class Actors(Processes):
                 answered, _ = ray.wait(others, num_returns=len(others), timeout=0) if others else ([], [])
                 ray.get(answered)
                 found: list[T] = ray.get(waiting, timeout=max(0.0, min(_SLICE, left)))
-                return found
+                if losing is None:
+                    return found
+                # An answer may have come before its process was lost.
+                there = {
+                    each: answer
+                    for each, answer in zip(waiting, found, strict=True)
+                    if self._lost.isdisjoint(asked[each])
+                }
+                return cast("list[T]", [there.get(each) for each in references])
             except ray.exceptions.GetTimeoutError:
                 if self.over is not None and not alone:
                     raise self.over from None
                 if left <= 0:
                     raise self._first(waiting, request, None) from None
             except Exception as error:
-                raise self._first(waiting, request, error) from None
+                if losing is None or not self._lose(losing, error):
+                    raise self._first(waiting, request, error) from None
+                waiting = [each for each in waiting if self._lost.isdisjoint(asked[each])]
+                others = [each for each in others if not self._is_lost(each)]
+
+    def _is_lost(self, reference: Any) -> bool:
+        """Whether what somebody was asked for is not to come, since the run goes on without it."""
+        import ray
+
+        try:
+            ray.get(reference, timeout=0)
+        except Exception as error:
+            return self._names.get(actor_of(error)) in self._lost
+        return False
+
+    def _lose(self, losing: Losing, error: Exception) -> bool:
+        """Whether the run goes on without those whose end an error comes from."""
+        import ray
+
+        with self._lock:
+            if self.over is not None:
+                return False
+            if self._names.get(actor_of(error)) not in self._lost:
+                # It may be another one that tells of it, to which it was connected.
+                self._find_gone()
+                lost = losing(self.gone) if self.gone else None
+                if lost is None:
+                    return False
+                for who in lost:
+                    ray.kill(self.handles[who])
+                    self.gone.pop(who, None)
+                self._lost |= {*lost}
+                self.who = tuple(who for who in self.who if who not in self._lost)
+            return True
 
     def first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
         import ray
@@ -178,7 +223,9 @@ class Actors(Processes):
     def replace(self, plan: Plan, names: Collection[str]) -> None:
         import ray
 
-        who = [each for each in self.who if each[0] in names]
+        who = [each for each in self.specs if each[0] in names]
+        self._lost -= {*who}
+        self.who = tuple(each for each in self.specs if each not in self._lost)
         for each in who:
             # Those who are left of a group have met those who are gone: they cannot meet others.
             ray.kill(self.handles[each])

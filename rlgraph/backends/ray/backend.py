@@ -85,6 +85,7 @@ class RayBackend(Placed):
         self.saves, self._broken = Saves(plan, self.processes), False
         self.repeats, self.say = repeats, say
         self.orders = RayTransport(program, plan, self.processes, queues, observer, self.notes)
+        self.orders.losses.allowed, self.orders.losses.say = self._once_more, say
         super().__init__(
             program,
             plan,
@@ -102,6 +103,12 @@ class RayBackend(Placed):
         super().abort(why)
 
     # Lost processes
+
+    def _once_more(self) -> bool:
+        """Whether the run may go on by itself where processes are lost; counts."""
+        may = self.repeats > 0
+        self.repeats -= may
+        return may
 
     def flown(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, Things]]:
         steps = Remembered(coming)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import compress
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from rlgraph.backends.ray.failures import Request
-from rlgraph.backends.ray.processes import Processes, Reference
+from rlgraph.backends.ray.processes import Losing, Processes, Reference
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.ir.graph import Node
@@ -72,10 +73,15 @@ class Calls(Generic[T]):
         self.answers.append(answer)
         self._several.append(several)
 
-    def get(self, doing: str, node: Node | None = None) -> list[list[T]]:
-        """Waits: for each call the answers. Raises RunError where a process failed, is gone, or does not answer."""
+    def get(self, doing: str, node: Node | None = None, losing: Losing | None = None) -> list[list[T]]:
+        """Waits: for each call the answers. Raises RunError where a process failed, is gone, or does not answer.
+        losing: of calls to processes that the run goes on without nothing is left."""
         request = Request(self.who, doing, node, tuple(self.asked))
-        found = self.processes.get(self.answers, request, self.beside)
+        found: list[Any] = self.processes.get(self.answers, request, self.beside, losing=losing)
+        if losing is not None:
+            left = [answer is not None for answer in found]
+            found, self.asked = [*compress(found, left)], [*compress(self.asked, left)]
+            self._several = [*compress(self._several, left)]
         return [
             cast("list[T]", answer) if several else [answer]
             for answer, several in zip(found, self._several, strict=True)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -18,9 +18,10 @@ from rlgraph.backends.placed.shares import Needs, needs, shares
 from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.ray.calls import Calls, Copy, copies
 from rlgraph.backends.ray.failures import doing
+from rlgraph.backends.ray.losses import Losses
 from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, packed, receipt_of
 from rlgraph.backends.ray.parts import Begun, InParts, arrived, sampled_model
-from rlgraph.backends.ray.processes import Processes, Reference
+from rlgraph.backends.ray.processes import Losing, Processes, Reference
 from rlgraph.backends.ray.remote import Address, PieceRef, Remote, Single
 from rlgraph.backends.ray.rows import Delivery, Ledger
 from rlgraph.backends.ray.sleeping import Sleeping
@@ -64,7 +65,9 @@ class Dispatch:
         observer: Observer,
         notes: Notes,
         sleeping: Sleeping,
+        losses: Losses,
     ) -> None:
+        self.losses = losses
         self.plan, self.sleeping = plan, sleeping
         self.processes, self.queues, self.observer, self.notes = processes, queues, observer, notes
         self.ledger = Ledger(processes)
@@ -87,15 +90,16 @@ class Dispatch:
         if copy is not None:
             number, receipts = self.ask(order, {copy: order.frame})
             return self.made(node, number, receipts[copy], self.speaker(order, copy))
-        shared = shares(order, self.axes)
+        shared = shares(order, self.axes, self.losses.living(group))
         number, receipts = self.ask(order, shared.frames)
-        return shared.together(
-            {
-                copy: self.made(order.node, number, receipts[copy], self.speaker(order, copy))
-                for copy, frame in sorted(shared.frames.items())
-                if frame is not None
-            }
-        )
+        made = dict[int, Made]()
+        for each, frame in sorted(shared.frames.items()):
+            if each in receipts:
+                made[each] = self.made(node, number, receipts[each], self.speaker(order, each))
+            elif frame is not None:
+                # It was lost: the others do its rows.
+                made[each] = self.fire(replace(order, frame=frame))
+        return shared.together(made)
 
     def finish(self, step: Step) -> None:
         """A step is over."""
@@ -153,8 +157,11 @@ class Dispatch:
                     calls.beside += self.driven(order, copy, number, place)
             self.begun(order)
             began += arrived(order)
-            answers = self.answers(calls, node)
+            asked = calls.asked
+            answers = self.answers(calls, node, self.losing(order))
         seconds = time.perf_counter() - began
+        if len(calls.asked) < len(asked):
+            sent = [each for each, who in zip(sent, asked, strict=True) if who in calls.asked]
         receipts = {
             copy: found[0] for (copy, idle, each), found in zip(sent, answers, strict=True) if each.speaks and not idle
         }
@@ -197,8 +204,14 @@ class Dispatch:
         place.given(ranks, number)
         return calls.answers
 
-    def answers(self, calls: Calls[bytes], node: Node) -> list[list[Receipt]]:
-        receipts = [[receipt_of(each) for each in found] for found in calls.get(doing(node), node)]
+    def losing(self, order: Order) -> Losing | None:
+        """What is to become of processes that end while they do an order, if the run can go on without them."""
+        if order.group.mesh.length("dp") == 1:
+            return None
+        return self.losses.losing(order, lambda: [who for works in [*self.works.values()] for who, _ in [*works]])
+
+    def answers(self, calls: Calls[bytes], node: Node, losing: Losing | None = None) -> list[list[Receipt]]:
+        receipts = [[receipt_of(each) for each in found] for found in calls.get(doing(node), node, losing)]
         self.note(receipts)
         return receipts
 

@@ -22,6 +22,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+Losing = Callable[[Mapping[Address, str]], Sequence[Address] | None]
+"""What becomes of processes that have ended, and why they have: all of those that the run goes on without; None: it
+cannot."""
+
+
 class Reference(Generic[T]):
     """An answer that need not be there yet. What it is only the processes know that gave it."""
 
@@ -33,6 +38,7 @@ class Processes(ABC):
     def __init__(self, specs: Mapping[Address, WorkerSpec], seconds: float) -> None:
         self.specs, self.seconds = specs, seconds
         self.who = tuple(specs)
+        """Those that there are: not who the run goes on without."""
         self.gone: dict[Address, str] = {}
         """Processes that have ended, and why."""
 
@@ -118,9 +124,11 @@ class Processes(ABC):
         beside: Sequence[Reference[Any]] = (),
         *,
         alone: bool = False,
+        losing: Losing | None = None,
     ) -> list[T]:
         """The answers; raises RunError where a process failed, is gone, or does not answer. beside: answers that are
-        not waited for, but a failure ends the wait. alone: what others wait for may be given up meanwhile."""
+        not waited for, but a failure ends the wait. alone: what others wait for may be given up meanwhile. losing: is
+        asked where processes are gone; None is the answer of those that the run goes on without."""
 
     @abstractmethod
     def first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
@@ -236,6 +244,7 @@ class InThisProcess(Processes):
         beside: Sequence[Reference[Any]] = (),
         *,
         alone: bool = False,
+        losing: Losing | None = None,
     ) -> list[T]:
         found = [each.result() if isinstance(each, Future) else each for each in references]
         for each in found:

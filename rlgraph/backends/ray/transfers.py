@@ -11,6 +11,7 @@ from rlgraph.backends.placed.transport import Coming, Move, Moved
 from rlgraph.backends.ray.calls import Calls, Copy, copies
 from rlgraph.backends.ray.failures import Request, doing, shown
 from rlgraph.backends.ray.links import Holding
+from rlgraph.backends.ray.losses import Losses
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.sleeping import Sleeping
@@ -40,7 +41,9 @@ class Transfers:
         observer: Observer,
         together: Together,
         sleeping: Sleeping,
+        losses: Losses,
     ) -> None:
+        self.losses = losses
         self.plan, self.processes, self.queues, self.observer = plan, processes, queues, observer
         self.together, self.sleeping = together, sleeping
         self._refreshes = count()
@@ -51,7 +54,7 @@ class Transfers:
         assert move.node.id is not None and move.update is not None
         with self.queues.turn(seats(move.receiver), rank=move.update.number):
             calls = Calls[None](self.processes)
-            for copy in copies(move.receiver):
+            for copy in self.receiving(move):
                 calls.copy(copy, Worker.take_over, move.update, move.node.id, move.target, move.source)
             calls.get(doing(move.node), move.node)
 
@@ -84,15 +87,20 @@ class Transfers:
             return None if version is None else self._go(replace(move, version=version))()
 
     def forget(self) -> None:
-        """Others are in the places of some processes: all transfers are planned anew, among those who are there now."""
+        """Others are in the places of some processes, or nobody is: all transfers are planned anew, among those who are
+        there now."""
         self._planned.clear()
+
+    def receiving(self, move: Move) -> list[Copy]:
+        """The copies that get the weights, of those that there are."""
+        return [copy for number, copy in receiving(move).items() if number in self.losses.living(move.receiver)]
 
     def _go(self, move: Move) -> Coming:
         name, calls = _name(move), Calls[exchange.Moved](self.processes)
         about = move.version, move.average, move.update
         for copy in copies(move.sender):
             calls.copy(copy, Worker.exchange, name, move.source, None, *about)
-        receivers = receiving(move).values()
+        receivers = self.receiving(move)
         if move.sampling is None:
             for copy in receivers:
                 calls.copy(copy, Worker.exchange, name, None, move.target, *about)
@@ -140,7 +148,7 @@ class Transfers:
         name, sender, receiver = _name(move), move.sender, move.receiver
         if name in self._planned:
             return
-        taking = tuple(who for speaker, others in receiving(move).values() for who in (speaker, *others))
+        taking = tuple(who for speaker, others in self.receiving(move) for who in (speaker, *others))
         request = Request((*ranks(sender), *sorted(taking)), _doing(move), move.node)
         who = request.who
         models = {sender.name: move.source, receiver.name: move.target}

@@ -18,6 +18,7 @@ from rlgraph.backends.ray.calls import Calls, copies
 from rlgraph.backends.ray.dispatch import Dispatch
 from rlgraph.backends.ray.folders import Folders
 from rlgraph.backends.ray.fused import fire_together
+from rlgraph.backends.ray.losses import Losses
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.rows import live
 from rlgraph.backends.ray.sleeping import Sleeping
@@ -36,8 +37,11 @@ class RayTransport:
     ) -> None:
         self.plan, self.processes = plan, processes
         self.sleeping = Sleeping(processes, observer)
-        self.dispatch = Dispatch(program, plan, processes, queues, observer, notes, self.sleeping)
-        self.transfers = Transfers(plan, processes, queues, observer, self.dispatch.together, self.sleeping)
+        self.losses = Losses(program, plan)
+        self.dispatch = Dispatch(program, plan, processes, queues, observer, notes, self.sleeping, self.losses)
+        together = self.dispatch.together
+        self.transfers = Transfers(plan, processes, queues, observer, together, self.sleeping, self.losses)
+        self.losses.lost = lambda group: self.transfers.forget()
         self.folders = Folders(program, plan, processes, queues)
         self._forgetting: Calls[None] | None = None
         """Of the last step that is over: its rows."""
@@ -72,6 +76,7 @@ class RayTransport:
         self.transfers.adopt(move)
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
+        self.losses.things = things
         told = self.sleeping.finish(step)
         # What a step made is needed as long as batches go on that it has begun.
         going = min(
@@ -84,11 +89,11 @@ class RayTransport:
             self.dispatch.finish(each)
             self._over.remove(each)
         if self._forgetting is not None:
-            self._forgetting.get("the end of the step before")
+            # Who has been lost since then has forgotten all.
+            self._forgetting.get("the end of the step before", losing=lambda dead: None)
         needed, calls = live(things.values()), Calls[None](self.processes)
         for group in self.plan.groups:
-            for copy in copies(group):
-                leader, others = copy
+            for leader, others in [copies(group)[each] for each in self.losses.living(group)]:
                 calls.one(leader, Worker.retain, step, sorted(needed.get(leader, ())))
                 for who in others:
                     if who in needed:
@@ -102,6 +107,7 @@ class RayTransport:
     def forget(self, groups: Collection[str]) -> None:
         """Others are in the places of the processes of some groups. No step is under way."""
         self._forgetting = None
+        self.losses.forget(groups)
         self.dispatch.ledger.forget(groups)
         self.transfers.forget()
 

@@ -6,7 +6,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ import pytest
 pytest.importorskip("ray.util")
 
 import ray
+from actors import rows
+from actors import weights as wide
 from scheduled import compiled, traced
 from tiny import EPS, data_folder, weights
 
@@ -21,7 +26,8 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.steps import Silent
+from rlgraph.backends.recording import recording
+from rlgraph.backends.steps import Silent, StepResult
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
 
@@ -75,10 +81,13 @@ class Kills(Silent):
     """Ends processes with SIGKILL, or with another signal, when a node of an operation is fired for the so many-th time, or, of a training, when
     it is over."""
 
-    def __init__(self, *moments: tuple[str, int, tuple[str, int]], by: int = signal.SIGKILL) -> None:
-        self.moments, self.seen, self.by = moments, dict[str, int](), by
+    def __init__(self, *moments: tuple[str, int, tuple[str, int]], by: int = signal.SIGKILL, late: float = 0.0) -> None:
+        """late: seconds after that moment."""
+        self.moments, self.seen, self.by, self.late = moments, dict[str, int](), by, late
         self.pid: Callable[[tuple[str, int]], int] = lambda who: 0
         self.killed = 0
+        self.stopped = SimpleQueue[int]()
+        """To whom it was done."""
 
     def firing(self, node: Node, pool: str = "") -> None:
         if node.op != "train":
@@ -88,12 +97,23 @@ class Kills(Silent):
         if node.op == "train":
             self.passed(node.op)
 
+    def synced(
+        self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
+    ) -> None:
+        """New weights are there: what was ordered with them begins."""
+        self.passed("sync")
+
     def passed(self, op: str) -> None:
         self.seen[op] = self.seen.get(op, 0) + 1
         for moment, count, who in self.moments:
             if (moment, count) == (op, self.seen[op]):
-                os.kill(self.pid(who), self.by)
+                act = partial(self.act, self.pid(who))
+                Timer(self.late, act).start() if self.late else act()
                 self.killed += 1
+
+    def act(self, pid: int) -> None:
+        os.kill(pid, self.by)
+        self.stopped.put(pid)
 
 
 def made(folder: Path, step: str = STEP) -> Compiled:
@@ -106,8 +126,10 @@ def expected(found: Compiled, folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in step.items() if k not in ("step", "seconds")} for step in run.metrics]
 
 
-def on_ray(found: Compiled, folder: Path, watch: Kills, said: list[str], repeats: int = 3) -> RayBackend:
-    settings = Settings(folder=folder)
+def on_ray(
+    found: Compiled, folder: Path, watch: Kills, said: list[str], repeats: int = 3, record: Path | None = None
+) -> RayBackend:
+    settings = Settings(folder=folder, record=record)
     backend = RayBackend(found.program, found.plan, settings, watch, seconds=300, repeats=repeats, say=said.append)
     processes = backend.processes
     watch.pid = lambda who: ray.get(processes.call(who, Worker.pid))  # type: ignore[call-overload]
@@ -115,10 +137,10 @@ def on_ray(found: Compiled, folder: Path, watch: Kills, said: list[str], repeats
 
 
 def test_sampling_is_repeated(kept: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy is killed when it is about to sample."""
+    """All copies are killed when they are about to sample."""
     monkeypatch.chdir(tmp_path)
     found, said = made(tmp_path), list[str]()
-    watch = Kills(("generate", 3, (PLAY, 0)))
+    watch = Kills(*[("generate", 3, (PLAY, rank)) for rank in (0, 1)])
     backend = on_ray(found, tmp_path, watch, said, repeats=1)
     try:
         before = watch.pid((LEARN, 0))
@@ -126,12 +148,88 @@ def test_sampling_is_repeated(kept: None, tmp_path: Path, monkeypatch: pytest.Mo
         assert watch.pid((LEARN, 0)) == before
     finally:
         backend.close()
-    assert watch.killed == 1 and not backend.repeats
+    assert watch.killed == 2 and not backend.repeats
     assert len(said) == 1 and "step 3 begins again" in said[0]
     assert "`play.transformers`" in said[0] and "rank 0 of play.transformers is gone" in said[0]
     for one, other in zip(steps, expected(found, tmp_path), strict=True):
         assert one.metrics == pytest.approx(other, rel=0, abs=1e-6)
     assert backend.trained()["actor"] == STEPS
+
+
+def amid(backend: RayBackend, watch: Kills, *steps: int) -> list[StepResult]:
+    """Runs; processes are stopped while they sample, and killed when these steps, before theirs, are over."""
+    found = []
+    for step in backend.steps(STEPS):
+        found.append(step)
+        if step.number in steps:
+            pid = watch.stopped.get(timeout=60)
+            os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def test_others_do_the_rows_of_a_copy_that_is_lost(kept: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two copies is killed when it samples: the other one does its rows, in the same step, and all of the next
+    one. When that is killed, too, both are replaced."""
+    monkeypatch.chdir(tmp_path)
+    found, said = made(tmp_path, STEP.replace("max_tokens=5", "max_tokens=30, min_tokens=25")), list[str]()
+    # Before the second step, and before the fourth.
+    watch = Kills(("sync", 1, (PLAY, 0)), ("sync", 3, (PLAY, 1)), by=signal.SIGSTOP)
+    sampled = tmp_path / "sampled"
+    with recording(sampled, "repeats", 0):
+        backend = on_ray(found, tmp_path, watch, said, repeats=2, record=sampled)
+        try:
+            steps = amid(backend, watch, 1, 3)
+            assert len(backend.processes.who) == 4
+        finally:
+            backend.close()
+    assert watch.killed == 2 and not backend.repeats
+    without, replaced = said
+    assert without.startswith(f"rank 0 of {PLAY} is gone: ") and "`generate` for `rollout" in without
+    assert without.endswith(
+        f"the rows of its copy are done by the other one, and the run goes on with 1 of 2 copies of `{PLAY}`"
+    )
+    assert f"rank 1 of {PLAY} is gone" in replaced and "step 4 begins again" in replaced
+    for one, other in zip(steps, expected(found, tmp_path), strict=True):
+        assert one.metrics == pytest.approx(other, rel=0, abs=1e-6)
+    assert backend.trained()["actor"] == STEPS
+    # Of the one that begins again rows may have been sampled before.
+    for step in range(1, STEPS):
+        assert len(rows(sampled, step)) == 10
+
+
+def test_a_copy_with_rows_of_its_own_is_not_done_without(kept: None, tmp_path: Path) -> None:
+    """It is lost in the second sampling of a step: the rows of the first one were with it. The model has changed."""
+    found, said = made(tmp_path, TWICE), list[str]()
+    backend = on_ray(found, tmp_path, Kills(("generate", 4, (PLAY, 1))), said)
+    try:
+        with pytest.raises(RunError, match="is gone"):
+            list(backend.steps(STEPS))
+    finally:
+        backend.close()
+    assert not said
+
+
+def test_vllm_does_so_too(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy is killed amid its tokens."""
+    pytest.importorskip("vllm")
+    monkeypatch.chdir(tmp_path)
+    head = HEAD.replace(weights(0), wide(0)).replace(', dtype="float64"', "")
+    schedule = SCHEDULE.replace("transformers, dp=2", "vllm, dp=2")
+    text = head + STEP.replace("max_tokens=5", "max_tokens=40, min_tokens=30")
+    found, said = compiled(text, {}, schedule, data_folder(tmp_path)), list[str]()
+    watch = Kills(("sync", 1, ("play.vllm", 1)), by=signal.SIGSTOP, late=0.05)
+    sampled = tmp_path / "sampled"
+    with recording(sampled, "repeats", 0):
+        backend = on_ray(found, tmp_path, watch, said, record=sampled)
+        try:
+            steps = amid(backend, watch, 1)
+        finally:
+            backend.close()
+    assert watch.killed == 1 and len(said) == 1 and "the run goes on with 1 of 2 copies of `play.vllm`" in said[0]
+    for one, other in zip(steps, expected(found, tmp_path), strict=True):
+        assert one.metrics == pytest.approx(other, rel=0, abs=1e-4)
+    for step in range(1, STEPS + 1):
+        assert len(rows(sampled, step)) == 10
 
 
 def test_steps_that_are_ahead_are_repeated_too(kept: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
