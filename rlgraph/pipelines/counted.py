@@ -11,14 +11,15 @@ def counted(
     shape: Shape, kind: ModelKind, stages: int, micro_batches: int, *, recompute: bool = False, turned: bool = False
 ) -> Model:
     """Of seconds and memory only the ratio to other models' counts. Seconds go with the parameters, those backward with
-    twice as many, or as all that is computed again; memory with the hidden states of the layers."""
-    work = float(count(shape, kind))
+    twice as many, or as all that is computed again; memory with the hidden states of the layers. Models of one pipeline
+    are trained on the same rows, so that a micro-batch of one that has more of them is smaller."""
+    work = count(shape, kind) / micro_batches
     return Model(
         "",
         stages,
         micro_batches,
         forward=work,
         backward=(3 if recompute else 2) * work,
-        memory=float(shape.layers * shape.hidden),
+        memory=shape.layers * shape.hidden / micro_batches,
         reverse=turned,
     )

@@ -147,6 +147,19 @@ def plain(problem: Problem, memory: float) -> Iterator[Rule]:
             yield Rule(alike[0], 1.0, alike[1], 0.0, min(room * memory, problem.room))
 
 
+def urgent(problem: Problem) -> Iterator[Rule]:
+    """A few more without anything drawn, by which two models with few micro-batches often come to the bound: the
+    backwards of every other model and the forwards of those between go before all else; the first model does; the
+    forwards of those with the smallest micro-batches do."""
+    soon, count = -2 * _spread(problem), len(problem.models)
+    small = min(model.forward for model in problem.models)
+    turns = tuple((soon, 0.0) if number % 2 else (0.0, soon) for number in range(count))
+    first = ((soon, soon), *((0.0, 0.0) for _ in range(1, count)))
+    least = tuple((soon if model.forward == small else 0.0, 0.0) for model in problem.models)
+    for urgency, ahead in ((turns, 0), (turns, 1), (first, 0), (least, problem.stages)):
+        yield Rule(urgency, 1.0, (ahead,) * count, 0.0, math.inf)
+
+
 _AHEAD, _BEHIND, _NOISE, _ROOM = (0, 0, 1, 2, 4, 8), (0.25, 0.5, 1.0), (0.0, 0.0, 0.25, 1.0), (1, 1, 1.05, 1.1, 1.5, 2)
 
 

@@ -9,12 +9,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
 
+from rlgraph.models.families import ModelKind
+from rlgraph.models.shape import Shape
 from rlgraph.pipelines import dispatch, exact
 from rlgraph.pipelines.bounds import least_seconds, serial_memory, serial_seconds
+from rlgraph.pipelines.counted import counted
 from rlgraph.pipelines.dispatch import dispatched
 from rlgraph.pipelines.fuse import drawn as by_number
 from rlgraph.pipelines.fuse import fused
@@ -86,6 +90,20 @@ def test_what_every_stage_works_out_for_itself_is_one_schedule_and_a_short_one(b
     found = timetable(asked, lists)
     # Each model alone fills the bubbles of the other's pipeline only where both have some.
     assert least_seconds(asked) <= found.makespan <= 1.1 * least_seconds(asked) < serial_seconds(asked)
+
+
+@pytest.mark.parametrize("batches", [(2, 2), (2, 4), (2, 7), (4, 2), (4, 4), (4, 7), (7, 4), (7, 7)])
+def test_few_micro_batches_of_two_models_on_the_same_rows(batches: tuple[int, int]) -> None:
+    """Who has more of them has smaller ones. A few rules come near to what no lists can beat, and those of ranks to it."""
+    shape = Shape("llama", vocab=32000, hidden=4096, ffn=11008, layers=32, heads=32, kv_heads=32, head_dim=128)
+    kinds: tuple[ModelKind, ...] = ("causal_lm", "value_lm")
+    models = [counted(shape, kind, 2, each, turned=kind != kinds[0]) for kind, each in zip(kinds, batches, strict=True)]
+    assert models[0].forward * batches[0] > models[1].forward * batches[1] > 0.8 * models[0].forward * batches[0]
+    problem = Problem(tuple(models))
+    rules = (*(rule for rule in dispatch.plain(problem, inf) if rule.memory == inf), *dispatch.urgent(problem))
+    made = [found.makespan for rule in rules if (found := dispatched(problem, rule, random.Random(0)))]
+    assert min(made) <= 1.03 * least_seconds(problem)
+    assert timetable(problem, by_number(problem)).makespan <= 1.01 * least_seconds(problem)
 
 
 @pytest.mark.parametrize("seed", range(4))
