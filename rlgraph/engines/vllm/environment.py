@@ -44,6 +44,7 @@ def prepare() -> None:
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     try:
         import vllm._custom_ops as operators
+
         import_module("vllm.v1.engine.llm_engine")
     except ImportError as error:
         raise EngineError(
