@@ -232,10 +232,11 @@ class Kept:
         """In place of ending them; those of a run that has lost some are not used again."""
         import ray
 
-        ray.get([handle.close.remote() for who, handle in actors.handles.items() if who not in actors.gone], timeout=60)
+        there = [who for who in actors.who if who not in actors.gone]
+        ray.get([actors.handles[who].close.remote() for who in there], timeout=60)
         for handle in actors.handles.values():
             imported = self.serving.pop(handle._actor_id.hex(), None)
-            if imported and actors.over is None and not actors.gone:
+            if imported and actors.over is None and len(there) == len(actors.handles):
                 self.free[imported].append(handle)
             else:
                 ray.kill(handle)
