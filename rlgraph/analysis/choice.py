@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rlgraph.analysis.adapted import show_adapted
 from rlgraph.analysis.fused import show_fused
 from rlgraph.analysis.tables import sized, table
 from rlgraph.clusters.units import show, shown_seconds
@@ -20,6 +21,7 @@ def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
     kinds = sorted(work_seconds(choice).items(), key=lambda each: -each[1])
     yield f"work of all pools, added up: {', '.join(f'{name} {shown_seconds(seconds)}' for name, seconds in kinds)}"
     yield from show_fused(choice.plan, predicted)
+    yield from show_adapted(choice)
     if told := hosted(choice).told(predicted["seconds"]):
         yield told
     full = memory(choice)
@@ -77,6 +79,8 @@ def _rows(choice: Choice, pool: str) -> Iterator[str]:
                 how.append(f"micro-batches of {deployment.micro_tokens} tokens")
             if deployment.attention:
                 how.append(f"attention by {deployment.attention}")
+            if deployment.adapters:
+                how.append(f"adapters {deployment.adapters}")
             how += ["recomputed"] * deployment.recompute + ["off-loaded"] * option.offload
             names = [choice.problem.tasks[number].name for number in component.tasks]
             cells.append((component.name, shown_seconds(sum(option.seconds)), ", ".join(how), ", ".join(names)))

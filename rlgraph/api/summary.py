@@ -80,6 +80,7 @@ def _placement(plan: Plan) -> Iterator[str]:
     for held in plan.holdings:
         said = ["layers are computed again"] * held.recompute
         said += [f"attention by {held.attention}"] if held.attention else []
+        said += [f"adapters {held.adapters}"] if held.adapters else []
         if said:
             yield f"{held.model} in {held.group}: {', '.join(said)}"
     for model, source, target in plan.syncs():

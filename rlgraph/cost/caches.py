@@ -9,10 +9,11 @@ from rlgraph.cost import latent, work
 from rlgraph.cost.decoding import slots
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.memory import BUCKET, Bytes, Load, MemoryModel, Needs, larger
-from rlgraph.cost.time import Batch, adapters, held
+from rlgraph.cost.time import Batch, adapters, adapters_held, held
 from rlgraph.cost.work import Tokens
 from rlgraph.enginespec.spec import Grown, Reserved
 from rlgraph.ir.dtypes import ITEM_BYTES
+from rlgraph.models.families import linear
 
 
 class _Reserving(MemoryModel):
@@ -40,8 +41,7 @@ class _Reserving(MemoryModel):
         weights = work.rank_parameters(shape, config.kind, 1, deployment.tp) * item
         travels = weights
         if shape.adapters:
-            # Of a matrix into which an adapter is merged there is one as it is without.
-            weights += work.adapted_parameters(shape) * item / deployment.tp + config.adapter_bytes
+            weights += adapters_held(config, deployment, item)
             travels = config.adapter_bytes
         if deployment.spec.memory.cpu_packs_experts and deployment.on_cpu:
             weights += work.expert_parameters(shape) * item / deployment.tp
@@ -56,7 +56,7 @@ class _Reserving(MemoryModel):
             # Prompts of such models are not cut there.
             most = max(most, shape.positions)
         fed = min(most, rows * width)
-        read = fed * item * (2 * shape.hidden + max(self._attended(), 2 * shape.hidden + 4 * ffn))
+        read = fed * item * (2 * shape.hidden + max(self._attended(), 2 * shape.hidden + 4 * ffn) + self._copied())
         turned = shape.latent.turned if shape.latent else shape.head_dim
         buffers = (
             reserved.tables(shape.positions, deployment.on_cpu)
@@ -75,6 +75,16 @@ class _Reserving(MemoryModel):
             (("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, travels)))
         )
         return Needs(stays, larger(Bytes((("activations", read),)), Bytes((("logits", logits),))))
+
+    def _copied(self) -> float:
+        """Numbers of a token that it gets of an adapter, at most, where each has them by itself."""
+        shape, deployment = self.config.shape, self.deployment
+        by_token = deployment.on_cpu and deployment.spec.memory.cpu_adapters_by_token
+        if shape.adapters is None or deployment.merges or not by_token:
+            return 0.0
+        sizes = linear(shape)
+        widest = max(max(sizes[name]) for name in shape.adapters.chosen(sizes))
+        return float(deployment.spec.adapter_rank(shape.adapters.rank) * widest)
 
     def _attended(self) -> float:
         """Numbers of a token that a layer's attention needs, while a prompt is read."""

@@ -10,9 +10,10 @@ from statistics import NormalDist
 from rlgraph.cost import latent, work
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import Deployment, ModelConfig
-from rlgraph.cost.time import POINTS, Batch, Cost, crowded
+from rlgraph.cost.time import POINTS, Batch, Cost, adapters_held, crowded
 from rlgraph.cost.work import Tokens
 from rlgraph.enginespec.spec import Reserved
+from rlgraph.models.families import linear
 
 SLOTS = 256
 """Rows that an engine decodes together at most that says no number of its own."""
@@ -80,6 +81,9 @@ def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, b
     size = read.tokens * shape.hidden * config.item
     calls = max(1.0, read.tokens / at_once)
     flops = work.forward_flops(shape, config.kind, read) - (1 - rates.attention) * work.attention_flops(shape, read)
+    beside = _beside(config, deployment)
+    if beside:
+        flops += work.adapter_flops(shape, read)
     # Of what training would keep of each layer, what its kernels tell each other.
     moved = (
         min(1.0, constants.traffic) * shape.layers * read.tokens * work.layer_bytes(shape, config.item, deployment.tp)
@@ -92,8 +96,14 @@ def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, b
         * (inner.all_reduce(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),
         overhead=rates.token * read.tokens * shape.layers
         + rates.begin * prompts * batch.samples
-        + calls * (rates.block + rates.layer * shape.layers),
+        + calls * (rates.block + rates.layer * shape.layers + rates.adapted * beside),
     )
+
+
+def _beside(config: ModelConfig, deployment: Deployment) -> int:
+    """How many matrices have an adapter that is not merged into them."""
+    adapters = config.shape.adapters
+    return len(adapters.chosen(linear(config.shape))) * config.shape.layers if adapters and not deployment.merges else 0
 
 
 def slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
@@ -105,6 +115,7 @@ def slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
     if deployment.on_cpu and not deployment.kv_bytes:
         return reserved.cpu_rows
     weights = work.rank_parameters(config.shape, config.kind, 1, deployment.tp) * config.item
+    weights += adapters_held(config, deployment, config.item)
     room = deployment.kv_bytes or reserved.share * device.memory - weights
     own = cached(config, deployment) * (batch.prompt.mean + batch.response.mean)
     return max(1.0, min(at_once(deployment), room / own))
@@ -185,6 +196,12 @@ class DecodeStep:
             2 * shape.layers * (inner.all_reduce_latency(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
         )
         self.overhead = rates.block + rates.layer * shape.layers
+        if beside := _beside(config, deployment):
+            self.weights += work.adapter_parameters(shape) * config.item / bandwidth
+            self.compute += work.adapter_flops(shape, Tokens(1, 1, context, 1, 1)) / (
+                device.products(config.dtype) * rates.compute
+            )
+            self.overhead += rates.adapted * beside
         self.row = rates.row + rates.hidden * shape.layers * shape.hidden
         self.missed = 1 - shape.experts_per_token / shape.experts if shape.experts else 0.0
 

@@ -62,6 +62,8 @@ class Deployment:
     recompute: bool = False
     attention: str = ""
     """One of the ways that the engine knows; empty: as it does by itself."""
+    adapters: str = ""
+    """One of the ways to hold them that the engine knows; empty: the first one."""
     kv_bytes: int = 0
     """Of each rank's cache of keys and values; 0: as the engine chooses."""
     threads: int = 1
@@ -85,6 +87,11 @@ class Deployment:
         lengths."""
         found = self.spec.shares if self.packs and self.row_ranks == 1 else None
         return found if found and self.island.device.kind in found.devices else None
+
+    @cached_property
+    def merges(self) -> bool:
+        """Whether adapters are merged into its weights."""
+        return (self.adapters or next(iter(self.spec.adapters), "")) == "merged"
 
     @property
     def on_cpu(self) -> bool:

@@ -210,6 +210,7 @@ class Predictor:
             how.micro_tokens,
             how.recompute,
             how.attention,
+            how.adapters,
             how.kv_bytes,
             self.threads if engine(group.engine).threads and group.mesh.copy_size == 1 else 1,
         )

@@ -509,16 +509,39 @@ def sync(
     """
     size = work.trained_parameters(config.shape, config.kind) * config.trained_item
     overhead = constants.sync + constants.tensor * work.tensor_count(config.shape, config.kind)
-    one = target.parts
+    one, merged = target.parts, merging(config, target, constants)
     if together:
         held = size / source.parts if target.tp <= source.tp else 0.0
         near = link_of(source, max(source.mesh.copy_size, target.mesh.copy_size), constants)
-        return Cost(communication=max(0.0, size / one - held) / near, overhead=overhead)
+        return Cost(communication=max(0.0, size / one - held) / near, overhead=overhead) + merged
     bandwidth, latency = apart or (math.inf, 0.0)
     network = min(source.island.network, target.island.network, bandwidth) * constants.transfer
     least = min(source.size, target.size, source.island.per_node, target.island.per_node)
     passed = size / one / link_of(target, target.mesh.copy_size, constants)
-    return Cost(communication=size / least / network + passed + latency, overhead=overhead)
+    return Cost(communication=size / least / network + passed + latency, overhead=overhead) + merged
+
+
+def adapters_held(config: ModelConfig, deployment: Deployment, item: int) -> float:
+    """Bytes of adapters where an engine is brought them, and of what it keeps to compute with them; 0 without any.
+    item: bytes of a number of its weights."""
+    shape, spec = config.shape, deployment.spec
+    if shape.adapters is None:
+        return 0.0
+    room, wide = spec.adapter_rank(shape.adapters.rank), max(item, config.trained_item)
+    return work.adapters_held(shape, deployment.merges, item, wide, room, deployment.tp, deployment.on_cpu)
+
+
+def merging(config: ModelConfig, target: Deployment, constants: Constants) -> Cost:
+    """What an engine does with adapters that came, to have them in its weights: of each matrix the copy without them is
+    read, what they say is added in the adapters' dtype, and written where the weights are."""
+    if config.shape.adapters is None or not target.merges:
+        return Cost()
+    device, rates = target.island.device, constants.rates[target.engine, "generate"]
+    numbers = work.adapted_parameters(config.shape) / target.tp
+    widened = 2 * config.trained_item if config.item < config.trained_item else 0
+    moved = numbers * (2 * config.item + 2 * config.trained_item + widened)
+    products = 2.0 * config.shape.adapters.rank * numbers / (device.products("float32") * rates.compute)
+    return Cost(compute=products, memory=moved / (device.streamed * rates.memory))
 
 
 def link_of(deployment: Deployment, reach: int, constants: Constants) -> float:

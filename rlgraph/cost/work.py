@@ -130,6 +130,21 @@ def adapter_parameters(shape: Shape) -> int:
 
 
 @cache
+def adapters_held(shape: Shape, merged: bool, item: int, wide: int, room: int, tp: int, twice: bool) -> float:
+    """Bytes that an engine which is brought all adapters has beside the weights, on each of the ranks that split these.
+
+    merged: of a matrix into which an adapter is merged there is one as it is without. item, wide: bytes of a number of
+    the weights and of the adapters that come. room: the rank for which there are places beside the weights, with the
+    columns of a rank's part of about half of them. twice: what was read at first stays, too.
+    """
+    came = adapter_parameters(shape)
+    if merged:
+        return adapted_parameters(shape) * item / tp + came * wide
+    assert shape.adapters is not None
+    places = came * room / shape.adapters.rank * (1 + 1 / tp) / 2
+    return came * wide + (places + twice * came) * item
+
+
 def adapted_parameters(shape: Shape) -> int:
     """Of the matrices that have an adapter."""
     sizes = {each.name: each.shape for each in matrices(shape)}

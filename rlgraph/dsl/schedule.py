@@ -14,6 +14,7 @@ from rlgraph.dsl.scope import Meaning, Reporter, Stop
 from rlgraph.dsl.signatures import METHODS, STATEMENTS
 from rlgraph.dsl.tails import check_tail
 from rlgraph.enginespec.registry import engines, faults
+from rlgraph.enginespec.spec import EngineSpec
 from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, counted, listed, nearest
 from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import AXES
@@ -281,9 +282,11 @@ class _Checker(Reporter):
         places = tuple((name, option.span) for name, option in spans.items())
         recompute, attention = given["recompute"], given["attention"]
         assert recompute is None or isinstance(recompute, bool)
+        adapters = given["adapters"]
         assert attention is None or isinstance(attention, str)
+        assert adapters is None or isinstance(adapters, str)
         return Placement(
-            tuple(works), pool.name, engine, tuple(splits.items()), recompute, attention, line.span, places
+            tuple(works), pool.name, engine, tuple(splits.items()), recompute, attention, adapters, line.span, places
         )
 
     def ways(self, given: Mapping[str, object], spans: Mapping[str, tree.Option], works: Sequence[Work]) -> None:
@@ -302,6 +305,8 @@ class _Checker(Reporter):
             able_to = [each.name for each in engines().values() if "recompute" in each.settings]
             message = f"`{name}` computes no layer again"
             self.say("E0908", message, spans["recompute"].span, f"leave it out, or take {listed(able_to, 'or')}")
+        if given["adapters"] is not None:
+            self.adapting(able, str(given["adapters"]), spans["adapters"].span)
         if attention is None:
             return
         knowing = [each.name for each in engines().values() if attention in each.attention]
@@ -320,6 +325,17 @@ class _Checker(Reporter):
                 spans["attention"].span,
                 hint,
             )
+
+    def adapting(self, able: EngineSpec | None, way: str, span: Span) -> None:
+        """A way to hold adapters: the engine is named, and knows it."""
+        knowing = [each.name for each in engines().values() if way in each.adapters]
+        if able is None:
+            message = "how adapters are held is a matter of the engine, and none is named"
+            self.say("E0908", message, span, f"`engine={knowing[0]}, adapters={way}`")
+        elif way not in able.adapters:
+            known = [f"`adapters={each}`" for each in able.adapters]
+            hint = f"it takes {', '.join(known)}" if known else f"leave it out; {listed(knowing, 'and')} can"
+            self.say("E0908", f"`{able.name}` holds no adapters that way: `{way}`", span, hint)
 
     def kinds(self, line: tree.Place, works: Sequence[Work], pool: Pool | None) -> None:
         """Models are on devices; functions and environments are on cpus, which are not split in any way."""

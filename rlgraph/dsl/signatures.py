@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rlgraph.enginespec.registry import attentions, engines
+from rlgraph.enginespec.registry import adaptings, attentions, engines
 from rlgraph.ir.attributes import REQUIRED, Attribute
 from rlgraph.ir.graph import SPANS
 from rlgraph.ir.mesh import LISTED
@@ -294,6 +294,7 @@ STATEMENTS = _table(
             *(Attribute(axis.name, "int", None, 1, None, axis.doc) for axis in LISTED),
             Attribute("recompute", "bool", None, doc="training computes the inside of each layer again, to keep less"),
             Attribute("attention", "word", None, names=attentions),
+            Attribute("adapters", "word", None, doc="beside the weights, or merged into them", names=adaptings),
         ),
         doc="The work of models on a pool; the compiler chooses what is not said.",
     ),

@@ -24,14 +24,8 @@ class Merged:
         where they are. Raises EngineError."""
         self.scale = adapters.scale
         some = next(iter(own.values()))
-        dtype = wide_dtype(some.dtype)
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors = begun(adapters, carried, some)
         """By name, each layer's by itself."""
-        start = saved(adapters.start) if adapters.start else {}
-        for local in (one for each in carried for one in each_layer(each)):
-            begins = initial if ".lora_A." in local.name else _zeros
-            found = start[local.name] if start else begins(local.name, local.shape, adapters.seed)
-            self.tensors[local.name] = found.to(some.device, dtype)
         self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         """Of a matrix of the engine: the live part, the base there, and the rows of B and columns of A that it has."""
         for local in (one for each in layout for one in each_layer(each)):
@@ -43,7 +37,7 @@ class Merged:
                     live = own[local.name][row : row + bottom - top, column : column + right - left]
                     parts = self.tensors[b][top:bottom], self.tensors[a][:, left:right]
                     self._parts.append((live, live.clone(), *parts))
-        self.merge()
+        self.renew()
 
     def held(self) -> Iterator[Tensor]:
         """Adapters, and the copies of the base."""
@@ -51,10 +45,21 @@ class Merged:
         yield from (base for _, base, _, _ in self._parts)
 
     @torch.no_grad()
-    def merge(self) -> None:
+    def renew(self) -> None:
         """After new adapters came."""
         for live, base, b, a in self._parts:
             live.copy_(base.to(b.dtype).addmm(b, a, alpha=self.scale))
+
+
+def begun(adapters: Adapters, carried: Sequence[Local], like: Tensor) -> dict[str, Tensor]:
+    """All of each adapter as they are at first, where a tensor of the engine is, and as wide as one beside it."""
+    start, dtype = saved(adapters.start) if adapters.start else {}, wide_dtype(like.dtype)
+    found = {}
+    for local in (one for each in carried for one in each_layer(each)):
+        begins = initial if ".lora_A." in local.name else _zeros
+        tensor = start[local.name] if start else begins(local.name, local.shape, adapters.seed)
+        found[local.name] = tensor.to(like.device, dtype)
+    return found
 
 
 def _zeros(name: str, shape: tuple[int, ...], seed: int) -> Tensor:

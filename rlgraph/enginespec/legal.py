@@ -49,6 +49,14 @@ def _twice(spec: EngineSpec, mesh: Mesh) -> list[str]:
     return [f"{spec.name} does not split along {said} at once: over {size} devices it does {instead}"]
 
 
+def adapted(spec: EngineSpec, shape: Shape, said: str = "") -> tuple[str, ...]:
+    """The ways among which there is a choice for a model's adapters; of one that has none, or where there is one way,
+    the empty one. said: that of a schedule."""
+    if said or shape.adapters is None or len(spec.adapters) < 2:
+        return (said,)
+    return spec.adapts(shape)
+
+
 def no_adapters(spec: EngineSpec) -> str:
     """What to say of an engine that cannot hold models with adapters."""
     able = (each for each in engines().values() if each.adapters and each.operations >= spec.operations)

@@ -29,6 +29,9 @@ class Rates:
     hidden: float = 0.0
     """Of `generate`: seconds of each number of a row's hidden state in each layer of each decoding step, for what is
     done to it beside matrix products."""
+    adapted: float = 0.0
+    """Of `generate`: seconds of each matrix that has an adapter beside it, in each decoding step and each pass over
+    prompts: launching two products more."""
     token: float = 0.0
     """Seconds of each token that is read, in each layer: what is done to it beside matrix products."""
     update: float = 0.0

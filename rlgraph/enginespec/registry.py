@@ -51,6 +51,11 @@ def attentions() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for each in engines().values() for name in each.attention))
 
 
+def adaptings() -> tuple[str, ...]:
+    """The ways to hold adapters that any of them knows."""
+    return tuple(dict.fromkeys(way for each in engines().values() for way in each.adapters))
+
+
 def engine(name: str) -> EngineSpec:
     return engines()[name]
 

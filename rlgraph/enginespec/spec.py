@@ -23,6 +23,7 @@ from rlgraph.models.shape import Shape
 Setting = Literal["micro_tokens", "recompute", "kv_bytes"]
 """A field of `rlgraph.ir.plan.Holding`."""
 
+Adapting = Literal["apart", "merged"]
 Faults = Callable[[Shape], list[str]]
 """What an engine cannot do of a model however it is split, as it goes on after the engine's name: `cannot rotate`."""
 
@@ -130,6 +131,8 @@ class Memory:
     process: int = 512 << 20
     """Bytes that one of its processes has on a GPU beside tensors: CUDA's context with the kernels of torch. Those are
     300 to 400 MB (pytorch issues 20532 and 107667), and grow with the kernels that are used."""
+    cpu_adapters_by_token: bool = False
+    """On a CPU each token that is read gets a copy of a matrix of its adapter, where these are beside the weights."""
     cpu_packs_experts: bool = False
     """On a CPU experts are there twice: as its kernel wants them, and as others write them."""
 
@@ -200,9 +203,18 @@ class EngineSpec:
     """It can hold models whose layers have experts."""
     every_model: bool = False
     """It takes architectures of which no shape is known; what it cannot compute it refuses when it loads it."""
-    adapters: Literal["", "apart", "merged"] = ""
-    """How it holds models with adapters, if it can: apart from the weights, which models of one base and process have
-    together; or merged into them, with a copy of the matrices as they are without."""
+    adapters: tuple[Adapting, ...] = ()
+    """How it holds models with adapters, as `adapters=WAY` in a schedule: apart from the weights, or merged into them,
+    with a copy of the matrices as they are without. The first one is taken where neither a schedule nor a search says
+    another."""
+    apart_faults: Faults = _no_faults
+    """Why it cannot hold some of them apart."""
+    adapter_ranks: tuple[int, ...] = ()
+    """For adapters beside the weights there is room of one of these ranks, the lowest that is enough; empty: of their
+    own."""
+    own_adapters: bool = False
+    """Its layout says which part of each adapter a rank has, and models of one base and process have that together.
+    Else each rank has all of all adapters, and each model its base."""
     layout: Layout = entire
     dtypes: Mapping[DeviceKind, frozenset[str]] | None = None
     """In which it computes; None: in any."""
@@ -274,15 +286,25 @@ class EngineSpec:
         return self.axes[::-1]
 
     def carried(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[Local, ...]:
-        """What travels when the weights have changed: a rank's tensors; where adapters are merged into these, all
-        adapters."""
-        merged = shape.adapters is not None and self.adapters == "merged"
-        return (entire if merged else self.layout)(shape, mesh, rank, kind)
+        """What travels when the weights have changed: a rank's tensors; of models with adapters these, all of them
+        unless the engine lays them out."""
+        whole = shape.adapters is not None and not self.own_adapters
+        return (entire if whole else self.layout)(shape, mesh, rank, kind)
+
+    def adapter_rank(self, rank: int) -> int:
+        """Of the room for adapters of a rank."""
+        return min((each for each in self.adapter_ranks if each >= rank), default=rank)
+
+    def adapts(self, shape: Shape) -> tuple[Adapting, ...]:
+        """The ways in which it can hold a model's adapters."""
+        if shape.adapters is None:
+            return ()
+        return tuple(way for way in self.adapters if way != "apart" or not self.apart_faults(shape))
 
     def lends(self, split: Mesh) -> bool:
         """Whether models of a process that begin with one base have it once. Ranks that share a model's parameters out
         gather those of one model at a time."""
-        return self.adapters == "apart" and split.length("fsdp") == 1
+        return self.own_adapters and split.length("fsdp") == 1
 
     def width(self, split: Mesh) -> int:
         """Over how many ranks each layer is split by columns."""

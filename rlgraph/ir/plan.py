@@ -90,6 +90,8 @@ class Holding:
     """Training keeps each layer's input only, and computes what is inside again."""
     attention: str = ""
     """How attention is computed, of the ways that the engine knows; empty: as it does by itself."""
+    adapters: str = ""
+    """How adapters are held, of the ways that the engine knows; empty: as it does by itself."""
     offload: bool = False
     """It is in the host's memory while the group does nothing with it."""
     kv_bytes: int = 0

@@ -44,6 +44,8 @@ class Placement:
     """Training keeps each layer's input only, and computes what is inside again."""
     attention: str | None = None
     """How attention is computed."""
+    adapters: str | None = None
+    """How adapters are held."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
     spans: tuple[tuple[str, Span], ...] = field(default=(), compare=False, repr=False)
     """Where each option stands."""

@@ -200,7 +200,7 @@ def problem_of(question: Question) -> Problem:
     phase = main_step(question.program)
     step = tuple(tasks(question.program, phase, question.workload, placed))
     own = components(question.program, question.schedule, question.shapes, step, question.apart)
-    wrong = list(_elsewhere(own, question.cluster))
+    wrong = [*_elsewhere(own, question.cluster), *_unheld(own)]
     if wrong:
         raise ProgramError(wrong)
     apart = len(question.cluster.islands) > 1
@@ -233,6 +233,15 @@ def _parts(
         for each in own
         if each.model in free and each.work == "train" and not each.apart
     ]
+
+
+def _unheld(own: Sequence[Component]) -> Iterator[Diagnostic]:
+    """Adapters that an engine cannot hold as a schedule says."""
+    for each in own:
+        if each.pin and each.pin.adapters == "apart" and each.pin.engine and each.config.shape.adapters:
+            for text in spec_of(each.pin.engine).apart_faults(each.config.shape):
+                message = f"`{each.model}`: {each.pin.engine} {text}"
+                yield Diagnostic("E0912", message, each.pin.at("adapters"), "leave `adapters` out")
 
 
 def _elsewhere(own: Sequence[Component], cluster: Cluster) -> Iterator[Diagnostic]:
@@ -350,6 +359,7 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
             micro_tokens=option.deployment.micro_tokens,
             recompute=option.deployment.recompute,
             attention=option.deployment.attention,
+            adapters=option.deployment.adapters,
             offload=option.offload,
             kv_bytes=option.deployment.kv_bytes,
         )

@@ -118,6 +118,9 @@ def _holdings(plan: Plan) -> Iterator[Problem]:
         if each.attention and name in engines():
             at = ("plan", "holdings", number, "attention")
             yield from _unknown(each.attention, engine(name).attention, at, f"attention of `{name}`")
+        if each.adapters and name in engines():
+            at = ("plan", "holdings", number, "adapters")
+            yield from _unknown(each.adapters, engine(name).adapters, at, f"way to hold adapters of `{name}`")
         able = {"reread": name in engines() and engine(name).rereads, "keep": name in engines() and engine(name).keeps}
         for by, can in able.items():
             if getattr(each, by) and not can:

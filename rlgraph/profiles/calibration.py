@@ -27,7 +27,7 @@ KIND = Kind(
 
 SECTIONS = ("machine", "device", "constants", "host", "rates", "errors")
 SHARES = ("compute", "memory", "collective", "transfer")
-OPTIONAL = ("hides", "attention")
+OPTIONAL = ("hides", "attention", "adapted")
 """Of the rates of an engine: nothing is measured of them, and a file may say them."""
 """Of a peak: more than 0. A bandwidth that was measured lies under that of caches."""
 MOST_SHARE, MOST_SECONDS, MOST_RATE = 100.0, 3600.0, 1e19

@@ -100,6 +100,7 @@ class Work:
     """Of `generate`: tokens that are sampled; prompts have the case's length."""
     recompute: bool = False
     attention: str = ""
+    adapters: str = ""
 
     def __str__(self) -> str:
         case = self.case
@@ -109,7 +110,7 @@ class Work:
         again = "recomputed" if self.recompute else ""
         uneven = f"and fewer by {case.less}" if case.less else ""
         what = (self.operation, case.family, case.dtype, rows, uneven, f"L{self.layers}", threads, split, again)
-        what += (self.attention,)
+        what += (self.attention, self.adapters)
         return " ".join(filter(None, what))
 
     @property
@@ -127,7 +128,7 @@ class Work:
     def predicted(self, engine: str) -> Footprint:
         case, ranks = self.case, self.split.length("dp") * self.split.length("fsdp")
         deployment = Deployment(
-            engine, CPU, self.split, self.block, self.recompute, self.attention, threads=self.threads
+            engine, CPU, self.split, self.block, self.recompute, self.attention, self.adapters, threads=self.threads
         )
         if self.operation == "generate":
             lengths = Lengths((float(case.length),)), Lengths((float(self.response),))
@@ -172,7 +173,7 @@ def shared_out(over: Mesh, work: Work) -> tuple[int, int]:
         return _done(open_rank(work.spec, Rank(over, dist.get_rank(), how)), together, live)
 
 
-def vllm(work: Work) -> tuple[int, int]:
+def vllm(work: Work, **limits: Any) -> tuple[int, int]:
     """The same of vLLM, whose rows may be as long as the model has positions."""
     from vllm.model_executor.layers.attention import mla_attention
 
@@ -186,7 +187,7 @@ def vllm(work: Work) -> tuple[int, int]:
             return plain(*args, **kwargs)
 
     with patch.object(mla_attention.MLAAttention, "forward_impl", counted), live:
-        return _done(VllmEngine.open(work.spec), work, live)
+        return _done(VllmEngine.open(work.spec, **limits), work, live)
 
 
 def _done(engine: Any, work: Work, live: Everywhere) -> tuple[int, int]:

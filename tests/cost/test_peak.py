@@ -183,6 +183,7 @@ def laid(problem: Problem, chosen: list[Option]) -> Plan:
                 deployment.micro_tokens,
                 deployment.recompute,
                 deployment.attention,
+                deployment.adapters,
                 option.offload,
                 deployment.kv_bytes,
             )

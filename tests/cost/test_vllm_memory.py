@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import pytest
 
 pytest.importorskip("vllm")
 
+from rlgraph.cost.deployment import ModelConfig
+from rlgraph.engines.sources import ModelSpec
+from rlgraph.models.adapters import Adapters
 from tests.cost.allocated import Work, vllm
 from tests.cost.trained import Case
 
@@ -44,11 +49,39 @@ CASES = [
 ]
 
 
+@dataclass(frozen=True)
+class Adapted(Work):
+    """The same of a model with adapters on all matrices."""
+
+    rank: int = 8
+
+    @property
+    def spec(self) -> ModelSpec:
+        return replace(self.case.spec(self.layers), adapters=Adapters(self.rank, 16.0))
+
+    def model(self) -> ModelConfig:
+        found = super().model()
+        return replace(found, shape=replace(found.shape, adapters=Adapters(self.rank, 16.0)))
+
+
 @pytest.mark.parametrize("work", CASES, ids=str)
 def test_what_stays_and_what_work_needs(work: Work) -> None:
     stays, needs = vllm(work)
     found = work.predicted("vllm")
     # Nobody brings it new weights here.
+    held = sum(size for what, size in found.resident.parts if what != "messages")
+    assert held == pytest.approx(stays, rel=0.03)
+    assert found.active.total == pytest.approx(needs, rel=0.1)
+
+
+@pytest.mark.parametrize("adapters", ["merged", "apart"])
+@pytest.mark.parametrize("rank", [8, 12])
+def test_adapters(adapters: str, rank: int) -> None:
+    """As copies of the matrices that have some, or in places beside these."""
+    case = Case("llama", rows=16, length=64, fields=MANY)
+    work = Adapted("generate", case, 4, 4, response=20, adapters=adapters, rank=rank)
+    stays, needs = vllm(work, adapters=adapters)
+    found = work.predicted("vllm")
     held = sum(size for what, size in found.resident.parts if what != "messages")
     assert held == pytest.approx(stays, rel=0.03)
     assert found.active.total == pytest.approx(needs, rel=0.1)

@@ -40,7 +40,7 @@ def test_each_rank_has_its_part_of_the_sum(tp: int, targets: tuple[str, ...]) ->
         assert all(torch.equal(each, trainer.tensors()[name]) for name, each in merged.tensors.items())
         for each in merged.tensors.values():
             each.copy_(torch.randn(each.shape, generator=generator))
-        merged.merge()
+        merged.renew()
         wanted = filled(places, ModelWeights(whole(trainer.model, merged)))
         changed = 0
         for name, each in own.items():
@@ -50,7 +50,7 @@ def test_each_rank_has_its_part_of_the_sum(tp: int, targets: tuple[str, ...]) ->
         # Nothing of the old ones is left.
         for name, each in merged.tensors.items():
             each.mul_(0 if ".lora_B." in name else 1)
-        merged.merge()
+        merged.renew()
         assert all(torch.equal(each, plain[name]) for name, each in own.items())
 
 

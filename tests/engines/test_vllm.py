@@ -477,6 +477,63 @@ def test_adapters_are_merged(model: str) -> None:
     assert all(torch.equal(each, base[name]) for name, each in engine._own().items())
 
 
+@pytest.mark.parametrize("rank", [4, 8])
+@pytest.mark.parametrize("model", ["qwen2", "phi3", "gemma2"])
+def test_adapters_beside_the_weights(model: str, rank: int) -> None:
+    """vLLM's own LoRA says what the trainer says, and so do merged weights; the base stays as it is."""
+    told = replace(spec(model), adapters=Adapters(rank, 8.0))
+    engine, trainer = VllmEngine.open(told, adapters="apart"), TransformersEngine.open(told)
+    base = {name: each.clone() for name, each in engine._own().items()}
+    first = trainer.state()
+    assert all(torch.equal(each, first[name]) for name, each in engine.tensors().items())
+    plain = engine.generate(PROMPTS, 2, Sampling(8), keys(2 * len(PROMPTS)))
+    torch.testing.assert_close(plain.logprobs, scores(trainer, plain.sequences), rtol=0, atol=1e-5)
+    merged, generator = VllmEngine.open(told, adapters="merged"), torch.Generator().manual_seed(1)
+    for _ in range(2):
+        new = {name: torch.randn(each.shape, generator=generator) / 8 for name, each in first.items()}
+        for each in (engine, trainer, merged):
+            each.load_state(new)
+        made = engine.generate(PROMPTS, 2, Sampling(8), keys(2 * len(PROMPTS)))
+        other = merged.generate(PROMPTS, 2, Sampling(8), keys(2 * len(PROMPTS)))
+        assert made.sequences.rows() == other.sequences.rows()
+        torch.testing.assert_close(made.logprobs, scores(trainer, made.sequences), rtol=0, atol=1e-5)
+        torch.testing.assert_close(made.logprobs, other.logprobs, rtol=0, atol=1e-5)
+        assert plain.sequences.rows() != made.sequences.rows()
+    assert all(torch.equal(each, base[name]) for name, each in engine._own().items())
+    engine.load_state(first)
+    again = engine.generate(PROMPTS, 2, Sampling(8), keys(2 * len(PROMPTS)))
+    assert torch.equal(again.logprobs, plain.logprobs)
+
+
+def test_adapters_of_some_layers_beside_the_weights() -> None:
+    """Of a matrix in which vLLM has three, one has an adapter; also when the model has slept."""
+    told = replace(spec("qwen2"), adapters=Adapters(4, 8.0, ("v_proj", "down_proj")))
+    engine, trainer = VllmEngine.open(told, adapters="apart"), TransformersEngine.open(told)
+    generator = torch.Generator().manual_seed(1)
+    new = {name: torch.randn(each.shape, generator=generator) / 8 for name, each in trainer.state().items()}
+    engine.load_state(new)
+    trainer.load_state(new)
+    for keep in (True, False):
+        engine.sleep(keep=keep)
+        engine.wake()
+        if not keep:
+            engine.load_state(new)
+        made = engine.generate(PROMPTS, 2, Sampling(8), keys(2 * len(PROMPTS)))
+        torch.testing.assert_close(made.logprobs, scores(trainer, made.sequences), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "adapters", "message"),
+    [
+        ("qwen2_moe", Adapters(4, 8.0), "vllm holds adapters apart only for models without experts"),
+        ("qwen2", Adapters(513, 8.0), "vllm holds adapters apart only up to rank 512"),
+    ],
+)
+def test_adapters_that_vllm_cannot_hold_beside_the_weights(model: str, adapters: Adapters, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        VllmEngine.open(replace(spec(model), adapters=adapters), adapters="apart")
+
+
 def test_a_moving_average(pair: Pair) -> None:
     engine, _ = pair
     own = engine.state()

@@ -19,6 +19,7 @@ from rlgraph.engines.joining import listen
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.engines.vllm.engine import VllmEngine
+from rlgraph.engines.vllm.spec import SPEC
 from rlgraph.engines.weights import ModelWeights, fill
 from rlgraph.ir.mesh import mesh
 from rlgraph.models.adapters import Adapters, pair
@@ -76,18 +77,19 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
         rows.append((one.sequences.rows(), one.logprobs.tolist()))
         wrong += misplaced(sparse, TransformersEngine.open(spec(name)).model)
         wrong += [name] * (sparse.speaks != engine.speaks)
-    # Adapters, which each rank merges into its part.
-    adapted = VllmEngine.open(ADAPTED, mesh(tp=2), rank, address=address)
-    adapted.load_state(new_adapters(adapted.state()))
-    one = adapted.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
-    rows.append((one.sequences.rows(), one.logprobs.tolist()))
+    # Adapters, which each rank merges into its part, or has beside it.
+    for how in SPEC.adapters:
+        adapted = VllmEngine.open(ADAPTED, mesh(tp=2), rank, address=address, adapters=how)
+        adapted.load_state(new_adapters(adapted.state()))
+        one = adapted.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
+        rows.append((one.sequences.rows(), one.logprobs.tolist()))
     wrong += [f"{count} functions were compiled" for count in [counters["frames"]["total"]] if count]
     results.put((rank, engine.speaks, rows, wrong + named, (changed.sequences.rows(), changed.versions.tolist())))
 
 
 def new_adapters(state: State) -> State:
     generator = torch.Generator().manual_seed(1)
-    return {name: torch.randn(each.shape, generator=generator) / 16 for name, each in sorted(state.items())}
+    return {name: torch.randn(each.shape, generator=generator) / 32 for name, each in sorted(state.items())}
 
 
 def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
@@ -114,7 +116,7 @@ def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
         if a in adapters:
             tensor.data.addmm_(adapters[b], adapters[a], alpha=2.0)
     sparse = [TransformersEngine.open(spec(name, seed=5)) for name, _ in SPLIT]
-    others = [*sparse, adapted]
+    others = [*sparse, *[adapted] * len(SPEC.adapters)]
     trainers = [TransformersEngine.open(spec())] * len(SAMPLINGS) + others
     for trainer, sampling, (rows, logprobs) in zip(
         trainers, [*SAMPLINGS, *[SAMPLINGS[1]] * len(others)], first, strict=True

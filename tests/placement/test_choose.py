@@ -74,6 +74,54 @@ def test_a_search_does_what_is_said_of_recomputation_and_attention(recompute: st
     assert "attention by eager" in "\n".join(show_choice(found.choice, predicted(found.choice)))
 
 
+def adapted(base: str, schedule: str = "", lora: str = "rank=32", cluster: str | None = "1x8:a100-80gb") -> Compiled:
+    source = (ALGORITHMS / "grpo.rlf").read_text().replace("causal_lm(base)", f"causal_lm(base, lora=lora({lora}))")
+    return rlgraph.compile(
+        source, {"base": f'"{base}"'}, cluster=cluster, workload=LENGTHS if cluster else None, schedule=schedule or None
+    )
+
+
+@pytest.mark.parametrize(("base", "way"), [("Qwen/Qwen2.5-1.5B", "merged"), ("Qwen/Qwen2.5-7B", "apart")])
+def test_adapters_are_held_as_costs_less(base: str, way: str) -> None:
+    """Merged ones decode faster; where there is no room for a copy of the base, those beside it do."""
+    found = adapted(base)
+    held = found.plan.holding("actor", found.plan.role("actor", "generate").name)
+    assert held.adapters == way
+    other = "apart" if way == "merged" else "merged"
+    [told] = [line for line in show_choice(found.choice, predicted(found.choice)) if line.startswith("adapters of")]
+    assert re.match(rf"adapters of actor.generate: {way} works for .*; {other} works for .* of each device$", told)
+    taken = dict(re.findall(r"(merged|apart) works for ([\d.]+) s", told))
+    assert float(taken["merged"]) < float(taken["apart"])
+    needed = dict(re.findall(r"(merged|apart) works[^;]* needs ([\d.]+)GB", told))
+    assert float(needed["merged"]) > float(needed["apart"])
+
+
+@pytest.mark.parametrize("way", ["merged", "apart"])
+def test_adapters_as_a_schedule_says(way: str) -> None:
+    lines = "pool one = 8 devices\nplace actor.train, ref on one(engine=transformers)\n"
+    schedule = f"schedule grpo\n{lines}place actor.generate on one(engine=vllm, adapters={way})\n"
+    found = adapted("Qwen/Qwen2.5-1.5B", schedule)
+    assert found.plan.holding("actor", found.plan.role("actor", "generate").name).adapters == way
+    told = [line for line in show_choice(found.choice, predicted(found.choice)) if line.startswith("adapters of")]
+    assert [line.endswith("of each device, as the schedule says") for line in told] == [True]
+
+
+@pytest.mark.parametrize(
+    ("base", "lora", "message"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "rank=32", "vllm holds adapters apart only for models without experts"),
+        ("Qwen/Qwen2.5-1.5B", "rank=600", "vllm holds adapters apart only up to rank 512"),
+    ],
+)
+@pytest.mark.parametrize("cluster", [None, "1x8:a100-80gb"])
+def test_adapters_that_an_engine_cannot_hold_so(base: str, lora: str, message: str, cluster: str | None) -> None:
+    lines = "pool one = 8 devices\nplace actor.train, ref on one(engine=transformers)\n"
+    schedule = f"schedule grpo\n{lines}place actor.generate on one(engine=vllm, adapters=apart)\n"
+    with pytest.raises(ProgramError) as found:
+        adapted(base, schedule, lora, cluster)
+    assert [(each.code, each.message) for each in found.value.diagnostics] == [("E0912", f"`actor`: {message}")]
+
+
 def test_attention_that_needs_a_gpu() -> None:
     place = "place actor on all(engine=transformers, attention=flash_attention_2)"
     assert codes("1x2:cpu", schedule=f"schedule ppo\npool all = 2 devices\n{place}\n") == ["E0908"]

@@ -146,6 +146,7 @@ def plans(draw: st.DrawFn, program: Program) -> Plan:
             draw(st.integers(0, 1 << 20)),
             draw(st.booleans()),
             draw(st.sampled_from(["", *engines()[groups[group].engine].attention])),
+            draw(st.sampled_from(["", *engines()[groups[group].engine].adapters])),
             draw(st.booleans()),
             draw(st.integers(0, 1 << 40)),
         )
@@ -281,6 +282,13 @@ WRONG = [
         "E0955",
         '"sdpa"',
         "there are none",
+    ),
+    (
+        '"holdings": []',
+        '"holdings": [{"model": "actor", "group": "play.vllm", "adapters": "apar"}]',
+        "E0955",
+        '"apar"',
+        "did you mean `apart`?",
     ),
     (
         '"holdings": []',

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from rlgraph.engines.base import Admission, Begun, EngineError, Generation, GivenUp, Rank, Refresh, Sampling, State
 from rlgraph.engines.first import decided
-from rlgraph.engines.merging import Merged
+from rlgraph.engines.merging import Merged, begun
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sleeping import Arenas, Switched
 from rlgraph.engines.sources import ModelSpec
+from rlgraph.engines.vllm.beside import Beside
 from rlgraph.engines.vllm.calls import Call, Desk, Sample
 from rlgraph.engines.vllm.environment import prepare
 from rlgraph.engines.vllm.experts import Experts
@@ -39,6 +40,8 @@ _ALONE = mesh()
 _VIEWS = (".W_UV", ".W_UK_T")
 """Parts of the matrix that makes keys and values, in its memory and with names of their own: who writes into that one
 has written into them."""
+_WRAPPED = ".base_layer"
+"""In the name of a layer that has an adapter beside it."""
 _NOBODY = 1 << 62
 """More than the number of any call."""
 
@@ -59,7 +62,8 @@ def _generation(starts: Sequence[list[int]], samples: Sequence[Sample], known: M
 
 def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
     """This rank's part of a copy of a model. Raises EngineError."""
-    limits = {"cache_bytes": rank.holding.kv_bytes or None, "sleeps": rank.holding.offload}
+    how = rank.holding
+    limits = {"cache_bytes": how.kv_bytes or None, "sleeps": how.offload, "adapters": how.adapters}
     opened = VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, **limits)
     opened.keeps, opened.rest = rank.holding.keep, sleeper(opened._engine, rank.arenas)
     return opened
@@ -88,7 +92,9 @@ class VllmEngine:
         self._experts = Experts(self.model)
         self.rest = sleeper(engine, Arenas())
         self._merged: Merged | None = None
-        """Adapters, where the model has some."""
+        """Adapters, where the model has some and they are merged into its weights."""
+        self._beside: Beside | None = None
+        """Those that are not."""
 
     @classmethod
     def open(
@@ -106,13 +112,19 @@ class VllmEngine:
     @classmethod
     def _loaded(cls, spec: ModelSpec, mesh: Mesh, rank: int, address: str | None, limits: Limits) -> VllmEngine:
         source = read(spec, mesh)
+        beside = spec.adapters is not None and limits.adapters == "apart"
+        if beside and (wrong := SPEC.apart_faults(source.shape)):
+            raise EngineError(f"the engine vllm {'; '.join(wrong)}")
         with TemporaryDirectory() as folder:
             source.describe(folder)
             engine = start(folder, spec, source.shape, mesh, rank, address, limits)
         opened = cls(spec, source, engine, mesh, rank)
         own, places = opened._own(), layout(opened._shape, mesh, rank, spec.kind)
         fill(own, places, source.weights)
-        if spec.adapters is not None:
+        if spec.adapters is not None and beside:
+            some = next(iter(own.values()))
+            opened._beside = Beside(engine, spec.adapters, begun(spec.adapters, opened.layout(), some))
+        elif spec.adapters is not None:
             opened._merged = Merged(spec.adapters, opened.layout(), own, places)
         opened._experts.pack()
         opened._forget()
@@ -382,11 +394,15 @@ class VllmEngine:
     def tensors(self) -> dict[str, Tensor]:
         """The parameters by vLLM's names: live ones, and of experts that vLLM packs what `written` packs. Of a model
         with adapters these, which `written` merges into the parameters."""
-        return self.rest.here(self._own() if self._merged is None else self._merged.tensors)
+        return self.rest.here(self._own() if self._adapted is None else self._adapted.tensors)
+
+    @property
+    def _adapted(self) -> Merged | Beside | None:
+        return self._beside if self._merged is None else self._merged
 
     def _own(self) -> dict[str, Tensor]:
         named = self.model.named_parameters()
-        own = {name: each.data for name, each in named if not name.endswith(_VIEWS)}
+        own = {name.replace(_WRAPPED, ""): each.data for name, each in named if not name.endswith(_VIEWS)}
         return own | {**self._experts.tensors}
 
     def written(self) -> None:
@@ -395,8 +411,8 @@ class VllmEngine:
         if not self.rest.changed():
             return
         self.version += 1
-        if self._merged is not None:
-            self._merged.merge()
+        if self._adapted is not None:
+            self._adapted.renew()
         self._experts.pack()
         self._forget()
 
@@ -406,10 +422,10 @@ class VllmEngine:
         assert not self._calls, "rows are being generated"
         self._forget()
         lost = [*cache(self._engine), *(() if keep else self.tensors().values())]
-        if not keep and self._merged is None:
+        if not keep and self._adapted is None:
             # Packed experts are made of those that come.
             lost += self.model.parameters()
-        return self.rest.sleep(weights(self.model, self._experts.tensors, self._merged), lost=lost)
+        return self.rest.sleep(weights(self.model, self._experts.tensors, self._adapted), lost=lost)
 
     def wake(self) -> Switched:
         """Takes it again."""
@@ -482,7 +498,7 @@ class VllmEngine:
         for name, row in rows.items():
             # Keys and values are shared by rows that began with the same weights.
             prompt = {"prompt_token_ids": call.prompt(row), "cache_salt": str(self.version)}
-            self._engine.add_request(name, prompt, row.request())
+            self._engine.add_request(name, prompt, row.request(), lora_request=self._beside and self._beside.request)
 
     def _forget(self) -> None:
         """Drop the keys and values of old weights, of running rows, too, which are then computed again, unless they are

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rlgraph.engines.merging import Merged
 from rlgraph.engines.sleeping import Arenas, Sleeper
+from rlgraph.engines.vllm.beside import Beside
 from rlgraph.engines.vllm.environment import on_cpu
 
 
@@ -31,12 +32,12 @@ def cache(engine: Any) -> Iterator[Tensor]:
         yield from _tensors(engine.model_executor.driver_worker.worker.model_runner.kv_caches)
 
 
-def weights(model: nn.Module, plain: Mapping[str, Tensor], merged: Merged | None) -> Iterator[Tensor]:
+def weights(model: nn.Module, plain: Mapping[str, Tensor], adapted: Merged | Beside | None) -> Iterator[Tensor]:
     """All that was loaded or came from others. plain: of experts that vLLM packs, as they were before."""
     yield from model.parameters()
     yield from plain.values()
-    if merged is not None:
-        yield from merged.held()
+    if adapted is not None:
+        yield from adapted.held()
 
 
 def _tensors(found: Any) -> Iterator[Tensor]:

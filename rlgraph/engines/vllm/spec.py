@@ -21,6 +21,17 @@ def _experts(shape: Shape, ep: int) -> list[str]:
     return [*expert_misfits(shape, ep), *_tensors(shape, ep, entire=True)]
 
 
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def _apart(shape: Shape) -> list[str]:
+    """Why vLLM's own LoRA is not for a model."""
+    found = ["holds adapters apart only for models without experts"] if shape.experts else []
+    if shape.adapters and shape.adapters.rank > _RANKS[-1]:
+        found.append(f"holds adapters apart only up to rank {_RANKS[-1]}")
+    return found
+
+
 SPEC = EngineSpec(
     name="vllm",
     opens="rlgraph.engines.vllm.engine:open_rank",
@@ -31,7 +42,10 @@ SPEC = EngineSpec(
     experts=True,
     layout=layout,
     dtypes={"cpu": _DTYPES, "gpu": _DTYPES},
-    adapters="merged",
+    adapters=("merged", "apart"),
+    apart_faults=_apart,
+    # vLLM 0.32, `MaxLoRARanks` in `vllm/config/lora.py`.
+    adapter_ranks=_RANKS,
     streams=True,
     admits=True,
     orders=True,
@@ -40,14 +54,24 @@ SPEC = EngineSpec(
     sleeps=True,
     # A process has 0.33 to 0.39 GiB that are not torch's (vllm issues 14452 and 11251), and graphs of decoding steps of
     # several sizes, 0.36 to 0.46 GiB (gpustack/runner pull request 251, vllm issue 57475).
-    memory=Memory(cache=Reserved(), process=1 << 30, cpu_dtype="float32", cpu_packs_experts=True),
+    memory=Memory(
+        cache=Reserved(), process=1 << 30, cpu_dtype="float32", cpu_packs_experts=True, cpu_adapters_by_token=True
+    ),
     # Shares of what the largest products and long copies reach, and seconds of a step's layers and rows, fitted to GA01
     # to GA17 of docs/accuracy.md: one model of 32 billion parameters on two, four and eight H100. The attention of
     # prompts is fitted to VP05, VP07, VR01 and VR03: of 1,024 to 32,000 tokens, on an A100 and on a 4090.
+    # An adapter beside a matrix: 4.4 to 4.7 ms of a step of 8 to 48 rows, of four matrices in each of 48 layers, on a
+    # B200 (unslothai/unsloth pull request 5123).
     # On a CPU a decoded row takes what docs/calibration.md has measured.
     rates={
-        "gpu": {"generate": Rates(0.75, 0.95, call=0.02, layer=2.3e-5, row=4.9e-5, reduce=4.4e-6, attention=0.6)},
-        "cpu": {"generate": Rates(0.4, 0.5, call=1e-2, block=3e-3, layer=4e-4, row=1.4e-5, hidden=2.7e-7)},
+        "gpu": {
+            "generate": Rates(
+                0.75, 0.95, adapted=2.5e-5, call=0.02, layer=2.3e-5, row=4.9e-5, reduce=4.4e-6, attention=0.6
+            )
+        },
+        "cpu": {
+            "generate": Rates(0.4, 0.5, adapted=1.4e-4, call=1e-2, block=3e-3, layer=4e-4, row=1.4e-5, hidden=2.7e-7)
+        },
     },
     absorbs=True,
     settings=frozenset({"kv_bytes"}),

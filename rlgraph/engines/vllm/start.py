@@ -12,6 +12,7 @@ import torch
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.joining import url
 from rlgraph.engines.sources import ModelSpec
+from rlgraph.engines.vllm.beside import options
 from rlgraph.engines.vllm.environment import on_cpu
 from rlgraph.engines.vllm.experts import own_experts
 from rlgraph.engines.vllm.layout import ranks
@@ -54,6 +55,8 @@ class Limits:
     gpu_memory_utilization: float = 0.9
     """The share of a GPU's memory for weights and key-value cache; it must be free at the start, whatever the cache
     takes."""
+    adapters: str = ""
+    """How adapters are held, of the ways in the engine's spec; empty: as the first of them."""
     sleeps: bool = False
     """It will give its memory back while others work: on a GPU vLLM then has an allocator of its own."""
 
@@ -95,6 +98,7 @@ def start(
         enable_expert_parallel=whole_experts,
         # Others lay the weights of experts out anew.
         moe_backend="auto" if on_cpu() else "triton",
+        **(options(spec.adapters, shape) if spec.adapters and limits.adapters == "apart" else {}),
         **(_LATENT_ON_CPU if shape.latent and on_cpu() else {}),
         logits_processors=["rlgraph.engines.vllm.sampling:RowSampling"],
         # The place of a token is the number of those before it, and they must be known when it is sampled.

@@ -18,7 +18,7 @@ from rlgraph.cost.peak import usable
 from rlgraph.cost.predict import TaskModel, memory_model, onload
 from rlgraph.cost.tasks import Task, stays
 from rlgraph.cost.time import Batch, sync
-from rlgraph.enginespec.legal import problems
+from rlgraph.enginespec.legal import adapted, problems
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, mesh
@@ -251,7 +251,9 @@ class Options:
         key = (id(component), id(island))
         if key not in self._strategies:
             self._components[id(component)] = component
-            same = groupby(self.strategies(component, island), lambda each: each.deployment.mesh)
+            same = groupby(
+                self.strategies(component, island), lambda each: (each.deployment.mesh, each.deployment.adapters)
+            )
             self._strategies[key] = [list(own) for _, own in same]
         return self._strategies[key]
 
@@ -299,7 +301,9 @@ class Options:
             for split in legal(config.shape, engine, config.kind, island.per_node, said, tokens):
                 able = all(spec_of(engine).does(each, split.splits) for each in component.operations)
                 if able and split.size <= island.devices:
-                    yield Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
+                    found = Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
+                    ways = adapted(spec_of(engine), config.shape, (pin.adapters if pin else None) or "")
+                    yield from (replace(found, adapters=way) for way in ways)
 
     def able(self, component: Component) -> list[str]:
         """The engine that is preferred for a component's work, of those that can hold its model as it is said."""
@@ -411,7 +415,7 @@ class Options:
         if strategy.caches:
             # With more than all of its rows fill it is no faster.
             high = strategy.caches.over(self.filling(component, deployment, copies))
-            kind = kind, deployment.mesh
+            kind = kind, deployment.mesh, deployment.adapters
         staying = Option(strategy, copies, split, False, times, (0.0,) * len(times), kind, sent, high)
         # What is called a CPU's device memory is its host's.
         if not self.offload or not deployment.spec.sleeps or deployment.island.device.kind == "cpu":
@@ -500,7 +504,14 @@ def _split(component: Component, deployment: Deployment, copies: int) -> Split:
     """Of so many copies; deployment: of one."""
     island, reach = deployment.island, deployment.size
     own = deployment.engine, id(island), deployment.mesh, copies
-    weights = id(island), deployment.tp, deployment.parts, reach, min(reach * copies, island.per_node)
+    weights = (
+        id(island),
+        deployment.tp,
+        deployment.parts,
+        reach,
+        min(reach * copies, island.per_node),
+        deployment.adapters,
+    )
     shared = _alike(component, deployment)
     return Split(*own, shared, own if shared else weights)
 
@@ -515,10 +526,11 @@ def _sent(component: Component, deployment: Deployment, split: Split) -> tuple[o
     if _alike(component, deployment) or per_node & (per_node - 1):
         # Tensors are split by powers of two, which may not divide such a node: only the same split is sure to be as
         # good.
-        return split, ()
+        return (split, deployment.adapters), ()
     width = -min(reach * split.copies, per_node)
     if component.brought:
-        return deployment.tp, (width, -deployment.parts, not deployment.island.near(reach))
+        kind = deployment.tp, deployment.adapters
+        return kind, (width, -deployment.parts, not deployment.island.near(reach))
     return deployment.tp, (width, deployment.pp, reach > per_node or per_node % reach != 0)
 
 

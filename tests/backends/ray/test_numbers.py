@@ -121,6 +121,15 @@ pool all = 2 devices
 place actor, ref on all(engine=transformers, tp=2)
 """,
     ),
+    "lora: dp2 to two, beside": Case(
+        "lora",
+        """
+pool learn = 2 devices
+pool play = 2 devices
+place actor.train, ref on learn(engine=transformers, dp=2)
+place actor.generate on play(engine=vllm, adapters=apart)
+""",
+    ),
     "ppo: tp2 and fsdp2 to tp2, held": Case(
         "ppo",
         """
