@@ -159,6 +159,10 @@ class _Feeding:
             available = math.ceil(available / self.ranks) if self.ranks > 1 else available
             longest = sum(self.widths)
             rows, blocks = _block(available, self.budget, longest, self.side)
+            # A copy with a row less may have a block less, of more rows.
+            least = max((batch.least(copies) for batch in self.batches), default=1.0) // self.ranks
+            if 0 < least < available:
+                rows = max(rows, _block(least, self.budget, longest, self.side)[0])
             if self.uneven:
                 # How long rows turn out decides how they are cut: a micro-batch may fill its budget.
                 rows = max(rows, min(self.budget / longest, math.ceil(available / self.side)))

@@ -69,6 +69,10 @@ class Batch:
             known[parts] = min(self.rows, math.ceil(self.rows / parts / self.samples) * self.samples)
         return known[parts]
 
+    def least(self, parts: int) -> float:
+        """The rows of the copy that gets fewest of them."""
+        return self.rows / self.samples // parts * self.samples
+
     def blocks(self, budget: float, packed: bool = False) -> tuple[float, Tokens]:
         """How many micro-batches of at most so many padded tokens a row makes, and the tokens of a row with its
         padding: the longest rows come first, and those of a micro-batch are as long as its longest. packed: rows have

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlgraph.clusters.read import read_cluster
@@ -169,6 +169,7 @@ def test_no_micro_batch_is_larger_than_what_memory_counts(
 
 
 @settings(max_examples=60)
+@example(prompts=4, each=7, prompt=1, answer=8, budget=81, side=1, copies=3)  # 10, 9 and 9 rows: 5 and 5, 9, 9
 @given(
     st.integers(1, 6),
     st.integers(1, 8),
