@@ -9,7 +9,7 @@ engine's folder knows its name: who needs something of an engine asks `rlgraph.e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -300,6 +300,12 @@ class EngineSpec:
         if shape.adapters is None:
             return ()
         return tuple(way for way in self.adapters if way != "apart" or not self.apart_faults(shape))
+
+    def unheld(self, way: str, shape: Shape) -> Sequence[str]:
+        """Why it cannot hold a model's adapters in a way that a schedule says; none: it can."""
+        if shape.adapters is None:
+            return (f"holds no adapters {way}: the model has none",)
+        return self.apart_faults(shape) if way == "apart" else ()
 
     def lends(self, split: Mesh) -> bool:
         """Whether models of a process that begin with one base have it once. Ranks that share a model's parameters out

@@ -238,8 +238,8 @@ def _parts(
 def _unheld(own: Sequence[Component]) -> Iterator[Diagnostic]:
     """Adapters that an engine cannot hold as a schedule says."""
     for each in own:
-        if each.pin and each.pin.adapters == "apart" and each.pin.engine and each.config.shape.adapters:
-            for text in spec_of(each.pin.engine).apart_faults(each.config.shape):
+        if each.pin and each.pin.adapters and each.pin.engine:
+            for text in spec_of(each.pin.engine).unheld(each.pin.adapters, each.config.shape):
                 message = f"`{each.model}`: {each.pin.engine} {text}"
                 yield Diagnostic("E0912", message, each.pin.at("adapters"), "leave `adapters` out")
 

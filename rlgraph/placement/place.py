@@ -288,9 +288,8 @@ class _Placer:
         elif shape is None and has_adapters(self.program, model.name) and not spec_of(engine).adapters:
             yield Diagnostic("E0912", f"`{model.name}`: {no_adapters(spec_of(engine))}", named)
         elif shape is not None:
-            beside = spec_of(engine).apart_faults(shape) if pin.adapters == "apart" and shape.adapters else ()
             hint = "leave `adapters` out"
-            for text in beside:
+            for text in spec_of(engine).unheld(pin.adapters, shape) if pin.adapters else ():
                 yield Diagnostic("E0912", f"`{model.name}`: {engine} {text}", pin.at("adapters"), hint)
             whole = problems(shape, engine, mesh(), cast(ModelKind, model.kind))
             yield from (Diagnostic("E0912", f"`{model.name}`: {text}", named) for text in whole)

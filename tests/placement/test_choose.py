@@ -75,7 +75,9 @@ def test_a_search_does_what_is_said_of_recomputation_and_attention(recompute: st
 
 
 def adapted(base: str, schedule: str = "", lora: str = "rank=32", cluster: str | None = "1x8:a100-80gb") -> Compiled:
-    source = (ALGORITHMS / "grpo.rlf").read_text().replace("causal_lm(base)", f"causal_lm(base, lora=lora({lora}))")
+    source = (ALGORITHMS / "grpo.rlf").read_text()
+    if lora:
+        source = source.replace("causal_lm(base)", f"causal_lm(base, lora=lora({lora}))")
     return rlgraph.compile(
         source, {"base": f'"{base}"'}, cluster=cluster, workload=LENGTHS if cluster else None, schedule=schedule or None
     )
@@ -111,6 +113,7 @@ def test_adapters_as_a_schedule_says(way: str) -> None:
     [
         ("Qwen/Qwen3-30B-A3B", "rank=32", "vllm holds adapters apart only for models without experts"),
         ("Qwen/Qwen2.5-1.5B", "rank=600", "vllm holds adapters apart only up to rank 512"),
+        ("Qwen/Qwen2.5-1.5B", "", "vllm holds no adapters apart: the model has none"),
     ],
 )
 @pytest.mark.parametrize("cluster", [None, "1x8:a100-80gb"])
