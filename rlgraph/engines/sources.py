@@ -14,6 +14,7 @@ import torch
 
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
+from rlgraph.errors import closest, listed
 from rlgraph.models.adapters import Adapters
 from rlgraph.models.families import ModelKind
 
@@ -213,9 +214,22 @@ def random_config(source: RandomSource, codec: Codec, kind: ModelKind = "causal_
     fields.setdefault("eos_token_id", codec.eos_id)
     labels = {} if kind == "causal_lm" else {"num_labels": 1}
     try:
-        return AutoConfig.for_model(source.family, **fields, **labels)
+        config = AutoConfig.for_model(source.family, **fields, **labels)
+        known = type(config)().to_dict()
+        unknown = [name for name in source.config if name not in known and name not in config.attribute_map]
+        # Some have another name than they are kept by.
+        without = {
+            name: AutoConfig.for_model(source.family, **labels, **{key: fields[key] for key in fields if key != name})
+            for name in unknown
+        }
     except Exception as error:
         raise EngineError(f"cannot make a random {source.family!r} model: {error}") from error
+    for name, other in without.items():
+        if {**other.to_dict(), name: fields[name]} == config.to_dict():
+            near = [each for each in known if name in each] or [*filter(None, [closest(name, list(known))])]
+            meant = f"; did you mean {listed(near, 'or')}?" if near else ""
+            raise EngineError(f"the configuration of {source.family!r} has no {name}{meant}")
+    return config
 
 
 def _random(kind: ModelKind, source: RandomSource, codec: Codec) -> PreTrainedModel:

@@ -379,6 +379,36 @@ def test_loading_says_what_is_wrong(tmp_path: Path) -> None:
         load(ModelSpec("causal_lm", source(), dtype="float7"))
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"), [("hiden_size", "; did you mean `hidden_size`"), ("heads", ".*`num_attention_heads`"), ("zzz", "$")]
+)
+def test_what_no_configuration_has_is_not_taken_for_it(name: str, meant: str) -> None:
+    """transformers keeps any name, and makes a model of its own sizes."""
+    wrong = RandomSource("qwen2", {"hidden_size": 32, "num_hidden_layers": 1, name: 1}, Chars("ab"))
+    with pytest.raises(EngineError, match=f"the configuration of 'qwen2' has no {name}{meant}"):
+        load(ModelSpec("causal_lm", wrong))
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("gpt2", {"hidden_size": 32, "num_hidden_layers": 1, "n_head": 2}),
+        (
+            "qwen2",
+            {
+                "hidden_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "rope_theta": 5e2,
+            },
+        ),
+    ],
+)
+def test_configurations_know_other_names_too(family: str, config: dict[str, object]) -> None:
+    load(ModelSpec("causal_lm", RandomSource(family, config, Chars("ab"))))
+
+
 def test_a_missing_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(EngineError, match=r"no/such-model"):
