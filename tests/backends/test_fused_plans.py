@@ -178,7 +178,7 @@ def test_a_model_whose_stages_lie_the_other_way_round_has_its_results_on_the_fir
     [values] = [edge for edge in edges(made.program, plan) if edge.turned]
     assert (values.source, values.value) == (group.name, "value")
     # One order: who has results of a model has what it made, and all others lack the same.
-    dispatch = Dispatch(made.program, plan, *[None] * 5)  # type: ignore[arg-type]
+    dispatch = Dispatch(made.program, plan, *[None] * 6)  # type: ignore[arg-type]
     ranks = [tuple(rank for _, rank in alike) for alike in dispatch.alike(group, 0)]
     assert ranks == [(6,), (0,), (1, 2, 3, 4, 5, 7)]
     other = dispatch.alike(plan.role("actor", "generate"), 0)

@@ -123,9 +123,9 @@ def test_rows_that_are_expected_to_be_long_begin_first(pair: Pair, monkeypatch: 
     sampling, taken = Sampling(9), list[int]()
     add = engine._engine.add_request
 
-    def noted(name: str, *args: Any) -> None:
+    def noted(name: str, *args: Any, **more: Any) -> None:
         taken.append(int(name.split("/")[1]))
-        add(name, *args)
+        add(name, *args, **more)
 
     monkeypatch.setattr(engine._engine, "add_request", noted)
     plain = engine.generate(PROMPTS, 2, sampling, keys(10))
