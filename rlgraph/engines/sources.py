@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -215,21 +218,25 @@ def random_config(source: RandomSource, codec: Codec, kind: ModelKind = "causal_
     labels = {} if kind == "causal_lm" else {"num_labels": 1}
     try:
         config = AutoConfig.for_model(source.family, **fields, **labels)
-        known = type(config)().to_dict()
-        unknown = [name for name in source.config if name not in known and name not in config.attribute_map]
-        # Some have another name than they are kept by.
-        without = {
-            name: AutoConfig.for_model(source.family, **labels, **{key: fields[key] for key in fields if key != name})
-            for name in unknown
-        }
     except Exception as error:
         raise EngineError(f"cannot make a random {source.family!r} model: {error}") from error
-    for name, other in without.items():
-        if {**other.to_dict(), name: fields[name]} == config.to_dict():
-            near = [each for each in known if name in each] or [*filter(None, [closest(name, list(known))])]
-            meant = f"; did you mean {listed(near, 'or')}?" if near else ""
-            raise EngineError(f"the configuration of {source.family!r} has no {name}{meant}")
+    known = [each.name for each in dataclasses.fields(config)]
+    for name in source.config:
+        near = [each for each in known if name in each] or [*filter(None, [closest(name, known, 0.8)])]
+        if name not in known and name not in config.attribute_map and near and not _is_read(config, name):
+            raise EngineError(
+                f"the configuration of {source.family!r} has no {name}; did you mean {listed(near, 'or')}?"
+            )
     return config
+
+
+def _is_read(config: Any, name: str) -> bool:
+    """Whether the code of a configuration, or of its model, asks for an attribute that is none of its fields, as some
+    do: transformers keeps any name."""
+    folder = Path(inspect.getfile(type(config))).parent
+    own = re.escape(name)
+    asked = re.compile(rf"config\.{own}\b|(?:getattr|hasattr|pop|get)\([^()]*[\"']{own}[\"']")
+    return any(asked.search(file.read_text()) for file in folder.glob("*.py"))
 
 
 def _random(kind: ModelKind, source: RandomSource, codec: Codec) -> PreTrainedModel:

@@ -380,7 +380,7 @@ def test_loading_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("hiden_size", "; did you mean `hidden_size`"), ("heads", ".*`num_attention_heads`"), ("zzz", "$")]
+    ("name", "meant"), [("hiden_size", "; did you mean `hidden_size`"), ("layers", ".*`num_hidden_layers`")]
 )
 def test_what_no_configuration_has_is_not_taken_for_it(name: str, meant: str) -> None:
     """transformers keeps any name, and makes a model of its own sizes."""
@@ -392,6 +392,7 @@ def test_what_no_configuration_has_is_not_taken_for_it(name: str, meant: str) ->
 @pytest.mark.parametrize(
     ("family", "config"),
     [
+        ("qwen3_moe", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}),
         ("gpt2", {"hidden_size": 32, "num_hidden_layers": 1, "n_head": 2}),
         (
             "qwen2",
