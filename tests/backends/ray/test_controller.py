@@ -82,8 +82,8 @@ class Counting:
             self.count(parcels)
             return pack(who, parcels)
 
-        def counted_get(references: Sequence[Any], what: Any, beside: Sequence[Any] = ()) -> list[Any]:
-            answers = get(references, what, beside)
+        def counted_get(references: Sequence[Any], what: Any, beside: Sequence[Any] = (), **more: Any) -> list[Any]:
+            answers = get(references, what, beside, **more)
             for answer in answers:
                 self.count(answer)
             return answers
