@@ -65,6 +65,16 @@ class Frame:
             self._indexes[child, ancestor] = above
         return self._indexes[child, ancestor]
 
+    def greatest(self, axis: str, numbers: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
+        """For each row of an axis the greatest number of the rows that lie in it, float [rows], 0 at least. numbers: of
+        named values, row by row."""
+        found = np.zeros(self.size(axis))
+        for name, each in numbers:
+            own = axis_of(self.types[name])
+            assert own is not None
+            np.maximum.at(found, self.index(own.row.key, axis), each)
+        return found
+
     def add_rows(self, rows: Rows) -> None:
         """Rows of a new axis, or more rows of a known one (their parents counted from the first row of all)."""
         key, old = rows.axis.key, self.rows.get(rows.axis.key)

@@ -73,12 +73,13 @@ class Batch:
         """The rows of the copy that gets fewest of them."""
         return self.rows / self.samples // parts * self.samples
 
-    def blocks(self, budget: float, packed: bool = False) -> tuple[float, Tokens]:
+    def blocks(self, budget: float, packed: bool = False, shares: Shares | None = None) -> tuple[float, Tokens]:
         """How many micro-batches of at most so many padded tokens a row makes, and the tokens of a row with its
         padding: the longest rows come first, and those of a micro-batch are as long as its longest. packed: rows have
-        no padding, and a longer one than the budget is a micro-batch by itself."""
+        no padding, and a longer one than the budget is a micro-batch by itself. shares: how packed rows are read that
+        begin alike."""
         if packed:
-            return self._packed(budget), self.row
+            return self._packed(budget), self.read(shares)
         if budget not in self._blocks:
             self._blocks[budget] = self._cut(budget)
         return self._blocks[budget]
@@ -296,8 +297,7 @@ def _row(
     layers = heads = tokens = squares = blocks = longest = 0.0
     for batch in batches:
         part = batch.rows / whole
-        made, row = batch.blocks(budget, packs)
-        row = batch.read(shares) if packs else row
+        made, row = batch.blocks(budget, packs, shares)
         # What is computed again for the backward pass is the layers, and a head of more logits than are kept.
         parts = work.in_parts(shape, model, row.scored / made, tp)
         head_once = work.head_flops(shape, model, row)

@@ -305,37 +305,30 @@ class _Checker(Reporter):
             able_to = [each.name for each in engines().values() if "recompute" in each.settings]
             message = f"`{name}` computes no layer again"
             self.say("E0908", message, spans["recompute"].span, f"leave it out, or take {listed(able_to, 'or')}")
-        if given["adapters"] is not None:
-            self.adapting(able, str(given["adapters"]), spans["adapters"].span)
-        if attention is None:
-            return
-        knowing = [each.name for each in engines().values() if attention in each.attention]
-        if name is None:
-            hint = f"`engine={knowing[0]}, attention={attention}`"
-            message = "how attention is computed is a matter of the engine, and none is named"
-            self.say("E0908", message, spans["attention"].span, hint)
-        elif able is not None and attention not in able.attention:
-            known = [f"`attention={each}`" for each in able.attention]
-            hint = f"it takes {', '.join(known)}" if known else f"leave it out; {listed(knowing, 'and')} can"
-            self.say(
-                "E0908",
-                f"`{name}` does not let `attention` be chosen"
-                if not known
-                else f"`{name}` computes no attention by `{attention}`",
-                spans["attention"].span,
-                hint,
-            )
+        if (adapters := given["adapters"]) is not None:
+            self.known_way(given, spans["adapters"], "adapters are held", f"holds no adapters that way: `{adapters}`")
+        if attention is not None:
+            chosen = able is None or bool(able.attention)
+            cannot = f"computes no attention by `{attention}`" if chosen else "does not let `attention` be chosen"
+            self.known_way(given, spans["attention"], "attention is computed", cannot)
 
-    def adapting(self, able: EngineSpec | None, way: str, span: Span) -> None:
-        """A way to hold adapters: the engine is named, and knows it."""
-        knowing = [each.name for each in engines().values() if way in each.adapters]
-        if able is None:
-            message = "how adapters are held is a matter of the engine, and none is named"
-            self.say("E0908", message, span, f"`engine={knowing[0]}, adapters={way}`")
-        elif way not in able.adapters:
-            known = [f"`adapters={each}`" for each in able.adapters]
-            hint = f"it takes {', '.join(known)}" if known else f"leave it out; {listed(knowing, 'and')} can"
-            self.say("E0908", f"`{able.name}` holds no adapters that way: `{way}`", span, hint)
+    def known_way(self, given: Mapping[str, object], option: tree.Option, done: str, cannot: str) -> None:
+        """A way in which engines do something, each of which says under the option's name what it knows: one is named,
+        and knows it."""
+
+        def known(spec: EngineSpec) -> Collection[str]:
+            ways: Collection[str] = getattr(spec, option.name)
+            return ways
+
+        said, name = str(given[option.name]), given["engine"]
+        able, knowing = engines().get(str(name)), [each.name for each in engines().values() if said in known(each)]
+        if name is None:
+            message = f"how {done} is a matter of the engine, and none is named"
+            self.say("E0908", message, option.span, f"`engine={knowing[0]}, {option.name}={said}`")
+        elif able is not None and said not in known(able):
+            others = [f"`{option.name}={each}`" for each in known(able)]
+            hint = f"it takes {', '.join(others)}" if others else f"leave it out; {listed(knowing, 'and')} can"
+            self.say("E0908", f"`{name}` {cannot}", option.span, hint)
 
     def kinds(self, line: tree.Place, works: Sequence[Work], pool: Pool | None) -> None:
         """Models are on devices; functions and environments are on cpus, which are not split in any way."""

@@ -22,7 +22,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Holding, Plan
 from rlgraph.ir.schedule import Placement, Pool, Schedule, Work
 from rlgraph.placement.fusing import fused_in, fusible
-from rlgraph.placement.place import Machine, Shapes, place
+from rlgraph.placement.place import Machine, Shapes, place, unheld
 from rlgraph.placement.search.components import Component, components, separable
 from rlgraph.placement.search.fill import filled
 from rlgraph.placement.search.fusing import Pieces
@@ -200,7 +200,10 @@ def problem_of(question: Question) -> Problem:
     phase = main_step(question.program)
     step = tuple(tasks(question.program, phase, question.workload, placed))
     own = components(question.program, question.schedule, question.shapes, step, question.apart)
-    wrong = [*_elsewhere(own, question.cluster), *_unheld(own)]
+    wrong = list(_elsewhere(own, question.cluster))
+    for each in own:
+        if each.pin and each.pin.engine:
+            wrong += unheld(each.model, each.pin.engine, each.config.shape, each.pin)
     if wrong:
         raise ProgramError(wrong)
     apart = len(question.cluster.islands) > 1
@@ -233,15 +236,6 @@ def _parts(
         for each in own
         if each.model in free and each.work == "train" and not each.apart
     ]
-
-
-def _unheld(own: Sequence[Component]) -> Iterator[Diagnostic]:
-    """Adapters that an engine cannot hold as a schedule says."""
-    for each in own:
-        if each.pin and each.pin.adapters and each.pin.engine:
-            for text in spec_of(each.pin.engine).unheld(each.pin.adapters, each.config.shape):
-                message = f"`{each.model}`: {each.pin.engine} {text}"
-                yield Diagnostic("E0912", message, each.pin.at("adapters"), "leave `adapters` out")
 
 
 def _elsewhere(own: Sequence[Component], cluster: Cluster) -> Iterator[Diagnostic]:

@@ -288,9 +288,7 @@ class _Placer:
         elif shape is None and has_adapters(self.program, model.name) and not spec_of(engine).adapters:
             yield Diagnostic("E0912", f"`{model.name}`: {no_adapters(spec_of(engine))}", named)
         elif shape is not None:
-            hint = "leave `adapters` out"
-            for text in spec_of(engine).unheld(pin.adapters, shape) if pin.adapters else ():
-                yield Diagnostic("E0912", f"`{model.name}`: {engine} {text}", pin.at("adapters"), hint)
+            yield from unheld(model.name, engine, shape, pin)
             whole = problems(shape, engine, mesh(), cast(ModelKind, model.kind))
             yield from (Diagnostic("E0912", f"`{model.name}`: {text}", named) for text in whole)
             yield from self.unfit(model, shape, seat, pin, whole)
@@ -434,6 +432,12 @@ class _Placer:
             first = sorted(range(len(ranks)), key=ranks.__getitem__)
             return tuple(part * len(first) + place for part in range(count) for place in first)
         return group.devices
+
+
+def unheld(model: str, engine: str, shape: Shape, pin: Placement) -> Iterator[Diagnostic]:
+    """Adapters that an engine cannot hold as a schedule says."""
+    for text in spec_of(engine).unheld(pin.adapters, shape) if pin.adapters else ():
+        yield Diagnostic("E0912", f"`{model}`: {engine} {text}", pin.at("adapters"), "leave `adapters` out")
 
 
 def _repeated(a: Mesh, b: Mesh) -> tuple[tuple[Mesh, Mesh], int]:

@@ -111,8 +111,9 @@ class _Training:
     @property
     def rests(self) -> int:
         """How many rows have to wait until its `collect` asks them again; 0: they are asked in the next step."""
-        longest = self.collect is not None and attr(self.collect, "rest") == "longest"
-        return int(self.collect.attr("rows")) if self.collect is not None and longest else 0
+        if self.collect is None or attr(self.collect, "rest") != "longest":
+            return 0
+        return int(self.collect.attr("rows"))
 
 
 class _Ways:

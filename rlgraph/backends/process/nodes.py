@@ -294,25 +294,17 @@ def _recent_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.
 def _aged_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
     """An axis, and its rows in the order of the age of the oldest that lies in them, older ones first, int64."""
     axis = node.attr("axis")
-    oldest = np.zeros(frame.size(axis), dtype=np.int64)
-    for name, model in zip(node.inputs, node.attr("models"), strict=True):
-        kind = axis_of(frame.types[name])
-        assert kind is not None
-        ages = session.versions.at(model, frame.step) - frame.values[name].numpy()
-        np.maximum.at(oldest, frame.index(kind.key, axis), ages)
-    return axis, np.argsort(-oldest, kind="stable")
+    sampled = zip(node.inputs, node.attr("models"), strict=True)
+    ages = [(name, session.versions.at(model, frame.step) - frame.values[name].numpy()) for name, model in sampled]
+    return axis, np.argsort(-frame.greatest(axis, ages), kind="stable")
 
 
 def _soonest_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
     """An axis, and its rows by the tokens of the longest answer in each, the shortest first, int64. A row that was
     given up has none, and is longer than any other."""
     axis = node.attr("axis")
-    longest = np.zeros(frame.size(axis))
-    for name in node.inputs:
-        kind = axis_of(frame.types[name])
-        assert kind is not None
-        lengths = frame.values[name].numpy()
-        np.maximum.at(longest, frame.index(kind.key, axis), np.where(lengths > 0, lengths, np.inf))
+    lengths = [(name, frame.values[name].numpy()) for name in node.inputs]
+    longest = frame.greatest(axis, [(name, np.where(each > 0, each, np.inf)) for name, each in lengths])
     return axis, np.argsort(longest, kind="stable")
 
 

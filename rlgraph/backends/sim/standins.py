@@ -173,21 +173,13 @@ class StandIns:
             old = frame.index(own.row.key, node.attr("axis"))[age > node.attr("oldest")]
             return np.setdiff1d(np.arange(frame.size(node.attr("axis"))), old)
         if node.op == "aged":
-            oldest = np.zeros(frame.size(node.attr("axis")), dtype=np.int64)
-            for name, model in zip(node.inputs, node.attr("models"), strict=True):
-                own = axis_of(frame.types[name])
-                assert own is not None
-                ages = self.versions.at(model, frame.step) - frame.values[name].version
-                np.maximum.at(oldest, frame.index(own.row.key, node.attr("axis")), ages)
-            return np.argsort(-oldest, kind="stable")
+            sampled = zip(node.inputs, node.attr("models"), strict=True)
+            ages = [(name, self.versions.at(model, frame.step) - frame.values[name].version) for name, model in sampled]
+            return np.argsort(-frame.greatest(node.attr("axis"), ages), kind="stable")
         if node.op == "soonest":
-            longest = np.zeros(frame.size(node.attr("axis")))
-            for name in node.inputs:
-                own, tokens = axis_of(frame.types[name]), frame.values[name].response
-                assert own is not None
-                ended = np.where(tokens > 0, tokens, np.inf)
-                np.maximum.at(longest, frame.index(own.row.key, node.attr("axis")), ended)
-            return np.argsort(longest, kind="stable")
+            tokens = [(name, frame.values[name].response) for name in node.inputs]
+            ended = [(name, np.where(each > 0, each, np.inf)) for name, each in tokens]
+            return np.argsort(frame.greatest(node.attr("axis"), ended), kind="stable")
         table, chosen = axis_of(frame.types[node.inputs[0]]), axis_of(node.outputs[0].type)
         assert table is not None and chosen is not None
         counts = np.bincount(frame.index(table.key, chosen.key), minlength=frame.size(chosen.key))

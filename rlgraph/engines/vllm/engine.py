@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, chain, count, pairwise
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -532,10 +532,8 @@ def _given_up(
         if first and len(ended.get(row.index // n, ())) >= first:
             groups.setdefault(row.index // n, []).append(name)
     over = [names for group, names in groups.items() if decided(ended[group], [least[each] for each in names], first)]
-    found = [name for names in over for name in names]
-    if limit is not None:
-        found += [name for name in waiting if least[name] >= limit and name not in found]
-    return found
+    long = [name for name in waiting if least[name] >= limit] if limit is not None else []
+    return list(dict.fromkeys([*chain.from_iterable(over), *long]))
 
 
 def _sample(row: Row, output: Any) -> Sample:
