@@ -54,6 +54,22 @@ class _User:
         return self.move.sampling is not None and self.move.sampling.sent.done()
 
 
+@dataclass(eq=False)
+class _Arrival:
+    """Of weights that are on their way. Whoever works with them waits for it, not only who had them brought: of these
+    one may be behind another, and a transfer that fails would be told by nobody."""
+
+    wait: Callable[[], None]
+    lock: Lock
+    over: bool = False
+
+    def __call__(self) -> None:
+        with self.lock.take():
+            if not self.over:
+                self.wait()
+                self.over = True
+
+
 _NONE = -1
 """The count of weights that are not there."""
 _ALL = frozenset({0})
@@ -96,6 +112,8 @@ class Weights:
         """Of groups to which newer weights can come now."""
         self._coming: dict[Place, int] = {}
         """Versions that are on their way to these."""
+        self._arrivals: dict[Place, _Arrival] = {}
+        """Of the weights that were brought to these last."""
         self._new_lock = clock.lock
         self._moved: dict[int, list[Moved]] = {}
         """For each step that is under way what went from group to group for it."""
@@ -123,6 +141,7 @@ class Weights:
             owners = {model: owner for model, owner in self.plan.owners if model in self.changing}
             self._held |= {place: _NONE for place in self._lent if place[1] != owners.get(place[0], place[1])}
             self._moved.clear()
+            self._arrivals.clear()
 
     def _change(self, model: str, step: Step) -> None:
         self._ends.setdefault((model, self.versions.at(model, step)), self._changes[model])
@@ -167,7 +186,8 @@ class Weights:
             lent.callback(self._leave, user)
             for place in places:
                 lent.enter_context(self._lent[place].take(step.number, _ALL, key, partial(self._joins, user, place)))
-            coming = self._given(user)
+            self._given(user)
+            coming = [*dict.fromkeys(self._arrivals[place] for place in places if place in self._arrivals)]
             for place in places:
                 # Who would be given what has been brought now need not wait.
                 self._lent[place].again()
@@ -180,8 +200,8 @@ class Weights:
                 lent.close()
 
             def arrived() -> None:
-                while coming:
-                    coming.pop()()
+                for each in coming:
+                    each()
 
             yield Lent(min(user.versions.values()), sampling, arrived, shared)
             arrived()
@@ -231,16 +251,17 @@ class Weights:
                 self._users.append(user)
             return True
 
-    def _given(self, user: _User) -> list[Callable[[], None]]:
-        """Brings what is lacking where nobody else works with the weights: what waits for that."""
-        move, coming = user.move, list[Callable[[], None]]()
+    def _given(self, user: _User) -> None:
+        """Brings what is lacking where nobody else works with the weights."""
+        move = user.move
         mine = [place for place in self._places(move.target, move.receiver, move.copy) if place not in user.versions]
         if move.sampling is None:
             chosen = self.versions.chosen(move.target, move.step, move.node)
             version = next(iter(user.versions.values()), chosen)
             user.versions |= dict.fromkeys(mine, version)
             user.move = replace(move, version=version if oldest(move.node) else None)
-            return self._bring(user.move, mine)
+            self._bring(user.move, mine)
+            return
         ways = [each.copy for each in self._each(move)]
         if self._copies[move.receiver.name] > 1:
             ways += [copy for *_, copy in self._places(move.target, move.receiver, move.copy)]
@@ -254,8 +275,8 @@ class Weights:
                     user.versions |= dict.fromkeys(mine, newest)
                     if user not in self._users:
                         self._users.append(user)
-                    return coming
-            coming += self._bring(replace(move, version=newest, sampling=None), mine)
+                    return
+            self._bring(replace(move, version=newest, sampling=None), mine)
 
     def _leave(self, user: _User) -> None:
         """Newer weights come to it no more."""
@@ -333,17 +354,16 @@ class Weights:
             if places & each.versions.keys()
         )
 
-    def _bring(self, move: Move, places: Collection[Place]) -> list[Callable[[], None]]:
+    def _bring(self, move: Move, places: Collection[Place]) -> None:
         """To copies that lack the weights, of those in these places: to all of them together, or else to one after the
-        other. What waits for them."""
+        other."""
         model, group = move.target, move.receiver
         wanted = self._changes[model] if move.version is None else self._count(model, move.version)
         lacking = [copy for copy in self._lacking(move, wanted) if (model, group.name, copy) in places]
-        coming = []
         for each in self._to(move, lacking):
-            coming.append(self._move(each))
+            arrival = _Arrival(self._move(each), self._new_lock())
+            self._arrivals |= dict.fromkeys(self._places(model, group, each.copy), arrival)
             self._hold(model, group, each.copy, wanted)
-        return coming
 
     def _to(self, move: Move, lacking: Sequence[int]) -> list[Move]:
         """To copies that lack the weights: where these are not all, to one after the other."""
