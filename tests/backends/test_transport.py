@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import train
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Silent, Things
+from rlgraph.exchange.link import LinkError
 from rlgraph.ir.graph import numbered
 from rlgraph.ir.plan import Group
 
@@ -105,6 +107,49 @@ def test_it_computes_what_one_process_does(folder: Path, name: str) -> None:
     trained = next(at for at, line in enumerate(transport.carried) if line.startswith("1: train"))
     assert moves and moves[0] > trained
     assert found.extra["sync/bytes"] == 8 * len(moves)
+
+
+class Stuck(Here):
+    """Weights that are sent do not come."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.stuck, self.told = True, 0
+
+    def move(self, move: Move) -> Coming:
+        def arrived() -> Moved:
+            if self.stuck:
+                raise LinkError("the other end does not answer")
+            self.told += 1
+            return Moved(0.5, sent=8)
+
+        return arrived
+
+
+def test_all_who_work_with_weights_wait_for_them(folder: Path) -> None:
+    """Not only who had them brought, who may be behind another one: what has failed on their way is told by whoever
+    comes first, and what they took is counted once."""
+    swaps, changes = PROGRAMS["grpo"]
+    text = shipped("grpo", swaps)
+    made = compiled(text, changes, apart(compile_text(text, changes)), folder)
+    program = numbered(made.program)
+    transport = Stuck(Session(program, Settings(folder=folder)))
+    backend = HereBackend(program, made.plan, transport, Threads(), Silent(), transport.session.first, seed=0)
+    play = made.plan.role("actor", "generate")
+    [node] = [node for _, node in program.walk() if node.op == "generate"]
+    first, second = Step(1, "step"), Step(2, "step")
+    try:
+        backend.weights.trained("actor", first)
+        lent = partial(backend.weights.lent, "actor", play, node)
+        with lent(first) as brought, lent(second) as found:
+            for each in (found, brought, found):
+                with pytest.raises(LinkError):
+                    each.arrived()
+            transport.stuck = False
+        assert transport.told == 1
+        assert backend.weights.finish(first)["sync/bytes"] == 8
+    finally:
+        backend.close()
 
 
 class Slowed(Here):
