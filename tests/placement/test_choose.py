@@ -505,6 +505,12 @@ def test_too_large_says_what_where_when_and_what_helps(capsys: pytest.CaptureFix
             "pool play = 7 devices\nplace ref on play\n",
             "E0932",
         ),
+        ("1x4:h100 + 1x8:a100", "schedule ppo\npool learn = 9 devices\nplace actor, critic on learn\n", "E0932"),
+        (
+            "1x4:h100 + 1x8:a100",
+            "schedule ppo\npool learn = 6 devices\nplace actor on learn\npool play = 5 devices\nplace ref on play\n",
+            "E0932",
+        ),
         ("1x2:l4(memory=4GiB)", None, "E0930"),
     ],
 )

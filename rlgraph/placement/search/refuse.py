@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rlgraph.clusters.cluster import Cluster, Island
@@ -12,7 +12,7 @@ from rlgraph.enginespec.legal import problems
 from rlgraph.enginespec.registry import axes
 from rlgraph.errors import NO_SPAN, Diagnostic, counted, listed
 from rlgraph.ir.mesh import mesh
-from rlgraph.ir.schedule import Schedule
+from rlgraph.ir.schedule import Pool, Schedule
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.option import Option
 from rlgraph.placement.search.options import Options
@@ -40,6 +40,9 @@ def refuse(
     wanted = sum(pool.devices for pool in schedule.pools)
     if wanted > problem.cluster.devices:
         return [_too_many(wanted, problem.cluster, schedule)]
+    sized = sorted((pool for pool in schedule.pools if pool.devices), key=lambda pool: -pool.devices)
+    if not _lie([pool.devices for pool in sized], [island.devices for island in problem.cluster.islands]):
+        return [_astride(sized, problem.cluster)]
     try:
         hint = _way_out(problem, schedule, fits, free)
     except OutOfTime:
@@ -103,6 +106,27 @@ def _impossible(component: Component, cluster: Cluster) -> Diagnostic:
 def _too_many(wanted: int, cluster: Cluster, schedule: Schedule) -> Diagnostic:
     message = f"the pools of the schedule have {wanted} devices, and {cluster.text} has {cluster.devices}"
     return Diagnostic("E0932", message, schedule.span, "make the pools smaller, or the cluster larger")
+
+
+def _lie(pools: Sequence[int], rooms: Sequence[int]) -> bool:
+    """Whether pools of so many devices, the largest first, can each lie within one island; rooms: what is left of
+    these."""
+    return not pools or any(
+        _lie(pools[1:], sorted([*rooms[:at], room - pools[0], *rooms[at + 1 :]]))
+        for at, room in enumerate(rooms)
+        if room >= pools[0] and room not in rooms[:at]
+    )
+
+
+def _astride(pools: Sequence[Pool], cluster: Cluster) -> Diagnostic:
+    most = max(island.devices for island in cluster.islands)
+    if pools[0].devices > most:
+        told = f"`{pools[0].name}` has {pools[0].devices} devices, and the largest has {most}"
+    else:
+        sizes = ", ".join(f"`{pool.name}` has {pool.devices}" for pool in pools)
+        told = f"{sizes} devices, for which they have no room"
+    message = f"a pool lies in one group of {cluster.text}: {told}"
+    return Diagnostic("E0932", message, pools[0].span, "make pools smaller, or a group larger")
 
 
 def _together(problem: Problem, schedule: Schedule, hint: str) -> Diagnostic:
