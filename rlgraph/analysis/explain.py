@@ -15,6 +15,7 @@ from rlgraph.analysis.sharing import OVER, Sharing, pools, sharing, strategies
 from rlgraph.analysis.tables import table
 from rlgraph.analysis.variants import ONE_STEP_OFF, Other, others
 from rlgraph.clusters.units import shown_seconds
+from rlgraph.compilation.blocks import unsaid
 from rlgraph.compilation.choosing import Hosted, hosted, tokens
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.compilation.finalists import better
@@ -212,6 +213,7 @@ def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
     some = {strategy.shares for strategy in known if strategy.problem is choice.problem} if large else None
     told = compiled.told["predicted"]["seconds"]
     tried = [changed(choice, other, some, ends, told) for other in others(choice)]
+    tried += _streamed(choice, ends)
     changes = sorted(tried, key=lambda each: -each.saves)
     path = critical_path(choice.problem, choice.found)
     return Explanation(compiled.name, choice, compiled.told["predicted"], path, tuple(alternatives), tuple(changes))
@@ -246,6 +248,15 @@ def changed(
         return Change(other.name, other.detail, seconds, _price(problem, found), 1 - value / was, beside=beside)
     saves = 1 - found.value / choice.found.value if choice.found.value else 0.0
     return Change(other.name, other.detail, found.seconds, _price(problem, found), saves)
+
+
+def _streamed(choice: Choice, ends: float) -> Iterator[Change]:
+    """Tables that could stream in the plan that was chosen."""
+    problem, found = choice.problem, choice.found
+    for each in unsaid(choice, ends):
+        saves = 1 - each.seconds / each.whole if each.whole else 0.0
+        price = each.seconds * problem.price(found.blocks, found.devices)
+        yield Change(f"`stream {each.table}(block={each.block})`", "", each.seconds, price, saves, beside=each.whole)
 
 
 def _price(problem: Problem, found: Found) -> float:

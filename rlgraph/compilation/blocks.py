@@ -6,15 +6,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import inf
+from time import monotonic
 
 from rlgraph.backends.sim.steady import run_steps
 from rlgraph.compilation.overlap import simulated
 from rlgraph.cost.tasks import main_step
+from rlgraph.enginespec.registry import engine
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import Stream
+from rlgraph.ops.nodes import NODES
 from rlgraph.placement.choose import Choice
 from rlgraph.placement.search.watch import Line as Shown
+from rlgraph.placement.tails import sampling
 
 TIMES = 4
 """How many times as large as the one before a block is that is tried."""
@@ -50,11 +55,46 @@ def with_blocks(choice: Choice) -> Choice:
     return choice
 
 
+@dataclass(frozen=True)
+class Streamed:
+    """What it would save if a table streamed that does not."""
+
+    table: str
+    block: int
+    """Rows."""
+    seconds: float
+    """Of a step."""
+    whole: float
+    """Seconds of a step in which it does not, by the simulator as well."""
+
+
+def unsaid(choice: Choice, ends: float = inf) -> Iterator[Streamed]:
+    """For each table of a step that the schedule does not stream, and that an engine samples that could, the best
+    block. ends: of trying, by the monotonic clock; what was not tried by then is left out."""
+    asked = choice.question
+    said = {line.table for line in asked.schedule.streams}
+    nodes = main_step(asked.program).graph.walk()
+    tables = dict.fromkeys(node.name.split(".")[0] for node in nodes if NODES[node.op].generates)
+    with closing(Shown("simulating what could stream")) as shown:
+        for table in tables:
+            groups = sampling(table, choice.plan, asked.program)
+            if table in said or not all(engine(group.engine).streams for group in groups):
+                continue
+            search = _Search(choice, Stream(table), shown, ends)
+            try:
+                search.run()
+            except ProgramError:
+                continue
+            best = min((rows for rows in search.tried if rows), key=search.tried.__getitem__, default=None)
+            if best is not None and None in search.tried:
+                yield Streamed(table, best, search.tried[best], search.tried[None])
+
+
 class _Search:
     """For one table."""
 
-    def __init__(self, choice: Choice, line: Stream, shown: Shown) -> None:
-        self.choice, self.line, self.shown = choice, line, shown
+    def __init__(self, choice: Choice, line: Stream, shown: Shown, ends: float = inf) -> None:
+        self.choice, self.line, self.shown, self.ends = choice, line, shown, ends
         self.tailed = any(tail.table == line.table for tail in choice.question.schedule.tails)
         self.others = tuple(each for each in choice.plan.blocks if each[0] != line.table)
         self.tried: dict[int | None, float] = {}
@@ -63,7 +103,8 @@ class _Search:
     def run(self) -> None:
         """The whole batch, and blocks from small to large."""
         for rows in self.sizes() if self.tailed else (None, *self.sizes()):
-            self.seconds(rows)
+            if monotonic() < self.ends:
+                self.seconds(rows)
 
     def sizes(self) -> Iterator[int]:
         """Rows of whole groups of samples."""

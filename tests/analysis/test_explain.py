@@ -19,8 +19,11 @@ from rlgraph.analysis.variants import ONE_STEP_OFF, next_device, others
 from rlgraph.analysis.whatif import Sweep, what_if
 from rlgraph.api.compiled import Compiled
 from rlgraph.api.summary import summary
+from rlgraph.backends.sim.steady import run_steps
 from rlgraph.clusters.devices import known
 from rlgraph.clusters.read import read_cluster
+from rlgraph.compilation.blocks import STEPS, unsaid
+from rlgraph.compilation.overlap import simulated
 from rlgraph.cost.constants import defaults
 from rlgraph.cost.lengths import read_lengths
 from rlgraph.cost.tasks import Workload
@@ -233,6 +236,26 @@ def test_a_change_saves_what_is_told(ppo: Compiled, told: Explanation) -> None:
         assert change.saves == pytest.approx(1 - change.seconds / before)
         assert change.seconds * (1 - COARSE) <= after <= change.seconds / (1 - SPARE), change.name
     assert tried == 4
+
+
+APART = """schedule alone
+pool learn = 2 devices
+pool play = 2 devices
+place actor.train on learn
+place actor.generate on play(engine=vllm)
+"""
+
+
+def test_what_streaming_saves_is_what_the_line_saves() -> None:
+    """And a table that streams already is not told of."""
+    plain = rlgraph.compile(ALONE, cluster=SMALL, schedule=APART)
+    [change] = [each for each in plain.explain().changes if "stream" in each.name]
+    streamed = rlgraph.compile(ALONE, cluster=SMALL, schedule=APART + change.name.strip("`") + "\n")
+    after, before = (run_steps(simulated(each.choice), STEPS).seconds for each in (streamed, plain))
+    assert (change.seconds, change.beside) == (after, before)
+    assert change.saves == 1 - after / before > 0.1
+    assert not [each for each in streamed.explain().changes if "stream" in each.name]
+    assert not list(unsaid(plain.choice, 0.0))
 
 
 def test_what_can_only_help_never_harms(ppo: Compiled, told: Explanation) -> None:
