@@ -15,8 +15,9 @@ from rlgraph.backends.endings import Endings
 from rlgraph.backends.executor import Executor, Made
 from rlgraph.backends.flight import Coming, Flights, Things
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.loops import LOOPS, Policy, run_loop
+from rlgraph.backends.loops import LOOPS
 from rlgraph.backends.notes import Notes
+from rlgraph.backends.regions import Policy, run_loop
 from rlgraph.backends.step import Ended, Step
 from rlgraph.backends.versions import Versions
 from rlgraph.ir.graph import Node, Phase, Program

@@ -14,7 +14,8 @@ from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from rlgraph.backends.loops import LOOPS, Policy
+from rlgraph.backends.loops import LOOPS
+from rlgraph.backends.regions import Policy
 from rlgraph.backends.step import Step
 from rlgraph.ir.graph import Graph, Node, Program
 from rlgraph.ir.steps import oldest, reach

@@ -13,7 +13,8 @@ import torch
 from tiny import EPS, Run, Seen, compile_text, data_folder, run_text, weights
 
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.loops import LOOPS, Loop, Policy
+from rlgraph.backends.loops import LOOPS
+from rlgraph.backends.regions import Loop, Policy
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import NODES

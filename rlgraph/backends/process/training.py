@@ -15,9 +15,9 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame, Places
-from rlgraph.backends.loops import assembled, made_of, run_region
 from rlgraph.backends.process.nodes import options, sequences_for, work
 from rlgraph.backends.process.session import Session, engine_failure
+from rlgraph.backends.regions import assembled, made_of, run_region
 from rlgraph.backends.rows import show_id
 from rlgraph.engines.base import Accumulates, Call, EngineError, Fuses, HalfChanged, Micro, NotFinite, TrainOptions
 from rlgraph.errors import listed
