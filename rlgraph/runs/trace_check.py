@@ -10,7 +10,7 @@ and no row that was there then is passed over.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import islice, pairwise
 from pathlib import Path
@@ -19,10 +19,10 @@ from typing import Any
 from rlgraph.backends.rows import show_id
 from rlgraph.backends.step import Ended
 from rlgraph.errors import NO_SPAN, Diagnostic, counted
-from rlgraph.ir.graph import Graph, Node, axes
-from rlgraph.ir.types import Axis, Handle, Table
-from rlgraph.ops.nodes import NODES, attr, model_of, rows_each, sampler, table_of, way_to
+from rlgraph.ir.graph import Node, axes
+from rlgraph.ops.nodes import attr, rows_each
 from rlgraph.runs.trace import Batch, Row, Runs, Trace, TracedStep, read_trace
+from rlgraph.runs.trace_ways import LATE, Training, Ways, data_of
 
 
 @dataclass
@@ -76,143 +76,6 @@ def _who(rows: list[Row]) -> str:
     return show_id(rows[0]) + (f" (and {counted(more, 'more row')})" if more else "")
 
 
-# What the program says
-
-
-LATE = "recent"
-"""Who drops rows that are too old, as a trace calls it."""
-
-
-@dataclass(frozen=True)
-class _Training:
-    """Something that is trained on the rows of a table."""
-
-    key: tuple[str, str]
-    """The weights that its body is given, and the table."""
-    model: str
-    source: str
-    """The key of who samples the rows."""
-    collect: Node | None
-    """That which puts batches together on the way."""
-    before: frozenset[str]
-    """Who may drop rows before that."""
-    after: frozenset[str]
-    """Who may drop rows after that, or where there is no `collect`."""
-    times: int | None
-    """How often it is trained on a row."""
-    always: bool
-    """In each step of its phase."""
-
-    @property
-    def as_they_end(self) -> bool:
-        """Its `collect` takes batches in another order than that of the data."""
-        return self.collect is not None and attr(self.collect, "order") != "data"
-
-    @property
-    def rests(self) -> int:
-        """How many rows have to wait until its `collect` asks them again; 0: they are asked in the next step."""
-        if self.collect is None or attr(self.collect, "rest") != "longest":
-            return 0
-        return int(self.collect.attr("rows"))
-
-
-class _Ways:
-    """How rows come from who samples them to who is trained on them."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.types = graph, graph.values()
-        self.makers: dict[str, tuple[Node, int]] = {}
-        for node in graph.walk():
-            self.makers |= {value.name: (node, at) for at, value in enumerate(node.outputs)}
-
-    def samplers(self) -> Iterator[tuple[str, tuple[Node, str]]]:
-        """By its key each node that samples, and whose weights it does it with."""
-        for node in self.graph.walk():
-            model = self.types.get(model_of(node))
-            if NODES[node.op].generates and isinstance(model, Handle):
-                yield node.attr("key"), (node, model.name)
-
-    def again(self, table: str) -> bool:
-        """Whether the rows come from a buffer: they may come several times."""
-        return any(NODES[node.op].place("buffer") is not None for node, _ in way_to(table, self.makers))
-
-    def carrying(self) -> Iterator[tuple[Node, dict[str, Node]]]:
-        """Each `collect` whose surplus may get too old, and by who samples it what looks at it."""
-        for node in self.graph.walk():
-            if NODES[node.op].loop == "rounds" and attr(node, "late") != "wait":
-                looks = [each for each in node.region.nodes if each.op == LATE]
-                sources = [sampler(each.inputs[0], self.makers) for each in looks]
-                yield node, {source.attr("key"): each for source, each in zip(sources, looks, strict=True) if source}
-
-    def ending(self) -> dict[str, Node]:
-        """By its data each `collect` that takes batches as they end."""
-        loops = (node for node in self.graph.walk() if NODES[node.op].loop == "rounds")
-        return {_data(node): node for node in loops if attr(node, "order") != "data"}
-
-    def sources(self, collect: Node) -> set[str]:
-        """Who samples the rows by whose age it takes them."""
-        names = (name for node in collect.region.nodes if node.op == "aged" for name in node.inputs)
-        return {node.attr("key") for node in (sampler(name, self.makers) for name in names) if node}
-
-    def trainings(self) -> Iterator[_Training]:
-        yield from self._inside(self.graph, ())
-
-    def _inside(self, graph: Graph, loops: tuple[Node, ...]) -> Iterator[_Training]:
-        for node in graph.nodes:
-            if not NODES[node.op].trains:
-                for region in node.regions:
-                    yield from self._inside(region, (*loops, node))
-                continue
-            always = not any(NODES[loop.op].loop == "steps" for loop in loops)
-            for table in dict.fromkeys(table_of(inner) for inner in node.region.nodes if NODES[inner.op].scores):
-                kind, way = self.types.get(table), self._way(table)
-                if way is not None and isinstance(kind, Table) and not self.again(table):
-                    weights = node.region.inputs[0]
-                    assert isinstance(weights.type, Handle)
-                    yield _Training((weights.name, table), weights.type.name, *way, _times(kind.axis, loops), always)
-
-    def _way(self, table: str) -> tuple[str, Node | None, frozenset[str], frozenset[str]] | None:
-        """Who samples a table's rows, and what is on the way from there; None of rows that no model samples."""
-        collect: Node | None = None
-        before, after = set[str](), set[str]()
-        for node, _ in way_to(table, self.makers):
-            op = NODES[node.op]
-            if op.generates:
-                return node.attr("key"), collect, frozenset(before), frozenset(after)
-            if op.chooses is not None:
-                (after if collect is None else before).add(node.name)
-            elif not op.region:
-                return None
-            elif op.loop == "rounds":
-                collect = node
-        return None
-
-
-def _asked_in(batch: Ended | None, step: int) -> bool | None:
-    """Whether a batch is of rows that were given up in a step; None: it is none."""
-    return None if batch is None else batch[0] == step and batch[1] < 0
-
-
-def _data(collect: Node) -> str:
-    """Whose rows it collects."""
-    tables = [value.type for node in collect.region.nodes if node.op == "read" for value in node.outputs]
-    return next(kind.axis.name for kind in tables if isinstance(kind, Table))
-
-
-def _times(axis: Axis, loops: Iterable[Node]) -> int | None:
-    """How often a row of an axis comes by in loops around it."""
-    times = 1
-    for loop in loops:
-        if NODES[loop.op].loop == "slices":
-            if all(above.key != loop.attr("axis") for above in axis.path()):
-                return None
-            times *= attr(loop, "epochs")
-    return times
-
-
-# What the run did
-
-
 class _Checker:
     def __init__(self, trace: Trace) -> None:
         self.trace, self.result = trace, TraceCheck(len(trace.steps), trace.cut)
@@ -248,7 +111,7 @@ class _Checker:
         self.faults.setdefault((step, what, granted), []).extend(rows)
 
     def check(self) -> None:
-        ways = {phase.name: _Ways(phase.graph) for phase in self.trace.program.phases}
+        ways = {phase.name: Ways(phase.graph) for phase in self.trace.program.phases}
         samplers = {name: dict(each.samplers()) for name, each in ways.items()}
         trainings = {name: list(each.trainings()) for name, each in ways.items()}
         carrying = {name: list(each.carrying()) for name, each in ways.items()}
@@ -261,7 +124,7 @@ class _Checker:
                 if row[0] not in ending:
                     self.places.setdefault(row, len(self.places))
             for collect, looks in carrying[step.phase]:
-                if _data(collect) not in ending:
+                if data_of(collect) not in ending:
                     self.check_late(number, step, collect, looks, trainings[step.phase])
             for key, rows in step.sampled.items():
                 node, model = samplers[step.phase][key]
@@ -290,7 +153,7 @@ class _Checker:
                             self.waiting.setdefault(training.key, []).extend(row for row, *_ in mine)
                 self.check_ended(number, step, ending, asked_now)
                 for collect, looks in carrying[step.phase] if not asked_now else ():
-                    if _data(collect) in ending:
+                    if data_of(collect) in ending:
                         self.check_late(number, step, collect, looks, trainings[step.phase])
             for training in trainings[step.phase]:
                 for row in self.check_trained(number, step, training):
@@ -307,10 +170,10 @@ class _Checker:
         self.result.ages = dict(sorted(Counter(ages.values()).items()))
 
     def check_late(
-        self, step: int, done: TracedStep, collect: Node, looks: Mapping[str, Node], trainings: Iterable[_Training]
+        self, step: int, done: TracedStep, collect: Node, looks: Mapping[str, Node], trainings: Iterable[Training]
     ) -> None:
         """What a `collect` carries over is given up once it is too old. looks: by who samples what looks at it."""
-        gone = {row for row in done.dropped.get(LATE, ()) if row[0] == _data(collect)}
+        gone = {row for row in done.dropped.get(LATE, ()) if row[0] == data_of(collect)}
         own = [each for each in trainings if each.collect is collect and each.source in looks]
         late, waiting, ran = set[Row](), set[Row](), bool(gone)
 
@@ -430,7 +293,7 @@ class _Checker:
             what = f"of `{source}` was {counted(behind, 'update')} behind at the end: too old"
             self.fault(step, [row], what, f"`staleness={bound}, unit=update` grants {bound}")
 
-    def check_trained(self, step: int, done: TracedStep, training: _Training) -> list[Row]:
+    def check_trained(self, step: int, done: TracedStep, training: Training) -> list[Row]:
         """The rows that it was rightly trained on."""
         key, who = training.key, training.model
         counts = Counter(done.trained.get(key, ()))
@@ -470,7 +333,7 @@ class _Checker:
         return rightly
 
     def check_missing(
-        self, step: int, done: TracedStep, training: _Training, here: list[Row], used: set[Row], after: _Dropped
+        self, step: int, done: TracedStep, training: Training, here: list[Row], used: set[Row], after: _Dropped
     ) -> None:
         """What became of the rows that it was not trained on."""
         who, collect = training.model, training.collect
@@ -514,7 +377,7 @@ class _Checker:
     def place(self, row: Row) -> tuple[int, ...]:
         return (self.places.get(row[:3], len(self.places)),)
 
-    def turns(self, training: _Training, rows: Iterable[Row]) -> Callable[[Row], tuple[int, ...]] | None:
+    def turns(self, training: Training, rows: Iterable[Row]) -> Callable[[Row], tuple[int, ...]] | None:
         """When it is whose turn, of rows whose batches are taken as they end: those come last that have not ended.
         None: the trace does not tell, since several tables have a say in how old they are."""
         collect = training.collect
@@ -533,7 +396,7 @@ class _Checker:
 
         return turn
 
-    def take_unseen(self, training: _Training) -> None:
+    def take_unseen(self, training: Training) -> None:
         """Rows are collected in a step that does not train on them."""
         rows = self.waiting[training.key]
         assert training.collect is not None
@@ -551,6 +414,11 @@ class _Dropped:
 
     def __contains__(self, row: Row) -> bool:
         return any(row[:length] in self.rows for length in range(3, len(row) + 1)) if self.rows else False
+
+
+def _asked_in(batch: Ended | None, step: int) -> bool | None:
+    """Whether a batch is of rows that were given up in a step; None: it is none."""
+    return None if batch is None else batch[0] == step and batch[1] < 0
 
 
 def _listed(versions: Iterable[int]) -> str:

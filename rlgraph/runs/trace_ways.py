@@ -1,0 +1,135 @@
+"""What a program grants the rows of a run: which tables are trained on, and the way of their rows to there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from rlgraph.ir.graph import Graph, Node
+from rlgraph.ir.types import Axis, Handle, Table
+from rlgraph.ops.nodes import NODES, attr, model_of, sampler, table_of, way_to
+
+LATE = "recent"
+"""Who drops rows that are too old, as a trace calls it."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """Something that is trained on the rows of a table."""
+
+    key: tuple[str, str]
+    """The weights that its body is given, and the table."""
+    model: str
+    source: str
+    """The key of who samples the rows."""
+    collect: Node | None
+    """That which puts batches together on the way."""
+    before: frozenset[str]
+    """Who may drop rows before that."""
+    after: frozenset[str]
+    """Who may drop rows after that, or where there is no `collect`."""
+    times: int | None
+    """How often it is trained on a row."""
+    always: bool
+    """In each step of its phase."""
+
+    @property
+    def as_they_end(self) -> bool:
+        """Its `collect` takes batches in another order than that of the data."""
+        return self.collect is not None and attr(self.collect, "order") != "data"
+
+    @property
+    def rests(self) -> int:
+        """How many rows have to wait until its `collect` asks them again; 0: they are asked in the next step."""
+        if self.collect is None or attr(self.collect, "rest") != "longest":
+            return 0
+        return int(self.collect.attr("rows"))
+
+
+class Ways:
+    """How rows come from who samples them to who is trained on them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.types = graph, graph.values()
+        self.makers: dict[str, tuple[Node, int]] = {}
+        for node in graph.walk():
+            self.makers |= {value.name: (node, at) for at, value in enumerate(node.outputs)}
+
+    def samplers(self) -> Iterator[tuple[str, tuple[Node, str]]]:
+        """By its key each node that samples, and whose weights it does it with."""
+        for node in self.graph.walk():
+            model = self.types.get(model_of(node))
+            if NODES[node.op].generates and isinstance(model, Handle):
+                yield node.attr("key"), (node, model.name)
+
+    def again(self, table: str) -> bool:
+        """Whether the rows come from a buffer: they may come several times."""
+        return any(NODES[node.op].place("buffer") is not None for node, _ in way_to(table, self.makers))
+
+    def carrying(self) -> Iterator[tuple[Node, dict[str, Node]]]:
+        """Each `collect` whose surplus may get too old, and by who samples it what looks at it."""
+        for node in self.graph.walk():
+            if NODES[node.op].loop == "rounds" and attr(node, "late") != "wait":
+                looks = [each for each in node.region.nodes if each.op == LATE]
+                sources = [sampler(each.inputs[0], self.makers) for each in looks]
+                yield node, {source.attr("key"): each for source, each in zip(sources, looks, strict=True) if source}
+
+    def ending(self) -> dict[str, Node]:
+        """By its data each `collect` that takes batches as they end."""
+        loops = (node for node in self.graph.walk() if NODES[node.op].loop == "rounds")
+        return {data_of(node): node for node in loops if attr(node, "order") != "data"}
+
+    def sources(self, collect: Node) -> set[str]:
+        """Who samples the rows by whose age it takes them."""
+        names = (name for node in collect.region.nodes if node.op == "aged" for name in node.inputs)
+        return {node.attr("key") for node in (sampler(name, self.makers) for name in names) if node}
+
+    def trainings(self) -> Iterator[Training]:
+        yield from self._inside(self.graph, ())
+
+    def _inside(self, graph: Graph, loops: tuple[Node, ...]) -> Iterator[Training]:
+        for node in graph.nodes:
+            if not NODES[node.op].trains:
+                for region in node.regions:
+                    yield from self._inside(region, (*loops, node))
+                continue
+            always = not any(NODES[loop.op].loop == "steps" for loop in loops)
+            for table in dict.fromkeys(table_of(inner) for inner in node.region.nodes if NODES[inner.op].scores):
+                kind, way = self.types.get(table), self._way(table)
+                if way is not None and isinstance(kind, Table) and not self.again(table):
+                    weights = node.region.inputs[0]
+                    assert isinstance(weights.type, Handle)
+                    yield Training((weights.name, table), weights.type.name, *way, _times(kind.axis, loops), always)
+
+    def _way(self, table: str) -> tuple[str, Node | None, frozenset[str], frozenset[str]] | None:
+        """Who samples a table's rows, and what is on the way from there; None of rows that no model samples."""
+        collect: Node | None = None
+        before, after = set[str](), set[str]()
+        for node, _ in way_to(table, self.makers):
+            op = NODES[node.op]
+            if op.generates:
+                return node.attr("key"), collect, frozenset(before), frozenset(after)
+            if op.chooses is not None:
+                (after if collect is None else before).add(node.name)
+            elif not op.region:
+                return None
+            elif op.loop == "rounds":
+                collect = node
+        return None
+
+
+def data_of(collect: Node) -> str:
+    """Whose rows it collects."""
+    tables = [value.type for node in collect.region.nodes if node.op == "read" for value in node.outputs]
+    return next(kind.axis.name for kind in tables if isinstance(kind, Table))
+
+
+def _times(axis: Axis, loops: Iterable[Node]) -> int | None:
+    """How often a row of an axis comes by in loops around it."""
+    times = 1
+    for loop in loops:
+        if NODES[loop.op].loop == "slices":
+            if all(above.key != loop.attr("axis") for above in axis.path()):
+                return None
+            times *= attr(loop, "epochs")
+    return times
