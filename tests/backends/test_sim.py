@@ -27,7 +27,7 @@ from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.sim.account import critical_path, pool_time, worker_time
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.held import Held
-from rlgraph.backends.sim.transport import _Rows
+from rlgraph.backends.sim.sampled import SampledRows
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import Silent, StepResult
 from rlgraph.cost.lengths import Lengths
@@ -464,7 +464,7 @@ def test_the_longest_of_what_is_begun_come_later(folder: Path, streamed: bool) -
 def test_where_nobody_waits_nobody_is_idle(there: float) -> None:
     copy: Any = SimpleNamespace(alone=SimpleNamespace(ends=(1.0,), cost=SimpleNamespace(seconds=1.0)))
     for count in range(1, 20):
-        rows = _Rows([copy] * count, lambda _: 0.0, there=there)
+        rows = SampledRows([copy] * count, lambda _: 0.0, there=there)
         rows.begin(lambda _: there)
         assert rows.idle() == 0
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import ceil
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 
@@ -18,11 +17,12 @@ from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.placed.admission import blocks
 from rlgraph.backends.placed.race import Race
-from rlgraph.backends.placed.shares import rows_of
 from rlgraph.backends.placed.tails import Ending
 from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.sim.held import Held, none
 from rlgraph.backends.sim.log import Log
+from rlgraph.backends.sim.orders import batches_of, counts_of, model_in, parts_of, shared_out, tables_of, title_of
+from rlgraph.backends.sim.sampled import AtWork, Dealt, SampledRows, last_of
 from rlgraph.backends.sim.standins import StandIns
 from rlgraph.backends.sim.tails import moved
 from rlgraph.backends.sim.together import Ends, Member, Together
@@ -38,7 +38,7 @@ from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import Handle
-from rlgraph.ops.nodes import NODES, code_of, model_of, needed, rows_each, table_of
+from rlgraph.ops.nodes import NODES, code_of, model_of, needed, rows_each
 
 
 @dataclass
@@ -58,78 +58,6 @@ class _Books:
     """For each value and group the numbers of the rows that have come there."""
 
 
-@dataclass
-class _Sampling:
-    """A group that samples."""
-
-    order: Order
-    rows: Held
-    began: float
-    later: dict[str, float]
-    """What newer weights add to its time, in seconds."""
-
-
-@dataclass(eq=False)
-class _Rows:
-    """Rows while they are sampled, and until when somebody waits for some of them. All seconds since they began."""
-
-    copies: Sequence[CopyRows]
-    part: Callable[[Ends], float]
-    """When what somebody waits for is there, by when the rows of each copy end."""
-    until: float = 0.0
-    there: float = 0.0
-    """Until when somebody has waited."""
-    later: dict[str, float] = field(default_factory=dict)
-    """By how much longer somebody waits, because others have come, or new weights."""
-    followed: bool = False
-    """Where its rows have ended there are those of others."""
-
-    def __post_init__(self) -> None:
-        self.ends: Ends = [own.alone.ends for own in self.copies]
-        self.over = [own.alone.cost.seconds for own in self.copies]
-        """When each copy has ended."""
-
-    def begin(self, part: Callable[[Ends], float]) -> None:
-        """Somebody waits for the next part."""
-        self.part = part
-        self.until = max(self.there, part(self.ends))
-        self.later.clear()
-
-    def moved(self, ends: Ends, followed: bool, why: Mapping[str, float]) -> None:
-        self.ends, self.over, self.followed = ends, [max(own, default=0.0) for own in ends], followed
-        until, whole = max(self.until, self.part(ends)), sum(why.values())
-        for name, share_of_it in why.items() if until > self.until else ():
-            more = (until - self.until) * share_of_it / whole
-            self.later[name] = self.later.get(name, 0.0) + more
-        self.until = until
-
-    def move(self, here: Sequence[int], ends: Ends) -> None:
-        """Some copies alone go on with the rows that have not ended."""
-        self.ends, self.over = ends, [max(ends[copy], default=0.0) for copy in here]
-
-    def idle(self) -> float:
-        """Seconds of this wait that a copy has nothing to do, on average: all rows that it has have ended."""
-        if self.followed:
-            return 0.0
-        # Differences first: the mean of equal numbers need not be that number.
-        return fmean(self.until - min(self.until, max(self.there, end)) for end in self.over)
-
-
-class _Dealt:
-    """What one copy does of an order that is done in parts."""
-
-    def __init__(self, parts: Sequence[int], made: Sequence[Held], kept: int) -> None:
-        """parts: their numbers. made: the rows of each, of which so many belong to each prompt."""
-        self.rows = made[0].join(made[1:]) if made else None
-        first, self.places = 0, list[tuple[int, np.ndarray]]()
-        """For each part the places of its prompts among all that it samples, in the order in which these begin."""
-        turn = self.rows.in_turn(kept).argsort() if self.rows else none()
-        for part, own in zip(parts, made, strict=True):
-            last = first + own.rows // kept
-            self.places.append((part, turn[first:last]))
-            first = last
-
-
 class SimTransport:
     """Orders are done, and weights moved, in the time of a log's clock."""
 
@@ -144,7 +72,7 @@ class SimTransport:
         self._over = 0
         """The last step that is over."""
         self.together = Together()
-        self._sampling: list[_Sampling] = []
+        self._sampling: list[AtWork] = []
         """Where newer weights come meanwhile."""
 
     # Orders
@@ -163,14 +91,14 @@ class SimTransport:
             works, spent = list[tuple[str, list[Batch]]](), dict[str, float]()
             for order, own in zip(orders, made, strict=True):
                 self.log.observer.firing(order.node, group.pool)
-                works.append((order.frame.values[model_of(order.node)], _batches(order.node, order.frame, own)))
+                works.append((order.frame.values[model_of(order.node)], batches_of(order.node, order.frame, own)))
                 for name, seconds in self.begun(order, works[-1][1]).items():
                     # One order says what all have to do.
                     spent[name] = (
                         max(spent.get(name, 0.0), seconds) if name == "order" else spent.get(name, 0.0) + seconds
                     )
-            spent |= _parts(self.log.predictor.fused(works).cost)
-            rows = max(_counts(order.node, order.frame, own)[0] for order, own in zip(orders, made, strict=True))
+            spent |= parts_of(self.log.predictor.fused(works).cost)
+            rows = max(counts_of(order.node, order.frame, own)[0] for order, own in zip(orders, made, strict=True))
             title = "train " + ", ".join(model for model, _ in works)
             work = self.log.take(title, orders[0].node.op, [group], step, fired, spent, (rows, 0))
             for order in orders:
@@ -193,7 +121,7 @@ class SimTransport:
                 books.ages[max(0, self.versions.at(model, step) - order.version)] += rows.rows
         if NODES[node.op].trains:
             books = self.books(order.step)
-            for table in _tables(node, order.frame):
+            for table in tables_of(node, order.frame):
                 books.trained[table.name] = np.union1d(books.trained.get(table.name, none()), table.numbers)
 
     def work(self, order: Order, made: Made) -> None:
@@ -208,26 +136,26 @@ class SimTransport:
                 copy = order.copy
                 held.enter_context(self.queues.turn(order.seats, rank=order.step.number, key=order.key))
             self.log.observer.firing(node, group.pool)
-            batches = _batches(node, frame, made)
+            batches = batches_of(node, frame, made)
             spent = self.begun(order, batches)
-            rows: _Rows | None = None
+            rows: SampledRows | None = None
             if NODES[node.op].generates:
-                each = self.sampling_copies(order, _shared(made.values[node.name], order))
+                each = self.sampling_copies(order, shared_out(made.values[node.name], order))
                 slowest = max((own.alone.cost for own in each), key=lambda cost: cost.seconds)
-                rows = _Rows(each, _last, slowest.seconds)
+                rows = SampledRows(each, last_of, slowest.seconds)
                 answering = self.answering(node, order, made)
-                alone = _parts(slowest) | answering
+                alone = parts_of(slowest) | answering
             else:
-                alone = _parts(self.cost(order, made, batches))
+                alone = parts_of(self.cost(order, made, batches))
             who = group if copy is None else replace(group, name=worker(group.name, copy))
-            told = _counts(node, frame, made)
+            told = counts_of(node, frame, made)
             with self.sampling(order, made, rows), self.beside(order, rows, sum(spent.values())):
                 if rows is not None and rows.later:
                     # It came to others.
                     alone = {"sampling": rows.until} | answering
                     rows.later.clear()
                 idle, later = (rows.idle, rows.later) if rows is not None else (lambda: 0.0, None)
-                title, step = _title(node), order.step.number
+                title, step = title_of(node), order.step.number
                 work = self.log.take(title, node.op, [who], step, fired, spent | alone, told, later, idle)
             self.log.observer.fired(node, work.seconds, work.tokens, group.pool)
             runner = self.plan.runs(code_of(node))
@@ -240,7 +168,7 @@ class SimTransport:
         turns = turns_of(node)
         if not turns or self.plan.runs(code_of(node)) is not None:
             return {}
-        rows = max(shared.rows for shared in _shared(made.values[node.name], order))
+        rows = max(shared.rows for shared in shared_out(made.values[node.name], order))
         busiest = ceil(rows / self.program.workers(code_of(node)))
         return {"environment": self.log.predictor.host(node.op, turns * busiest).seconds}
 
@@ -257,7 +185,7 @@ class SimTransport:
         return found
 
     @contextmanager
-    def beside(self, order: Order, rows: _Rows | None, after: float) -> Iterator[None]:
+    def beside(self, order: Order, rows: SampledRows | None, after: float) -> Iterator[None]:
         """Rows of an order are sampled, from so many seconds on, together with those of others."""
         if rows is None or order.key is None:
             yield
@@ -265,7 +193,7 @@ class SimTransport:
         with self.together.sampled(order.seats, Member(self.log.clock.now + after, rows.copies, rows.moved)):
             yield
 
-    def ends(self, order: Order, dealt: Sequence[_Dealt], rows: Ends) -> list[float]:
+    def ends(self, order: Order, dealt: Sequence[Dealt], rows: Ends) -> list[float]:
         """Seconds after which each part has ended, of those after which each row of each copy has."""
         ends = [0.0] * sum(len(own.places) for own in dealt)
         kept, samples = rows_each(order.node), order.node.attr("n")
@@ -295,19 +223,19 @@ class SimTransport:
         with turn as devices, ExitStack() as sampling:
             self.log.observer.firing(node, group.pool)
             whole = self.standins.made(order)
-            spent, began, tokens = self.begun(order, _batches(node, frame, whole)), self.log.clock.now, 0
+            spent, began, tokens = self.begun(order, batches_of(node, frame, whole)), self.log.clock.now, 0
             bounds = list(pairwise(accumulate(sizes, initial=0)))
             slices = [self.slice(node, frame, *each) for each in bounds]
             made = [self.standins.made(replace(order, frame=each)) for each in slices]
             whole, *made = self.given_up(order, [whole, *made])
             shares = blocks(order.expected, sizes, group.mesh.length("dp"))
             held = [each.values[node.name] for each in made]
-            dealt = [_Dealt(mine, [held[number] for number in mine], rows_each(node)) for mine in shares]
+            dealt = [Dealt(mine, [held[number] for number in mine], rows_each(node)) for mine in shares]
             copies = [
                 CopyRows(NOTHING, (), ()) if own.rows is None else self.sampling_copies(order, [own.rows])[0]
                 for own in dealt
             ]
-            rows = _Rows(copies, _last)
+            rows = SampledRows(copies, last_of)
             sampling.enter_context(self.sampling(order, whole, rows))
             sampling.enter_context(self.beside(order, rows, sum(spent.values())))
             left, who = list(range(len(sizes))), [group]
@@ -318,8 +246,8 @@ class SimTransport:
                 left.remove(number)
                 rows.begin(lambda own, number=number: self.ends(order, dealt, own)[number])  # type: ignore[misc]
                 spent["sampling"] = rows.until - rows.there
-                told, step = _counts(node, slices[number], made[number]), order.step.number
-                work = self.log.take(_title(node), node.op, who, step, fired, spent, told, rows.later, rows.idle)
+                told, step = counts_of(node, slices[number], made[number]), order.step.number
+                work = self.log.take(title_of(node), node.op, who, step, fired, spent, told, rows.later, rows.idle)
                 rows.there, tokens = rows.until, tokens + work.tokens
                 # The next part goes on where this one ended.
                 spent, fired = {}, self.log.fired()
@@ -342,7 +270,7 @@ class SimTransport:
             return made
         return [replace(each, values={name: each.values[name].until(race.limit)}) for each in made]
 
-    def moved(self, order: Order, dealt: Sequence[_Dealt], rows: _Rows, to: Mapping[int, int]) -> Ends:
+    def moved(self, order: Order, dealt: Sequence[Dealt], rows: SampledRows, to: Mapping[int, int]) -> Ends:
         """When the rows of each copy end, where blocks of them go to other copies now."""
         model, samples = order.frame.values[model_of(order.node)], order.node.attr("n")
         places: dict[tuple[int, int], int] = {}
@@ -420,26 +348,26 @@ class SimTransport:
             self.log.take(f"sync {move.source}", "sync", [move.sender], move.step.number, fired, {"sync": seconds})
         return Moved(seconds)
 
-    def at_work(self, move: Move) -> list[_Sampling]:
+    def at_work(self, move: Move) -> list[AtWork]:
         """Who samples where weights come."""
         to = move.seats[1]
         seated = [(each.order.seats, each) for each in self._sampling]
         return [each for at, each in seated if at.pool == to.pool and to.places <= at.places]
 
     @contextmanager
-    def sampling(self, order: Order, made: Made, rows: _Rows | None) -> Iterator[None]:
+    def sampling(self, order: Order, made: Made, rows: SampledRows | None) -> Iterator[None]:
         """Newer weights come while an order is done, where they can."""
         if order.sampling is None or rows is None:
             yield
             return
-        sampling = _Sampling(order, made.values[order.node.name], self.log.clock.now, rows.later)
+        sampling = AtWork(order, made.values[order.node.name], self.log.clock.now, rows.later)
         self._sampling.append(sampling)
         try:
             yield
         finally:
             self._sampling = [each for each in self._sampling if each is not sampling]
 
-    def pause(self, at_work: Sequence[_Sampling], seconds: float, kept: bool) -> None:
+    def pause(self, at_work: Sequence[AtWork], seconds: float, kept: bool) -> None:
         """Who samples waits for new weights, and reads again what is not kept."""
         order = at_work[0].order
         going = self.together.going(order.seats, self.log.clock.now)
@@ -463,7 +391,7 @@ class SimTransport:
         model = order.frame.values[model_of(order.node)]
         return self.log.predictor.work(model, order.node.op, [batch], order.copies).seconds
 
-    def reading(self, sampling: _Sampling) -> float:
+    def reading(self, sampling: AtWork) -> float:
         """Seconds in which a group reads what it has of rows that have not ended: all have as many tokens."""
         order, rows, past = sampling.order, sampling.rows, self.log.clock.now - sampling.began
         node, model = order.node, order.frame.values[model_of(order.node)]
@@ -501,7 +429,7 @@ class SimTransport:
         """What passes before the work itself: the order, the model's way back to the devices, the rows' way to the
         group."""
         node, frame, group = order.node, order.frame, order.group
-        predictor, model = self.log.predictor, _model(node, frame)
+        predictor, model = self.log.predictor, model_in(node, frame)
         spent = {"order": predictor.order(group.name, order.copies).seconds}
         if model is not None:
             with order.shifting() as shift:
@@ -530,65 +458,10 @@ class SimTransport:
     def cost(self, order: Order, made: Made, batches: Sequence[Batch]) -> Cost:
         """Of the work itself."""
         node, frame = order.node, order.frame
-        model = _model(node, frame)
+        model = model_in(node, frame)
         if model is None:
-            rows = _counts(node, frame, made)[0]
+            rows = counts_of(node, frame, made)[0]
             if self.plan.runs(code_of(node)) is None:
                 rows = ceil(rows / self.program.workers(code_of(node)))
             return self.log.predictor.host(node.op, rows)
         return self.log.predictor.work(model, node.op, batches, order.copies)
-
-
-def _last(ends: Ends) -> float:
-    """When the last of all rows ends."""
-    return max(max(own, default=0.0) for own in ends)
-
-
-def _shared(rows: Held, order: Order) -> list[Held]:
-    """The rows of each copy of a group that samples them: those of a prompt stay together."""
-    copies, each = order.copies or order.group.mesh.length("dp"), rows_each(order.node)
-    mine = rows_of(order, rows.rows // each, copies)
-    return [rows.pick((own[:, None] * each + np.arange(each)).reshape(-1)) for own in mine]
-
-
-def _title(node: Node) -> str:
-    """As people know the work: training by its model, all else by what it makes."""
-    if not NODES[node.op].trains:
-        return node.name
-    model = model_of(node).split("@")[0]
-    return f"train {model}" if node.regions else f"update {model}"
-
-
-def _model(node: Node, frame: Frame) -> str | None:
-    """The model that a node works with."""
-    if not NODES[node.op].with_model:
-        return None
-    found: str = frame.values[model_of(node)]
-    return found
-
-
-def _batches(node: Node, frame: Frame, made: Made) -> list[Batch]:
-    """The rows that are sampled, or read; of an update, the tables that its calls read."""
-    if NODES[node.op].generates:
-        return [made.values[node.name].sampling(rows_each(node), node.attr("n"))]
-    return [table.batch() for table in _tables(node, frame)]
-
-
-def _tables(node: Node, frame: Frame) -> list[Held]:
-    """Those that an update, or a call of a model, reads."""
-    nodes = [inner for region in node.regions for inner in region.nodes] if NODES[node.op].trains else [node]
-    calls = [call for call in nodes if NODES[call.op].scores]
-    return [frame.values[table] for table in dict.fromkeys(table_of(call) for call in calls)]
-
-
-def _counts(node: Node, frame: Frame, made: Made) -> tuple[int, int]:
-    """The rows that a node worked on, and the tokens that it sampled."""
-    values = (*made.values.values(), *(frame.values.get(name) for name in node.inputs))
-    rows = max((value.rows for value in values if isinstance(value, Held)), default=0)
-    tokens = int(made.values[node.name].response.sum()) if NODES[node.op].generates else 0
-    return rows, tokens
-
-
-def _parts(cost: Cost) -> dict[str, float]:
-    named = ("compute", "memory", "communication", "bubble", "overhead")
-    return {name: getattr(cost, name) for name in named if getattr(cost, name)}

@@ -1,0 +1,64 @@
+"""What an order is about, as a cost model and a reader of a timeline ask for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlgraph.backends.executor import Made
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.placed.shares import rows_of
+from rlgraph.backends.placed.transport import Order
+from rlgraph.backends.sim.held import Held
+from rlgraph.cost.time import Batch, Cost
+from rlgraph.ir.graph import Node
+from rlgraph.ops.nodes import NODES, model_of, rows_each, table_of
+
+
+def shared_out(rows: Held, order: Order) -> list[Held]:
+    """The rows of each copy of a group that samples them: those of a prompt stay together."""
+    copies, each = order.copies or order.group.mesh.length("dp"), rows_each(order.node)
+    mine = rows_of(order, rows.rows // each, copies)
+    return [rows.pick((own[:, None] * each + np.arange(each)).reshape(-1)) for own in mine]
+
+
+def title_of(node: Node) -> str:
+    """As people know the work: training by its model, all else by what it makes."""
+    if not NODES[node.op].trains:
+        return node.name
+    model = model_of(node).split("@")[0]
+    return f"train {model}" if node.regions else f"update {model}"
+
+
+def model_in(node: Node, frame: Frame) -> str | None:
+    """The model that a node works with."""
+    if not NODES[node.op].with_model:
+        return None
+    found: str = frame.values[model_of(node)]
+    return found
+
+
+def batches_of(node: Node, frame: Frame, made: Made) -> list[Batch]:
+    """The rows that are sampled, or read; of an update, the tables that its calls read."""
+    if NODES[node.op].generates:
+        return [made.values[node.name].sampling(rows_each(node), node.attr("n"))]
+    return [table.batch() for table in tables_of(node, frame)]
+
+
+def tables_of(node: Node, frame: Frame) -> list[Held]:
+    """Those that an update, or a call of a model, reads."""
+    nodes = [inner for region in node.regions for inner in region.nodes] if NODES[node.op].trains else [node]
+    calls = [call for call in nodes if NODES[call.op].scores]
+    return [frame.values[table] for table in dict.fromkeys(table_of(call) for call in calls)]
+
+
+def counts_of(node: Node, frame: Frame, made: Made) -> tuple[int, int]:
+    """The rows that a node worked on, and the tokens that it sampled."""
+    values = (*made.values.values(), *(frame.values.get(name) for name in node.inputs))
+    rows = max((value.rows for value in values if isinstance(value, Held)), default=0)
+    tokens = int(made.values[node.name].response.sum()) if NODES[node.op].generates else 0
+    return rows, tokens
+
+
+def parts_of(cost: Cost) -> dict[str, float]:
+    named = ("compute", "memory", "communication", "bubble", "overhead")
+    return {name: getattr(cost, name) for name in named if getattr(cost, name)}
