@@ -13,7 +13,7 @@ endif
 # The tests start hundreds of processes, each of which would compile rlgraph anew.
 unexport PYTHONDONTWRITEBYTECODE
 # Colours go through `tee` where the screen has them.
-PYTEST := $(BIN)/python -m pytest --color=$(if $(MAKE_TERMOUT),yes,auto)
+PYTEST := $(BIN)/python -m pytest --color=$(if $(MAKE_TERMOUT),yes,auto) --durations=25 --durations-min=3
 
 # What a pipe ends with is what failed in it.
 SHELL       := bash
