@@ -84,6 +84,8 @@ class Change:
     """The time was over before anything was found: it may fit, or help."""
     beside: float | None = None
     """Seconds of a step that it is compared with, where these are not the search's."""
+    said: bool = False
+    """Lines of a schedule are all that it takes: no other devices, no other algorithm."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,11 @@ class Explanation:
 
     @property
     def helpful(self) -> list[Change]:
-        """The changes that would help most, of those that leave the algorithm as it is."""
+        """The changes that would help most, of those that leave the algorithm as it is; and of those that are said in a
+        schedule as many."""
         helpful = [each for each in self.changes if each.saves > WORTH and each.name != ONE_STEP_OFF]
-        return helpful[:MOST]
+        said = [each for each in helpful if each.said]
+        return [each for each in helpful if each in helpful[:MOST] or each in said[:MOST]]
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -173,6 +177,7 @@ class Explanation:
                     "price": each.price,
                     "saves": None if each.seconds is None else each.saves,
                     "over": each.over,
+                    "said": each.said,
                 }
                 for each in self.changes
             ],
@@ -212,7 +217,7 @@ def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
     # What is best after a change mostly shares pools in one of the ways that are known by then.
     some = {strategy.shares for strategy in known if strategy.problem is choice.problem} if large else None
     told = compiled.told["predicted"]["seconds"]
-    tried = [changed(choice, other, some, ends, told) for other in others(choice)]
+    tried = [replace(changed(choice, other, some, ends, told), said=other.said) for other in others(choice)]
     tried += _streamed(choice, ends)
     changes = sorted(tried, key=lambda each: -each.saves)
     path = critical_path(choice.problem, choice.found)
@@ -256,7 +261,8 @@ def _streamed(choice: Choice, ends: float) -> Iterator[Change]:
     for each in unsaid(choice, ends):
         saves = 1 - each.seconds / each.whole if each.whole else 0.0
         price = each.seconds * problem.price(found.blocks, found.devices)
-        yield Change(f"`stream {each.table}(block={each.block})`", "", each.seconds, price, saves, beside=each.whole)
+        line = f"`stream {each.table}(block={each.block})`"
+        yield Change(line, "", each.seconds, price, saves, beside=each.whole, said=True)
 
 
 def _price(problem: Problem, found: Found) -> float:

@@ -42,6 +42,8 @@ class Other:
     question: Question
     helps: bool = True
     """What was chosen would still do, and be no slower."""
+    said: bool = False
+    """Lines of a schedule are all that it takes."""
 
 
 def others(choice: Choice) -> Iterator[Other]:
@@ -170,7 +172,7 @@ def _on_cpus(choice: Choice) -> Iterator[Other]:
         pools, placements = (*asked.schedule.pools, Pool(name, 0, CPUS)), (*asked.schedule.placements, line)
         changed = replace(asked, schedule=replace(asked.schedule, pools=pools, placements=placements))
         detail = f"pool {name} = {CPUS} cpus, place {', '.join(functions)} on {name}"
-        yield Other("functions on cpus of their own", detail, changed, helps=False)
+        yield Other("functions on cpus of their own", detail, changed, helps=False, said=True)
 
 
 def _one_step_off(choice: Choice) -> Iterator[Other]:
@@ -205,10 +207,11 @@ def _freed(asked: Question) -> Iterator[Other]:
     placements = asked.schedule.placements
     for line in placements:
         rest = tuple(other for other in placements if other is not line)
-        yield Other(f"`{shown(line)}` left out", "", replace(asked, schedule=replace(asked.schedule, placements=rest)))
+        without = replace(asked, schedule=replace(asked.schedule, placements=rest))
+        yield Other(f"`{shown(line)}` left out", "", without, said=True)
     if len(placements) > 1 or asked.schedule.pools:
         free = replace(asked.schedule, pools=(), placements=(), sends=(), refreshes=())
-        yield Other("a schedule without pools and placements", "", replace(asked, schedule=free))
+        yield Other("a schedule without pools and placements", "", replace(asked, schedule=free), said=True)
 
 
 def shown(line: Placement) -> str:

@@ -254,6 +254,11 @@ def test_what_streaming_saves_is_what_the_line_saves() -> None:
     after, before = (run_steps(simulated(each.choice), STEPS).seconds for each in (streamed, plain))
     assert (change.seconds, change.beside) == (after, before)
     assert change.saves == 1 - after / before > 0.1
+    # Other devices may help more, and are not to be had by a line.
+    told = replace(
+        plain.explain(), changes=(*[replace(change, name=f"{n} more", saves=0.9, said=False) for n in "123"], change)
+    )
+    assert told.helpful[-1] is change and len(told.helpful) == 4
     assert not [each for each in streamed.explain().changes if "stream" in each.name]
     assert not list(unsaid(plain.choice, 0.0))
 
