@@ -471,18 +471,20 @@ def update(config: ModelConfig, deployment: Deployment, constants: Constants) ->
     # gradients.
     split = deployment.spec.shards_optimizer
     step = optimizer_bytes(config.optimizer)
-    each = step.gradient + config.item if split else 2 * step.gradient
+    waits = 1 - rates.hides
+    # While the next pass is computed weights travel as gradients do during the last.
+    gathered = config.item * (waits if device.kind in deployment.spec.gathers_later else 1)
+    each = waits * step.gradient + gathered if split else 2 * waits * step.gradient
     # Of the weights of all experts a rank has one part in so many.
     experts = (stage - weights) / (deployment.ep - 1) if deployment.ep > 1 else weights
     whole = weights * (step.gradient + (config.item if split else step.moved))
     shared = stage / deployment.ep / deployment.cp * step.moved if split else 0.0
     reached = device.streamed * rates.memory
-    waits = 1 - rates.hides
     return Update(
         deployment.island,
         deployment.mesh.copy_size,
-        experts * each * waits,
-        (weights - experts) * each * waits,
+        experts * each,
+        (weights - experts) * each,
         deployment.ep,
         deployment.cp,
         whole,

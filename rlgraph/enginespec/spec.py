@@ -259,6 +259,9 @@ class EngineSpec:
     shards_optimizer: bool = False
     """Data-parallel copies share the optimizer's state out among them (ZeRO's first stage, arXiv 1910.02054); else they
     add gradients up and each takes the whole step."""
+    gathers_later: frozenset[DeviceKind] = frozenset()
+    """Devices on which such copies get the weights that others have updated while the next pass is computed, of which
+    as much is hidden as of gradients; else an update waits for them."""
     memory: Memory = field(default=Memory())
     rates: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = field(default_factory=lambda: PLAIN)
     """Where none were measured."""

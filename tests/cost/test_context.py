@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rlgraph.clusters.read import read_cluster
@@ -51,6 +53,17 @@ def test_an_update_is_that_of_as_many_copies() -> None:
     copies, shared = update(MODEL, on(mesh()), CONSTANTS), update(MODEL, on(mesh(cp=4)), CONSTANTS)
     for count in (1, 2, 4):
         assert shared.seconds(count) == pytest.approx(copies.seconds(4 * count))
+
+
+def test_weights_that_copies_gather_are_hidden_where_the_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two bytes of a weight travel beside the four of its gradient."""
+    hides, group = CONSTANTS.rates["megatron", "train"].hides, on(mesh(dp=2))
+    assert hides > 0
+    later = update(MODEL, group, CONSTANTS).communication(2)
+    waits = replace(group.spec, gathers_later=frozenset())
+    monkeypatch.setattr(Deployment, "spec", waits)
+    at_once = update(MODEL, on(mesh(dp=2)), CONSTANTS).communication(2)
+    assert at_once / later == pytest.approx((4 * (1 - hides) + 2) / (6 * (1 - hides)), rel=1e-3)
 
 
 def test_weights_are_there_as_often_as_there_are_ranks() -> None:

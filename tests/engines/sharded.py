@@ -244,10 +244,19 @@ class Trained:
     layout: Sequence[Local]
 
 
-def train(mesh: Mesh, spec: ModelSpec, task: Task, distributed: bool = True, logit_numbers: int = 1 << 25) -> Trained:
+def train(
+    mesh: Mesh,
+    spec: ModelSpec,
+    task: Task,
+    distributed: bool = True,
+    logit_numbers: int = 1 << 25,
+    later: bool | None = None,
+) -> Trained:
     from rlgraph.engines.megatron.engine import MegatronEngine
 
-    engine = MegatronEngine.open(spec, mesh, distributed_optimizer=distributed, logit_numbers=logit_numbers)
+    engine = MegatronEngine.open(
+        spec, mesh, distributed_optimizer=distributed, logit_numbers=logit_numbers, later=later
+    )
     own = task.blocks[mesh.at(dist.get_rank(), "dp")]
     return Trained(elsewhere(updates, engine, spec.kind, task, own), engine.state(), engine.layout())
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import multiprocessing
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from rlgraph.engines.base import EngineError, TrainOptions
+from rlgraph.engines.base import EngineError, HalfChanged, TrainOptions
+from rlgraph.engines.joining import listen
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.ir.mesh import Mesh, mesh
@@ -30,6 +34,7 @@ from tests.engines.sharded import (
     Task,
     Trained,
     ask,
+    elsewhere,
     refusals,
     rewrite,
     rows,
@@ -379,6 +384,121 @@ def in_buckets(mesh: Mesh, spec: ModelSpec, task: Task) -> Trained:
 def test_an_optimizer_that_is_shared_out_in_several_buckets(ranks: Ranks, folder: Path) -> None:
     spec, task = spec_of(folder, "tied"), task_for(MESHES["tp2dp2"])
     check(spec, task, ranks.run(MESHES["tp2dp2"], in_buckets, spec, task))
+
+
+def on_their_way(mesh: Mesh, spec: ModelSpec, task: Task, later: bool, recompute: bool) -> list[Any]:
+    """What each of several updates told; and between them what the model says of rows, what it is to whoever asks for
+    its weights at once, and its gradients."""
+    from rlgraph.engines.megatron import training
+    from rlgraph.engines.megatron.engine import MegatronEngine
+
+    found: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "BUCKET", 2000)
+        engine = MegatronEngine.open(spec, mesh, recompute=recompute, later=later)
+        own = task.blocks[mesh.at(dist.get_rank(), "dp")]
+
+        def update(step: int) -> None:
+            told = elsewhere(engine.train_step, own, partial(task.micro, spec.kind, step), task.options, step)
+            found.append(told)
+            arrival = engine._trainer._arrival if engine._trainer else None
+            assert (arrival is not None) == later
+            if arrival:
+                # Nobody can read an old weight meanwhile: there is none.
+                assert len(arrival._coming) == len(arrival._groups)
+                assert not any(weight.numel() for group in arrival._groups for weight in group.params)
+
+        # A pass of a training, or two steps with nothing between them where a copy has no rows.
+        update(0)
+        update(1)
+        assert not later or engine._trainer._arrival._coming
+        # Whoever takes the weights themselves: a transfer, a disk, a moving average, a copy.
+        found.append(engine.state())
+        update(2)
+        # A pass that only reads.
+        if spec.kind == "causal_lm":
+            found.append(engine.logprobs(task.sequences))
+        else:
+            found.append(engine.values(task.sequences))
+        assert not later or not engine._trainer._arrival._coming
+        held = engine.tensors().values()
+        found.append([weight.main_grad.clone() for weight in held if weight.requires_grad])
+        update(3)
+        before = engine.copy().state()
+        update(4)
+        engine.blend(before, 0.5)
+        found.append(engine.state())
+        update(5)
+        engine.sleep()
+        asleep = {name: tensor.clone() for name, tensor in engine.tensors().items()}
+        engine.wake()
+        assert same(asleep, engine.state())
+        found.append(asleep)
+        update(6)
+        moments = engine.moments()
+        found += [moments.kinds["exp_avg"], engine.state()]
+    return found
+
+
+@pytest.mark.parametrize(
+    "split,model,kind,dtype",
+    [
+        ("dp2", "qwen2", "causal_lm", "float32"),
+        ("dp2", "tied", "value_lm", "bfloat16"),
+        ("tp2dp2", "moonlight", "causal_lm", "float32"),
+        ("pp2dp2", "tied", "causal_lm", "float32"),
+        ("ep2dp2", "qwen3_moe", "causal_lm", "float32"),
+        ("cp2dp2", "tied", "causal_lm", "bfloat16"),
+    ],
+)
+def test_weights_that_are_on_their_way_are_waited_for(
+    ranks: Ranks, folder: Path, split: str, model: str, kind: ModelKind, dtype: str
+) -> None:
+    """To the bit what it is where each update waits for them: float64 has no optimizer that is shared out. One copy has
+    no rows in the end."""
+    spec, task = replace(spec_of(folder, model, kind), dtype=dtype), task_for(MESHES[split])
+    task = replace(task, blocks=(task.blocks[0], ())) if split == "pp2dp2" else task
+    recompute = split == "tp2dp2"
+    waiting = ranks.run(MESHES[split], on_their_way, spec, task, False, recompute)
+    later = ranks.run(MESHES[split], on_their_way, spec, task, True, recompute)
+    torch.testing.assert_close(later, waiting, rtol=0, atol=0, equal_nan=True)
+
+
+def left_alone(rank: int, address: str, spec: ModelSpec, task: Task, told: Any) -> None:
+    """The second copy ends after its part of the second update, before the first one has it."""
+    from rlgraph.engines.joining import join
+    from rlgraph.engines.megatron.engine import MegatronEngine
+
+    torch.set_num_threads(1)
+    join(rank, 2, address, 60)
+    engine = MegatronEngine.open(spec, mesh(dp=2))
+
+    def update(step: int) -> Any:
+        return engine.train_step(task.blocks[rank], partial(task.micro, spec.kind, step), task.options, step)
+
+    def failed(do: Any) -> str:
+        try:
+            do()
+        except HalfChanged as error:
+            return str(error)
+        return ""
+
+    update(0)
+    if rank:
+        assert engine._trainer and engine._trainer._arrival
+        engine._trainer._arrival.start = lambda: os._exit(0)  # type: ignore[method-assign]
+    # Where the other one is gone at once the update fails, else who asks for its weights, each time.
+    told.put([failed(lambda: update(1)), failed(engine.tensors), failed(lambda: update(2)), failed(engine.state)])
+
+
+def test_weights_that_do_not_come_are_nobodys(folder: Path) -> None:
+    spec, task, meeting = spec_of(folder, "qwen2"), task_for(MESHES["dp2"]), listen("127.0.0.1")
+    context = multiprocessing.get_context("forkserver")
+    told = context.Queue()
+    for rank in range(2):
+        context.Process(target=left_alone, args=(rank, meeting.address, spec, task, told), daemon=True).start()
+    at_once, *later = told.get(timeout=60)
+    assert all("have not come from other copies" in each for each in later) or "ended in the midst" in at_once
 
 
 @pytest.mark.parametrize("kind", ["causal_lm", "value_lm"])

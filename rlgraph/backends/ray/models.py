@@ -33,7 +33,7 @@ from rlgraph.backends.ray.folder import AdapterFolder, ModelFolder, empty, folde
 from rlgraph.backends.ray.links import Holding, Links, holding
 from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.step import Step
-from rlgraph.engines.base import Saves, Sleeps
+from rlgraph.engines.base import HalfChanged, Saves, Sleeps
 from rlgraph.engines.sleeping import Switched
 from rlgraph.exchange.exchange import Moved
 from rlgraph.ir.carriers import Ways
@@ -73,7 +73,12 @@ class Models:
     def holding(self, model: str) -> Holding:
         """What this rank has of a model."""
         state = self.session.models[model]
-        return replace(holding(state.engine, shards.node()), changes=self.changes[model], torn=state.torn)
+        try:
+            found = holding(state.engine, shards.node())
+        except HalfChanged:
+            # Weights of its last update have not come from another copy, which is known when somebody asks for them.
+            found, state.torn = Holding(tuple(state.engine.layout()), torch.float32, shards.node()), True
+        return replace(found, changes=self.changes[model], torn=state.torn)
 
     def meet(self, link: str, place: int, places: int, address: str) -> None:
         """Joins the processes between which weights go."""

@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
+from rlgraph.clusters.cluster import DeviceKind
 from rlgraph.engines.base import Call, EngineError, Micro, State, Training, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.megatron.answered import Answered
@@ -23,6 +24,7 @@ from rlgraph.engines.megatron.model import build, dtype_of
 from rlgraph.engines.megatron.moments import begin, moments
 from rlgraph.engines.megatron.pipeline import Pipeline, gradients
 from rlgraph.engines.megatron.shim import device, on_cpu
+from rlgraph.engines.megatron.spec import SPEC
 from rlgraph.engines.megatron.training import Trainer
 from rlgraph.engines.moments import Moments
 from rlgraph.engines.sequences import Sequences, ragged_index
@@ -69,14 +71,16 @@ class MegatronEngine:
         logit_numbers: int,
         recompute: bool,
         turned: bool,
+        later: bool | None,
     ) -> None:
         """With weights that are all zeros; `open` reads them."""
         self.spec, self.codec, self._stages = spec, codec, Stages(turned)
-        self.model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec), recompute, self._stages)
+        self._model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec), recompute, self._stages)
         self._shape, self._mesh, self._rank = shape, mesh, mesh.turned(rank, "pp") if turned else rank
         self._distributed, self._block_tokens, self._recompute = distributed_optimizer, block_tokens, recompute
         self._logit_numbers = logit_numbers
-        self._pipeline = Pipeline(self.model, shape, spec.kind, codec.pad_id, logit_numbers, self._stages)
+        self._later = later
+        self._pipeline = Pipeline(self._model, shape, spec.kind, codec.pad_id, logit_numbers, self._stages)
         self._trainer: Trainer | None = None
         self.rest = Sleeper()
         self._adds = False
@@ -96,13 +100,16 @@ class MegatronEngine:
         logit_numbers: int = 1 << 25,
         recompute: bool = False,
         turned: bool = False,
+        later: bool | None = None,
     ) -> MegatronEngine:
         """Load this rank's part of the model of `spec`, after `rlgraph.engines.joining.join`.
 
         distributed_optimizer: split the optimizer's state over the copies, too. block_tokens: tokens in a
         micro-batch. recompute: training keeps each layer's input only, and computes what is inside again. turned:
-        the ranks have the stages the other way round, the last one the first stage. Raises EngineError for a source
-        that cannot be used, a family that is not known, and a mesh that does not fit the model or this process.
+        the ranks have the stages the other way round, the last one the first stage. later: where copies share the
+        optimizer out, new weights come from the others while the next pass is computed; None: on the devices that the
+        spec says. Raises EngineError for a source that cannot be used, a family that is not known, and a mesh that does
+        not fit the model or this process.
         """
         rank = settle(mesh)
         codec = load_codec(spec)
@@ -118,6 +125,7 @@ class MegatronEngine:
             logit_numbers=logit_numbers,
             recompute=recompute,
             turned=turned,
+            later=later,
         )
         fill(engine.tensors(), engine.layout(), weights)
         return engine
@@ -157,7 +165,7 @@ class MegatronEngine:
     def clear_gradients(self) -> None:
         """Forget what was added up."""
         if self._trainer is None:
-            self._trainer = Trainer(self.model, self._distributed)
+            self._trainer = self._new_trainer()
             self.rest.changed()
         self._trainer.clear()
         self._loss, self._adds = 0.0, False
@@ -218,6 +226,14 @@ class MegatronEngine:
                 tensor.data = before[name]
 
     @property
+    def model(self) -> GPTModel:
+        """With the weights of the last update: whoever asks waits until they are there. Only a pass over the model,
+        whose layers wait by themselves, begins before."""
+        if self._trainer is not None:
+            self._trainer.arrived()
+        return self._model
+
+    @property
     def longest(self) -> int:
         """Most tokens of a row."""
         return self._shape.positions
@@ -232,7 +248,8 @@ class MegatronEngine:
         return layout(self._shape, self._mesh, self._rank, self.spec.kind)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The live parameters by the names of `layout`. A view of one does not outlive the first `train_step`."""
+        """The live parameters by the names of `layout`, those of the last update. A view of one does not outlive the
+        first `train_step`."""
         return self.rest.here(dict(self.model.named_parameters()))
 
     @on_cpu()
@@ -266,7 +283,7 @@ class MegatronEngine:
     def begin_moments(self, kinds: Collection[str], steps: float) -> Moments:
         """Continue after so many updates, with what is written into these."""
         if self._trainer is None:
-            self._trainer = Trainer(self.model, self._distributed)
+            self._trainer = self._new_trainer()
         begin(self._trainer.adam, kinds, steps)
         self.rest.changed()
         return self.moments()
@@ -285,9 +302,15 @@ class MegatronEngine:
             logit_numbers=self._logit_numbers,
             recompute=self._recompute,
             turned=self._stages.turned,
+            later=self._later,
         )
         other.load_state(self.tensors())
         return other
+
+    def _new_trainer(self) -> Trainer:
+        here: DeviceKind = "gpu" if device().type == "cuda" else "cpu"
+        later = here in SPEC.gathers_later if self._later is None else self._later
+        return Trainer(self._model, self._distributed, later)
 
     @property
     def _last(self) -> bool:

@@ -64,6 +64,7 @@ SPEC = EngineSpec(
     sleeps=True,
     fuses=True,
     shards_optimizer=True,
+    gathers_later=frozenset({"cpu", "gpu"}),
     packs=True,
     memory=Memory(
         network=3,

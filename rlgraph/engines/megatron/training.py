@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -16,6 +17,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from rlgraph.engines.base import HalfChanged, NotFinite, TrainOptions
+from rlgraph.engines.megatron.arrival import Arrival
 from rlgraph.engines.megatron.overlap import Overlap
 from rlgraph.engines.optimizer import adamw
 
@@ -31,22 +33,29 @@ class Trainer:
     taken before shows old weights after the first update.
     """
 
-    def __init__(self, model: GPTModel, distributed: bool) -> None:
-        """distributed: the moments, and the float32 copies, are split over the data-parallel ranks."""
+    def __init__(self, model: GPTModel, distributed: bool, later: bool) -> None:
+        """distributed: the moments, and the float32 copies, are split over the data-parallel ranks. later: what the
+        other ranks have updated comes while others work goes on, where somebody has to wait for it (`arrived`)."""
         dtype = model.config.params_dtype
         # The distributed optimizer does not know float64.
         distributed = distributed and dtype != torch.float64
+        later = later and distributed and parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1
         self.chunk = DistributedDataParallel(
             model.config,
             DistributedDataParallelConfig(
                 use_distributed_optimizer=distributed,
                 grad_reduce_in_fp32=dtype != torch.float64,
                 overlap_grad_reduce=True,
+                overlap_param_gather=later,
                 bucket_size=BUCKET,
             ),
             model,
         )
         self._overlap = Overlap(self.chunk)
+        self._arrival: Arrival | None = None
+        if later:
+            self.chunk.disable_forward_pre_hook(param_sync=False)
+            self._arrival = Arrival(self.chunk)
         config = OptimizerConfig(
             optimizer="adam",
             # Set at each step, with the rest of its numbers.
@@ -68,6 +77,11 @@ class Trainer:
         self.chunk.zero_grad_buffer()
         self._adam.zero_grad()
         self._overlap.clear()
+
+    def arrived(self) -> None:
+        """Waits until the weights are those of the last update. Raises HalfChanged where they do not come."""
+        if self._arrival:
+            self._arrival.wait()
 
     def complete(self) -> None:
         """The next pass backward is the last one before the step: gradients travel as it makes them."""
@@ -98,8 +112,12 @@ class Trainer:
         # Of all groups: Megatron would let biases and norms decay less.
         for group in self._adam.param_groups:
             group.update(lr=rate, **adamw(options))
+        # What it writes into may be on its way to others.
+        self.arrived()
         try:
             self._adam.step_with_ready_grads()
+            if self._arrival:
+                self._arrival.start()
         except RuntimeError as error:
             # Each copy updates a part, and the others get it from there.
             raise HalfChanged(f"the update has ended in the midst: {error}") from error
@@ -118,6 +136,7 @@ class Trainer:
 
     def reread(self) -> None:
         """Take the model's weights over into the wide copies, after somebody else has set them."""
+        self.arrived()
         self._adam.reload_model_params()
 
     def _scale(self, factor: float) -> None:
