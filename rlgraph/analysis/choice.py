@@ -7,6 +7,7 @@ from typing import Any
 
 from rlgraph.analysis.adapted import show_adapted
 from rlgraph.analysis.fused import show_fused
+from rlgraph.analysis.gathered import show_gathered
 from rlgraph.analysis.tables import sized, table
 from rlgraph.clusters.units import show, shown_seconds
 from rlgraph.compilation.choosing import hosted, memory, work_seconds
@@ -22,6 +23,7 @@ def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
     yield f"work of all pools, added up: {', '.join(f'{name} {shown_seconds(seconds)}' for name, seconds in kinds)}"
     yield from show_fused(choice.plan, predicted)
     yield from show_adapted(choice)
+    yield from show_gathered(choice)
     if told := hosted(choice).told(predicted["seconds"]):
         yield told
     full = memory(choice)
@@ -81,6 +83,8 @@ def _rows(choice: Choice, pool: str) -> Iterator[str]:
                 how.append(f"attention by {deployment.attention}")
             if deployment.adapters:
                 how.append(f"adapters {deployment.adapters}")
+            if deployment.gather:
+                how.append(f"gathered by {deployment.gather}")
             how += ["recomputed"] * deployment.recompute + ["off-loaded"] * option.offload
             names = [choice.problem.tasks[number].name for number in component.tasks]
             cells.append((component.name, shown_seconds(sum(option.seconds)), ", ".join(how), ", ".join(names)))

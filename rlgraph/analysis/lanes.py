@@ -114,6 +114,7 @@ class _Maker:
         more = [f"micro-batches of {holding.micro_tokens} tokens"] if holding.micro_tokens else []
         more += [f"attention by {holding.attention}"] if holding.attention else []
         more += [f"adapters {holding.adapters}"] if holding.adapters else []
+        more += [f"gathered by {holding.gather}"] if holding.gather else []
         more += ["recomputed"] * holding.recompute + ["off-loaded"] * holding.offload
         how += [", ".join(more)] if more else []
         seconds = self.busy.get((model, group.name))

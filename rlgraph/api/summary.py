@@ -81,6 +81,7 @@ def _placement(plan: Plan) -> Iterator[str]:
         said = ["layers are computed again"] * held.recompute
         said += [f"attention by {held.attention}"] if held.attention else []
         said += [f"adapters {held.adapters}"] if held.adapters else []
+        said += [f"gathered by {held.gather}"] if held.gather else []
         if said:
             yield f"{held.model} in {held.group}: {', '.join(said)}"
     for model, source, target in plan.syncs():

@@ -64,6 +64,8 @@ class Deployment:
     """One of the ways that the engine knows; empty: as it does by itself."""
     adapters: str = ""
     """One of the ways to hold them that the engine knows; empty: the first one."""
+    gather: str = ""
+    """One of the ways to have what ranks gather in training that the engine knows; empty: the first one."""
     kv_bytes: int = 0
     """Of each rank's cache of keys and values; 0: as the engine chooses."""
     threads: int = 1
@@ -92,6 +94,11 @@ class Deployment:
     def merges(self) -> bool:
         """Whether adapters are merged into its weights."""
         return (self.adapters or next(iter(self.spec.adapters), "")) == "merged"
+
+    @property
+    def gathers_once(self) -> bool:
+        """Whether ranks that share parameters out have all of them while gradients of an update are added up."""
+        return self.gather == "update" and self.fsdp > 1
 
     @property
     def on_cpu(self) -> bool:

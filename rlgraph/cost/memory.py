@@ -430,10 +430,17 @@ def _shared_passes(
     small = deployment.fsdp * adapters(config, deployment) / shape.layers * config.trained_item / item
     own, others = (small, 0.0) if shape.adapters else (layer, rest)
     layer += small
+    # Where all layers' parameters stay none comes in the backward pass; the last one's message is there in the first
+    # micro-batch, and narrow gradients beside their sums.
+    once = deployment.gathers_once
+    more, coming = ((shape.layers - 1) * layer, 0.0) if once else (0.0, layer)
+    summed = wide * own / deployment.fsdp if once and wide > item else 0.0
     before = Bytes((("gradients", max(0.0, min(2.0 - parted, blocks - 1)) * gradients),))
-    begins = _turn(shape.layers * kept.layer + kept.ends, kept) + Bytes((("buffers", (layer + rest) * item),))
+    if once:
+        before = larger(before, Bytes((("buffers", layer * item),)))
+    begins = _turn(shape.layers * kept.layer + kept.ends, kept) + Bytes((("buffers", (layer + more + rest) * item),))
     # A layer's parameters, those of the next as they come, its gradients, and those of the last as they go.
-    works = 2 * item * layer + (item + wide * (shape.layers > 1)) * own
+    works = item * (layer + more + coming) + (item + wide * (shape.layers > 1)) * own + summed
     head = shape.vocab * shape.hidden / deployment.tp if config.kind == "causal_lm" and not shape.adapters else 0
     middle = Bytes(
         (
@@ -441,7 +448,8 @@ def _shared_passes(
             ("buffers", works + (rest + head) * item),
         )
     )
-    end = Bytes((("gradients", gradients), ("buffers", rest * item + others * wide)))
+    after = layer + more if once else 0.0
+    end = Bytes((("gradients", gradients), ("buffers", (after + rest) * item + others * wide)))
     return before + larger(larger(begins, middle), end)
 
 

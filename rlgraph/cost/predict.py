@@ -211,6 +211,7 @@ class Predictor:
             how.recompute,
             how.attention,
             how.adapters,
+            how.gather,
             how.kv_bytes,
             self.threads if engine(group.engine).threads and group.mesh.copy_size == 1 else 1,
         )

@@ -209,6 +209,8 @@ class LatencyModel:
     """As many rows as the longest of all takes: packed with none, it is a micro-batch."""
     ranks: int = 1
     """That share out the rows of a copy."""
+    gathered: float = 0.0
+    """Of a call's seconds those in which parameters come from other ranks."""
     row_s: float = field(init=False)
     """Seconds of a row."""
     block_s: float = field(init=False)
@@ -258,7 +260,8 @@ class LatencyModel:
         rows = self.own(rows)
         turns = self.turns(rows)
         found = self.row.times(rows) + self.block.times(turns)
-        return found + Cost(bubble=self.bubble(found.seconds / turns), overhead=self.call)
+        bubble, rest = self.bubble(found.seconds / turns), self.call - self.gathered
+        return found + Cost(communication=self.gathered, bubble=bubble, overhead=rest)
 
 
 def crowded(deployment: Deployment, rates: Rates) -> float:
@@ -363,24 +366,31 @@ def latency(
     waits = 1 - rates.hides
     each = Cost(compute, memory, sent * waits, overhead=rates.row + rates.token * tokens * layers).times(slower)
     block = Cost(communication=rounds, overhead=rates.block + rates.layer * layers).times(slower)
+    once = 0.0
     if deployment.fsdp > 1:
         # The next layer's parameters come while this one works.
-        exchanged = _gathering(kind, config, deployment, constants)
-        hidden = min(rates.hides * exchanged, each.seconds / max(blocks, 1e-9))
-        block += Cost(communication=exchanged - hidden)
-    return LatencyModel(each, block, rates.call, blocks, deployment.pp, row.longest, deployment.row_ranks)
+        turn, (exchanged, once) = each.seconds / max(blocks, 1e-9), _gathering(kind, config, deployment, constants)
+        block += Cost(communication=exchanged - min(rates.hides * exchanged, turn))
+        once -= min(rates.hides * once, turn)
+    call, ranks = rates.call + once, deployment.row_ranks
+    return LatencyModel(each, block, call, blocks, deployment.pp, row.longest, ranks, once)
 
 
 def _gathering(
     kind: Literal["forward", "train"], config: ModelConfig, deployment: Deployment, constants: Constants
-) -> float:
-    """Seconds in which ranks that share out parameters exchange for one micro-batch: all of them are gathered, layer by
-    layer, and for training once more, and gradients are summed up, narrow ones in float32 (arXiv 2304.11277)."""
+) -> tuple[float, float]:
+    """Seconds in which ranks that share out parameters exchange for one micro-batch, and for each call: all of them are
+    gathered, layer by layer, and for training once more, or once for all its micro-batches; and gradients are summed
+    up, narrow ones in float32 (arXiv 2304.11277)."""
     link, ranks = deployment.gathering(constants), deployment.fsdp
     weights = ranks * work.shard_parameters(config.shape, config.kind, ranks) / deployment.tp
-    passes = (config.item,) if kind == "forward" else (config.item, config.item, max(WIDE, config.item))
     units = config.shape.layers + 1
-    return sum(units * link.all_gather(weights * item / units, ranks) for item in passes)
+    gather, reduce = (
+        units * link.all_gather(weights * item / units, ranks) for item in (config.item, max(WIDE, config.item))
+    )
+    if kind == "forward":
+        return gather, 0.0
+    return (reduce, gather) if deployment.gathers_once else (2 * gather + reduce, 0.0)
 
 
 def held(config: ModelConfig, deployment: Deployment) -> float:

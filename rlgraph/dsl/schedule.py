@@ -282,23 +282,34 @@ class _Checker(Reporter):
         places = tuple((name, option.span) for name, option in spans.items())
         recompute, attention = given["recompute"], given["attention"]
         assert recompute is None or isinstance(recompute, bool)
-        adapters = given["adapters"]
+        adapters, gather = given["adapters"], given["gather"]
         assert attention is None or isinstance(attention, str)
         assert adapters is None or isinstance(adapters, str)
+        assert gather is None or isinstance(gather, str)
         return Placement(
-            tuple(works), pool.name, engine, tuple(splits.items()), recompute, attention, adapters, line.span, places
+            tuple(works),
+            pool.name,
+            engine,
+            tuple(splits.items()),
+            recompute,
+            attention,
+            adapters,
+            gather,
+            line.span,
+            places,
         )
 
     def ways(self, given: Mapping[str, object], spans: Mapping[str, tree.Option], works: Sequence[Work]) -> None:
         """How models are worked with: the engine can do it, and there is something to do."""
         name, attention = given["engine"], given["attention"]
         able = engines().get(str(name))
-        if given["recompute"] and not any(
+        trains = any(
             NODES[each].trains
             for work in works
             for each in ({work.operation} if work.operation else self.left(work.model))
             if each
-        ):
+        )
+        if given["recompute"] and not trains:
             message = "layers are computed again where a model is trained, and nothing is trained here"
             self.say("E0908", message, spans["recompute"].span, "leave it out")
         elif given["recompute"] and able is not None and "recompute" not in able.settings:
@@ -311,6 +322,11 @@ class _Checker(Reporter):
             chosen = able is None or bool(able.attention)
             cannot = f"computes no attention by `{attention}`" if chosen else "does not let `attention` be chosen"
             self.known_way(given, spans["attention"], "attention is computed", cannot)
+        if given["gather"] is not None and not trains:
+            message = "how parameters are gathered is said where a model is trained, and nothing is trained here"
+            self.say("E0908", message, spans["gather"].span, "leave it out")
+        elif given["gather"] is not None:
+            self.known_way(given, spans["gather"], "parameters are gathered", f"gathers none by `{given['gather']}`")
 
     def known_way(self, given: Mapping[str, object], option: tree.Option, done: str, cannot: str) -> None:
         """A way in which engines do something, each of which says under the option's name what it knows: one is named,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rlgraph.enginespec.registry import adaptings, attentions, engines
+from rlgraph.enginespec.registry import adaptings, attentions, engines, gatherings
 from rlgraph.ir.attributes import REQUIRED, Attribute
 from rlgraph.ir.graph import SPANS
 from rlgraph.ir.mesh import LISTED
@@ -295,6 +295,13 @@ STATEMENTS = _table(
             Attribute("recompute", "bool", None, doc="training computes the inside of each layer again, to keep less"),
             Attribute("attention", "word", None, names=attentions),
             Attribute("adapters", "word", None, doc="beside the weights, or merged into them", names=adaptings),
+            Attribute(
+                "gather",
+                "word",
+                None,
+                doc="parameters that `fsdp` shares out come together in training layer by layer, or once an update",
+                names=gatherings,
+            ),
         ),
         doc="The work of models on a pool; the compiler chooses what is not said.",
     ),

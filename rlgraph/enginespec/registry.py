@@ -56,6 +56,11 @@ def adaptings() -> tuple[str, ...]:
     return tuple(dict.fromkeys(way for each in engines().values() for way in each.adapters))
 
 
+def gatherings() -> tuple[str, ...]:
+    """For how long any of them can have what its ranks gather."""
+    return tuple(dict.fromkeys(way for each in engines().values() for way in each.gather))
+
+
 def engine(name: str) -> EngineSpec:
     return engines()[name]
 

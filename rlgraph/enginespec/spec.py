@@ -24,6 +24,7 @@ Setting = Literal["micro_tokens", "recompute", "kv_bytes"]
 """A field of `rlgraph.ir.plan.Holding`."""
 
 Adapting = Literal["apart", "merged"]
+Gathering = Literal["layer", "update"]
 Faults = Callable[[Shape], list[str]]
 """What an engine cannot do of a model however it is split, as it goes on after the engine's name: `cannot rotate`."""
 
@@ -215,6 +216,11 @@ class EngineSpec:
     own_adapters: bool = False
     """Its layout says which part of each adapter a rank has, and models of one base and process have that together.
     Else each rank has all of all adapters, and each model its base."""
+    gather: tuple[Gathering, ...] = ()
+    """For how long ranks that share a model's parameters out (`fsdp`) have those that they gather in training, as
+    `gather=WAY` in a schedule: while a layer works, and once more for its backward pass (ZeRO's third stage, arXiv
+    1910.02054), or while all micro-batches of an update are differentiated (the second one). The first one is taken
+    where neither a schedule nor a search says another."""
     layout: Layout = entire
     dtypes: Mapping[DeviceKind, frozenset[str]] | None = None
     """In which it computes; None: in any."""
@@ -309,6 +315,13 @@ class EngineSpec:
         if shape.adapters is None:
             return (f"holds no adapters {way}: the model has none",)
         return self.apart_faults(shape) if way == "apart" else ()
+
+    def gathers(self, split: Mesh, said: str = "") -> Sequence[str]:
+        """The ways among which there is a choice on a mesh, the first one empty. said: that of a schedule; there is
+        none where nothing is shared out."""
+        if split.length("fsdp") == 1:
+            return () if said else ("",)
+        return (said,) if said else ("", *self.gather[1:])
 
     def lends(self, split: Mesh) -> bool:
         """Whether models of a process that begin with one base have it once. Ranks that share a model's parameters out

@@ -92,6 +92,9 @@ class Holding:
     """How attention is computed, of the ways that the engine knows; empty: as it does by itself."""
     adapters: str = ""
     """How adapters are held, of the ways that the engine knows; empty: as it does by itself."""
+    gather: str = ""
+    """For how long ranks that share its parameters out have what they gather in training, of the ways that the engine
+    knows; empty: as it does by itself."""
     offload: bool = False
     """It is in the host's memory while the group does nothing with it."""
     kv_bytes: int = 0

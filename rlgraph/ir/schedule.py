@@ -46,6 +46,8 @@ class Placement:
     """How attention is computed."""
     adapters: str | None = None
     """How adapters are held."""
+    gather: str | None = None
+    """For how long what is shared out stays gathered in training."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
     spans: tuple[tuple[str, Span], ...] = field(default=(), compare=False, repr=False)
     """Where each option stands."""

@@ -354,6 +354,7 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
             recompute=option.deployment.recompute,
             attention=option.deployment.attention,
             adapters=option.deployment.adapters,
+            gather=option.deployment.gather,
             offload=option.offload,
             kv_bytes=option.deployment.kv_bytes,
         )

@@ -244,6 +244,7 @@ class _Placer:
                 yield Diagnostic("E0905", message, pin.at("attention"), "keep one of them", related)
             if pin and (name, seat) not in seen:
                 seen.add((name, seat))
+                yield from _ungathered(name, seat.mesh, pin)
                 check = self.apart if spec.every_model else self.wrong
                 yield from check(self.program.model(name), seat, pin)
 
@@ -380,6 +381,8 @@ class _Placer:
                 said["adapters"] = pin.adapters
             if pin.recompute and NODES[operation].trains:
                 said["recompute"] = True
+            if pin.gather and NODES[operation].trains:
+                said["gather"] = pin.gather
             if said:
                 found.setdefault((model, names[seat]), {}).update(said)
         return found
@@ -438,6 +441,13 @@ def unheld(model: str, engine: str, shape: Shape, pin: Placement) -> Iterator[Di
     """Adapters that an engine cannot hold as a schedule says."""
     for text in spec_of(engine).unheld(pin.adapters, shape) if pin.adapters else ():
         yield Diagnostic("E0912", f"`{model}`: {engine} {text}", pin.at("adapters"), "leave `adapters` out")
+
+
+def _ungathered(model: str, split: Mesh, pin: Placement) -> Iterator[Diagnostic]:
+    """A way to gather what nobody shares out."""
+    if pin.gather and split.length("fsdp") == 1:
+        message = f"`{model}`: no rank shares its parameters out, so that none are gathered"
+        yield Diagnostic("E0912", message, pin.at("gather"), "leave `gather` out, or say over how many ranks: `fsdp=2`")
 
 
 def _repeated(a: Mesh, b: Mesh) -> tuple[tuple[Mesh, Mesh], int]:

@@ -121,6 +121,9 @@ def _holdings(plan: Plan) -> Iterator[Problem]:
         if each.adapters and name in engines():
             at = ("plan", "holdings", number, "adapters")
             yield from _unknown(each.adapters, engine(name).adapters, at, f"way to hold adapters of `{name}`")
+        if each.gather and name in engines():
+            at = ("plan", "holdings", number, "gather")
+            yield from _unknown(each.gather, engine(name).gather, at, f"way to gather parameters of `{name}`")
         able = {"reread": name in engines() and engine(name).rereads, "keep": name in engines() and engine(name).keeps}
         for by, can in able.items():
             if getattr(each, by) and not can:

@@ -101,6 +101,7 @@ class Work:
     recompute: bool = False
     attention: str = ""
     adapters: str = ""
+    gather: str = ""
 
     def __str__(self) -> str:
         case = self.case
@@ -110,7 +111,7 @@ class Work:
         again = "recomputed" if self.recompute else ""
         uneven = f"and fewer by {case.less}" if case.less else ""
         what = (self.operation, case.family, case.dtype, rows, uneven, f"L{self.layers}", threads, split, again)
-        what += (self.attention, self.adapters)
+        what += (self.attention, self.adapters, f"gathered by {self.gather}" if self.gather else "")
         return " ".join(filter(None, what))
 
     @property
@@ -128,7 +129,15 @@ class Work:
     def predicted(self, engine: str) -> Footprint:
         case, ranks = self.case, self.split.length("dp") * self.split.length("fsdp")
         deployment = Deployment(
-            engine, CPU, self.split, self.block, self.recompute, self.attention, self.adapters, threads=self.threads
+            engine,
+            CPU,
+            self.split,
+            self.block,
+            self.recompute,
+            self.attention,
+            self.adapters,
+            self.gather,
+            threads=self.threads,
         )
         if self.operation == "generate":
             lengths = Lengths((float(case.length),)), Lengths((float(self.response),))
@@ -168,7 +177,7 @@ def on_rank(over: Mesh, work: Work) -> tuple[int, int]:
 def shared_out(over: Mesh, work: Work) -> tuple[int, int]:
     """The same of one of the ranks that share the model out, each of which has as many rows."""
     case, together = work.case, replace(work, case=replace(work.case, rows=work.case.rows * over.length("fsdp")))
-    how = Holding("", "", micro_tokens=case.rows * case.length, recompute=work.recompute)
+    how = Holding("", "", micro_tokens=case.rows * case.length, recompute=work.recompute, gather=work.gather)
     with Everywhere() as live, live.resizing():
         return _done(open_rank(work.spec, Rank(over, dist.get_rank(), how)), together, live)
 

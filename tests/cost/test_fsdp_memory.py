@@ -39,6 +39,14 @@ CASES = [
     Work("logprobs", SMALL, 4, 2, split=BOTH),
     *(Tuned("train", SMALL, 4, 2, split=split) for split in (TWO, mesh(tp=2), BOTH)),
     Tuned("train", replace(SMALL, dtype="bfloat16"), 4, 2, split=TWO),
+    *(
+        Work("train", SMALL, layers, micros, split=split, gather="update")
+        for layers, micros, split in ((4, 3, TWO), (6, 2, mesh(dp=2, fsdp=2)), (4, 3, BOTH))
+    ),
+    Work("train", replace(SMALL, dtype="bfloat16"), 4, 2, split=TWO, gather="update"),
+    Work("train", Case("qwen2", scored=8), 4, split=TWO, recompute=True, gather="update"),
+    Tuned("train", SMALL, 4, 2, split=TWO, gather="update"),
+    Work("logprobs", SMALL, 4, 2, split=TWO, gather="update"),
 ]
 
 

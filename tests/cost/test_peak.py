@@ -184,6 +184,7 @@ def laid(problem: Problem, chosen: list[Option]) -> Plan:
                 deployment.recompute,
                 deployment.attention,
                 deployment.adapters,
+                deployment.gather,
                 option.offload,
                 deployment.kv_bytes,
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -54,6 +56,30 @@ def test_what_was_asked_before_changes_nothing(operation: str, engine: str, spli
     asked = task(operation, engine, split)
     for copies in (3, 1, 2, 3):
         assert asked.seconds(copies) == task(operation, engine, split).seconds(copies)
+
+
+def test_parameters_that_are_gathered_for_an_update_come_once() -> None:
+    """Eight ranks with an eighth of 8 billion numbers each: two bytes of the other seven come, and four go for the
+    gradients of each micro-batch."""
+    config = known("meta-llama/Llama-3.1-8B")
+    assert config
+    model, constants = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16"), defaults("gpu")
+    rates = replace(constants.rates["transformers", "train"], hides=0.0)
+    constants = replace(constants, rates={**constants.rates, ("transformers", "train"): rates})
+    layer, update = (
+        TaskModel("train", model, Deployment("transformers", ISLAND, mesh(fsdp=8), gather=way), constants, BATCH)
+        for way in ("layer", "update")
+    )
+    assert layer.passes and update.passes and layer.passes.gathered == 0
+    once = update.passes.gathered
+    link = ISLAND.device.link * constants.collective
+    assert once == pytest.approx(2 * 8.03e9 * 7 / 8 / link, rel=0.05)
+    assert layer.passes.block.communication == pytest.approx(4 * once, rel=0.01)
+    assert update.passes.block.communication == pytest.approx(2 * once, rel=0.01)
+    rows, turns = layer.share(1), layer.passes.turns(layer.passes.own(layer.share(1)))
+    assert turns > 1
+    assert layer.passes.seconds(rows) - update.passes.seconds(rows) == pytest.approx((2 * turns - 1) * once, rel=0.01)
+    assert update.seconds(1) == pytest.approx(update.cost(1).seconds, rel=1e-12)
 
 
 def test_answers_of_no_tokens() -> None:

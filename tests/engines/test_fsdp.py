@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group as groups
 
 from rlgraph.engines.base import Generation, Rank, Sampling, TrainOptions
 from rlgraph.engines.sequences import Sequences
@@ -40,6 +41,7 @@ SPLIT = [
     ("mixtral", {}),
     ("qwen3_moe", {}),
 ]
+LORA = Adapters(3, 6.0)
 OPTIONS = TrainOptions(lr=1e-2, clip_norm=0.5, settings={"eps": 1e-2, "weight_decay": 0.1})
 
 
@@ -146,8 +148,8 @@ def added(
     return found
 
 
-def gradients(split: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> Trained:
-    engine = opened(split, spec, recompute=recompute)
+def gradients(split: Mesh, spec: ModelSpec, task: Task, recompute: bool, gather: str = "") -> Trained:
+    engine = opened(split, spec, recompute=recompute, gather=gather)
     return Trained([], elsewhere(added, engine, spec.kind, task, task.blocks[0]), engine.layout())
 
 
@@ -176,9 +178,73 @@ def test_gradients_of_grpo_and_ppo(ranks: Ranks, split: str, family: str, kind: 
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-10)
 
 
-# Adapters
+# Gathered for an update
 
-LORA = Adapters(3, 6.0)
+
+def gathered_once(split: Mesh, spec: ModelSpec, task: Task, gather: str, recompute: bool) -> Any:
+    """How often parameters are gathered in an update, what the model says before and after it and what each update
+    told; and this rank's gradients."""
+    calls: list[int] = []
+    plain = groups.foreach_all_gather
+
+    def counted(*given: Any) -> Any:
+        calls[-1] += 1
+        return plain(*given)
+
+    engine = opened(split, spec, recompute=recompute, gather=gather)
+    own = task.blocks[split.at(dist.get_rank(), "dp")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "foreach_all_gather", counted)
+        calls.append(0)
+        found = elsewhere(added, engine, spec.kind, task, own)
+        said = []
+        for _ in range(2):
+            calls.append(0)
+            said.append(elsewhere(ask, engine, spec.kind, task.sequences, (1.0,)))
+            calls.append(0)
+            said.append(elsewhere(updates, engine, spec.kind, replace(task, steps=1), own))
+    return calls, said, Trained([], found, engine.layout())
+
+
+@pytest.mark.parametrize(
+    "split,family,kind,recompute,adapters",
+    [
+        ("fsdp2", "qwen2", "causal_lm", True, None),
+        ("fsdp4", "qwen3_moe", "causal_lm", False, None),
+        ("dp2fsdp2", "llama", "value_lm", False, None),
+        ("fsdp2tp2", "qwen3", "causal_lm", False, None),
+        ("fsdp2", "qwen3", "causal_lm", False, LORA),
+    ],
+)
+def test_parameters_that_are_gathered_for_an_update(
+    ranks: Ranks, split: str, family: str, kind: ModelKind, recompute: bool, adapters: Adapters | None
+) -> None:
+    """ZeRO's second stage: gradients as of one process, and each layer's parameters come once, whatever micro-batches
+    there are; who reads in between has the new ones."""
+    spec = replace(spec_of(family, kind, tie_word_embeddings=True), adapters=adapters)
+    blocks = ((0, 1, 2), (5,), (4, 6, 7, 9, 10)), ((3, 8), (11,))
+    both = MESHES[split].length("dp") > 1
+    task = Task(rows(12), blocks if both else blocks[:1], OPTIONS)
+    engine = TransformersEngine.open(spec)
+    theirs = added(engine, kind, task, list(itertools.chain(*task.blocks)))
+    layer = ranks.run(MESHES[split], gathered_once, spec, task, "layer", recompute)
+    update = ranks.run(MESHES[split], gathered_once, spec, task, "update", recompute)
+    # A copy has a part of the sum: it is added up with the step.
+    for name, tensor in whole([each[2] for each in update], theirs).items() if not both else ():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-10)
+    for (often, said, mine), (once, again, other) in zip(layer, update, strict=True):
+        torch.testing.assert_close(other.state, mine.state, rtol=0, atol=1e-12)
+        for one, same_one in zip(said, again, strict=True):
+            if isinstance(one[0], dict):
+                assert one[0] == pytest.approx(same_one[0], rel=1e-10)
+            else:
+                torch.testing.assert_close(one, same_one, rtol=0, atol=1e-12)
+        # A unit is a layer, or what no layer has: two layers here.
+        assert once[0::2] == [3, 3, 3] and min(often[0::2]) > 3
+        assert once[1::2] == often[1::2]
+
+
+# Adapters
 
 
 def adapted(kind: ModelKind = "causal_lm", **config: Any) -> ModelSpec:

@@ -334,6 +334,39 @@ def test_a_size_that_no_search_tries_can_be_said(engine: str) -> None:
     assert (role.engine, str(role.mesh)) == ("transformers", "dp2 x fsdp3")
 
 
+@pytest.mark.parametrize("cluster,way", [("2x8:a100-80gb", "update"), ("2x8:a100-40gb", "")])
+def test_parameters_are_gathered_once_an_update_where_that_fits(cluster: str, way: str) -> None:
+    """14B parameters in bfloat16 are 29 GB, and 15 GB of each device are its part of the optimizer's."""
+    sets = {"base": '"Qwen/Qwen2.5-14B"'}
+    text = "schedule sft\npool all = 16 devices\nplace actor on all(engine=transformers, fsdp=16{})\n"
+
+    def made(said: str) -> Compiled:
+        schedule = text.format(said)
+        return rlgraph.compile(ALGORITHMS / "sft.rlf", sets, cluster=cluster, workload=LENGTHS, schedule=schedule)
+
+    found, layer = made(""), made(", gather=layer")
+    group = found.plan.owner("actor").name
+    assert [each.plan.holding("actor", group).gather for each in (found, layer)] == [way, "layer"]
+    seconds = [predicted(each.choice)["seconds"] for each in (found, layer)]
+    assert seconds[0] < 0.95 * seconds[1] if way else seconds[0] == pytest.approx(seconds[1])
+    if not way:
+        with pytest.raises(ProgramError):
+            made(", gather=update")
+
+
+def test_what_is_gathered_is_shared_out() -> None:
+    """Said of a model whose split the search chooses."""
+    text = "schedule sft\npool all = 8 devices\nplace actor on all(engine=transformers, gather=layer)\n"
+    made = rlgraph.compile(ALGORITHMS / "sft.rlf", cluster="1x8:a100-80gb", workload=LENGTHS, schedule=text)
+    assert made.plan.role("actor", "train").mesh.length("fsdp") > 1
+    [said] = [
+        line
+        for line in show_choice(made.choice, predicted(made.choice))
+        if line.startswith("parameters of actor are gathered")
+    ]
+    assert "by layer works" in said and "; by update works" in said and said.endswith("as the schedule says")
+
+
 def test_a_size_that_is_impossible_is_refused_with_the_nearest() -> None:
     text = "schedule sft\npool all = 6 devices\nplace actor on all(engine=megatron, tp=3)\n"
     with pytest.raises(ProgramError) as found:

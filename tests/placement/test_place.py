@@ -190,12 +190,16 @@ def test_transformers_splits_layers_where_it_can() -> None:
 
 
 def test_how_a_model_is_worked_with_is_said_where_it_is_placed() -> None:
-    """Of what is trained, recomputation; attention of all that the line places."""
-    schedule = "pool one = 4 devices\nplace actor, ref on one(engine=transformers, recompute=true, attention=eager)\n"
+    """Of what is trained, recomputation and how parameters are gathered; attention of all that the line places."""
+    how = "recompute=true, attention=eager, fsdp=4, gather=update"
+    schedule = (
+        f"pool one = 4 devices\nplace actor.train, ref on one(engine=transformers, {how})\n"
+        "place actor.generate on one(engine=vllm)\n"
+    )
     plan = planned(shipped("grpo"), schedule)
     group = "one.transformers"
     assert plan.holdings == (
-        Holding("actor", group, recompute=True, attention="eager"),
+        Holding("actor", group, recompute=True, attention="eager", gather="update"),
         Holding("ref", group, attention="eager"),
     )
 

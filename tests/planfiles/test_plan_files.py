@@ -147,6 +147,7 @@ def plans(draw: st.DrawFn, program: Program) -> Plan:
             draw(st.booleans()),
             draw(st.sampled_from(["", *engines()[groups[group].engine].attention])),
             draw(st.sampled_from(["", *engines()[groups[group].engine].adapters])),
+            draw(st.sampled_from(["", *engines()[groups[group].engine].gather])),
             draw(st.booleans()),
             draw(st.integers(0, 1 << 40)),
         )
@@ -289,6 +290,13 @@ WRONG = [
         "E0955",
         '"apar"',
         "did you mean `apart`?",
+    ),
+    (
+        '"holdings": []',
+        '"holdings": [{"model": "actor", "group": "learn.megatron", "gather": "update"}]',
+        "E0955",
+        '"update"',
+        "there are none",
     ),
     (
         '"holdings": []',

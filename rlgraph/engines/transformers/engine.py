@@ -64,6 +64,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
         device=device,
         recompute=rank.holding.recompute,
         attention=rank.holding.attention,
+        gather=rank.holding.gather,
         copies=copies,
         apart=apart,
         beside=rank.beside,
@@ -88,6 +89,7 @@ class TransformersEngine:
         threads: int = 1,
         recompute: bool = False,
         attention: str = "",
+        gather: str = "",
         block_tokens: int = 2048,
         logit_numbers: int = 1 << 25,
         cache_tokens: int = Grown().places,
@@ -98,7 +100,8 @@ class TransformersEngine:
 
         threads: row blocks computed side by side, each by one thread; 1 leaves parallelism to torch's own
         operators. recompute: training keeps what enters each layer alone, and computes what is inside again.
-        attention: as transformers calls a way to compute it; empty: the model's own choice.
+        attention: as transformers calls a way to compute it; empty: the model's own choice. gather: for how long ranks
+        that share the model out have what they gather in training, as the spec says; empty: `layer`.
         block_tokens: tokens in a block, padded ones where rows are padded. logit_numbers: most logits that are computed
         at a time. cache_tokens: places of the key-value cache, of all rows together, that are decoded at a time.
         copies: those in other processes that train on other rows. apart: the ranks that have split the model: those
@@ -109,7 +112,7 @@ class TransformersEngine:
         self.new_parameters = loaded.new_parameters
         self.model = loaded.model
         self.threads, self.copies, self._recompute = threads, copies, recompute
-        self._apart = apart
+        self._apart, self._gathers_once = apart, gather == "update"
         self._shards, self._split = (apart.shards, apart.tensors) if apart else (None, None)
         self._block_tokens, self._logit_numbers, self._cache_tokens = (
             block_tokens,
@@ -145,6 +148,7 @@ class TransformersEngine:
         device: str = "cpu",
         recompute: bool = False,
         attention: str = "",
+        gather: str = "",
         copies: Copies | None = None,
         apart: Apart | None = None,
         beside: TransformersEngine | None = None,
@@ -166,6 +170,7 @@ class TransformersEngine:
                 threads=threads,
                 recompute=recompute,
                 attention=attention,
+                gather=gather,
                 copies=copies,
                 apart=apart,
                 **limits,
@@ -282,7 +287,8 @@ class TransformersEngine:
         result.
         """
         todo = self._differentiate, blocks, micro, self._pool, self.threads
-        loss, self._gradients = summed(self, *todo, self._gradients)
+        with self._shards.once() if self._shards and self._gathers_once else nullcontext():
+            loss, self._gradients = summed(self, *todo, self._gradients)
         self._loss += loss
 
     def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:

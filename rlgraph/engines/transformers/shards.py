@@ -1,13 +1,15 @@
 """A model whose parameters, gradients and moments are shared out among the ranks of a copy: torch's `fully_shard`.
 
 Before a layer works its parameters are gathered, and after it only each rank's part is left (ZeRO's third stage, arXiv
-1910.02054; PyTorch FSDP, arXiv 2304.11277). Each rank reads its own rows, so all of them have to work on as many blocks
+1910.02054; PyTorch FSDP, arXiv 2304.11277); or all that were gathered stay while gradients are added up, and only these
+are shared out at once (its second stage). Each rank reads its own rows, so all of them have to work on as many blocks
 as the one that has most: who has no rows left joins with one of another's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar, cast
 
 import torch
@@ -77,6 +79,24 @@ class Shards:
                 # No backward pass will forget what was gathered in which order.
                 cast(FSDPModule, self._root).reset_iter_state()
         return cast(T, found)
+
+    @contextmanager
+    def once(self) -> Iterator[None]:
+        """Meanwhile what was gathered stays, whatever micro-batches come. Nobody may write into the parameters."""
+        root = cast(FSDPModule, self._root)
+        self._stays(True)
+        try:
+            yield
+        finally:
+            self._stays(False)
+            for module in root.modules():  # type: ignore[attr-defined]
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    def _stays(self, stays: bool) -> None:
+        root = cast(FSDPModule, self._root)
+        root.set_reshard_after_forward(not stays)
+        root.set_reshard_after_backward(not stays)
 
     def gradients(self, loss: Tensor) -> list[Tensor | None]:
         """This rank's part of the sum over all ranks of the gradients of `loss`, of the parameters that are trained, in

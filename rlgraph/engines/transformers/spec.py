@@ -63,6 +63,7 @@ SPEC = EngineSpec(
     saves=True,
     adapters=("apart",),
     own_adapters=True,
+    gather=("layer", "update"),
     memory=Memory(fused_norms=_fused_norms, cache=Grown()),
     settings=frozenset({"recompute"}),
     preference=1,

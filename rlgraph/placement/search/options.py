@@ -252,7 +252,8 @@ class Options:
         if key not in self._strategies:
             self._components[id(component)] = component
             same = groupby(
-                self.strategies(component, island), lambda each: (each.deployment.mesh, each.deployment.adapters)
+                self.strategies(component, island),
+                lambda each: (each.deployment.mesh, each.deployment.adapters, each.deployment.gather),
             )
             self._strategies[key] = [list(own) for _, own in same]
         return self._strategies[key]
@@ -303,7 +304,10 @@ class Options:
                 if able and split.size <= island.devices:
                     found = Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
                     ways = adapted(spec_of(engine), config.shape, (pin.adapters if pin else None) or "")
-                    yield from (replace(found, adapters=way) for way in ways)
+                    gathers: Sequence[str] = ("",)
+                    if component.work == "train":
+                        gathers = spec_of(engine).gathers(split, (pin.gather if pin else None) or "")
+                    yield from (replace(found, adapters=way, gather=gather) for gather in gathers for way in ways)
 
     def able(self, component: Component) -> list[str]:
         """The engine that is preferred for a component's work, of those that can hold its model as it is said."""

@@ -139,7 +139,7 @@ place actor.train, actor.logprobs, reward on learn(engine=transformers, tp=2)
 place critic, ref on learn(engine=transformers, fsdp=2)
 place actor.generate on play(engine=transformers, tp=2)
 """,
-        {("actor", "train"): {"micro_tokens": TOKENS}},
+        {("actor", "train"): {"micro_tokens": TOKENS}, ("critic", "train"): {"gather": "update"}},
     ),
     "grpo: tp2 x pp2 to two": Case(
         "grpo",
