@@ -4,18 +4,20 @@ A recorded row is known by the node that sampled it, the step, the turn of its e
 nothing else. So a run with any other plan, backend, block size or number of processes finds its rows.
 
     recording.json                 format, program, seed, versions
-    step-000001.HOST-PID-ID.jsonl  what one process sampled in step 1, a line for each row
+    step-000001.WHO-ID.jsonl       what one process sampled in step 1, a line for each row
 
 A line, broken here:
 
     {"node": "rollout", "turn": null, "row": ["prompts", 0, 17, 2], "prompt": "d2a8...", "prompt_tokens": 61,
      "tokens": [5, 9, 1], "logprobs": [-0.25, -1.5, -0.125], "versions": [[4, 3]], "finished": true}
 
-`row` is the data's name, the pass over it, the row in it, and the sample. `turn` is null but in an episode. `prompt` is
-a hash of the tokens before the response: a row that is asked something else is not answered from the recording.
-`prompt_tokens` says how many these are. Where nothing was asked, `start` has the tokens that the engine began with
-instead. `versions` says which weights made the tokens: the first 3 of them version 4 here. Numbers are written so that
-reading them gives the same bits.
+WHO is HOST-PID, or the group and rank of a process of a plan. `row` is the data's name, the pass over it, the row in
+it, and the sample. `turn` is null but in an episode. `prompt` is a hash of the tokens before the response: a row that
+is asked something else is not answered from the recording. `prompt_tokens` says how many these are. Where nothing was
+asked, `start` has the tokens that the engine began with instead. `versions` says which weights made the tokens: the
+first 3 of them version 4 here. `batch`, where there is one, is the batch of a `collect` that takes them as they end.
+Numbers are written so that reading them gives the same bits. Each row is there once: what is sampled again takes the
+place of what was (`rlgraph.backends.redone`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rlgraph.backends.endings import FILE as ENDED
+from rlgraph.backends.redone import cut, damaged, stem, unwritable
 from rlgraph.backends.rows import RowId, show_id
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Runs
@@ -91,21 +93,14 @@ def _begin(folder: Path, program: str, seed: int) -> None:
         with (folder / HEADER).open("x", encoding="utf-8") as file:
             file.write(json.dumps(header, indent=2) + "\n")
     except OSError as error:
-        raise UsageMistake(_unwritable(folder, error)) from None
+        raise UsageMistake(unwritable(folder, error)) from None
 
 
 def _cut(folder: Path, step: int) -> None:
     try:
-        for path in folder.glob("step-*.jsonl"):
-            if int(path.name.partition(".")[0].removeprefix("step-")) > step:
-                path.unlink()
-        ended = folder / ENDED
-        if ended.exists():
-            lines = ended.read_text("utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-            ended.write_text("".join(kept), "utf-8")
+        cut(folder, step)
     except (OSError, ValueError, LookupError) as error:
-        raise UsageMistake(Diagnostic("E0817", f"`{folder}` is damaged: {error}", NO_SPAN, "record again")) from None
+        raise UsageMistake(damaged(folder, error)) from None
 
 
 def read_header(folder: Path, program: str | None) -> dict[str, Any]:
@@ -131,17 +126,24 @@ def read_header(folder: Path, program: str | None) -> dict[str, Any]:
 class Recorder:
     """Writes what this process samples into a folder that `recording` has claimed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, who: str = "") -> None:
+        """who: the name of this process, if it has one."""
         self.folder = folder
         # Of two recorders in one process each has its own files, too.
-        self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._writer = f"{who or f'{socket.gethostname()}-{os.getpid()}'}-{secrets.token_hex(3)}"
         self._lock = Lock()
         """Rows of several orders may come at the same time."""
+        self._attempt = 0
+
+    def begin_again(self, attempt: int) -> None:
+        """Nothing is kept any more of what steps sample that were begun before this attempt."""
+        with self._lock:
+            self._attempt = attempt
 
     def write(
         self,
         node: Node,
-        step: int,
+        step: Step,
         turn: int | None,
         ids: Sequence[RowId],
         prompts: Sequence[Sequence[int]],
@@ -164,15 +166,20 @@ class Recorder:
                 "versions": runs,
                 "finished": finished,
             }
+            if step.batch is not None:
+                record["batch"] = step.batch
             if not prompt:
                 record["start"] = tokens[: len(tokens) - len(response)]
             lines.append(json.dumps(record) + "\n")
         try:
-            path = self.folder / f"{_stem(step)}.{self._writer}.jsonl"
-            with self._lock, path.open("a", encoding="utf-8") as file:
-                file.write("".join(lines))
+            path = self.folder / f"{stem(step.number)}.{self._writer}.jsonl"
+            with self._lock:
+                if step.attempt < self._attempt:
+                    return
+                with path.open("a", encoding="utf-8") as file:
+                    file.write("".join(lines))
         except OSError as error:
-            raise RunError(_unwritable(self.folder, error)) from None
+            raise RunError(unwritable(self.folder, error)) from None
 
 
 _Key = tuple[str, int | None, RowId]
@@ -291,7 +298,7 @@ def _steps(folder: Path) -> set[int]:
 
 
 def _lines(folder: Path, step: int) -> Iterator[tuple[_Key, dict[str, Any]]]:
-    for file in sorted(folder.glob(f"{_stem(step)}.*.jsonl")):
+    for file in sorted(folder.glob(f"{stem(step)}.*.jsonl")):
         for number, line in enumerate(file.read_text("utf-8", errors="replace").splitlines(), 1):
             try:
                 yield _record(line)
@@ -319,20 +326,6 @@ def _record(line: str) -> tuple[_Key, dict[str, Any]]:
 
 def _hash(tokens: Sequence[int]) -> str:
     return hashlib.blake2b(np.asarray(tokens, dtype="<i8").tobytes(), digest_size=8).hexdigest()
-
-
-def _stem(step: int) -> str:
-    return f"step-{step:06d}"
-
-
-def _unwritable(folder: Path, error: OSError) -> Diagnostic:
-    said = error.strerror or str(error)
-    return Diagnostic(
-        "E0814",
-        f"`{folder}` cannot hold a recording: {said[:1].lower()}{said[1:]}",
-        NO_SPAN,
-        "take another folder with `--record`",
-    )
 
 
 def _not_for_this(message: str, hint: str) -> UsageMistake:

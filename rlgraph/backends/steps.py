@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count, islice
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from rlgraph.backends.flight import Coming, Flights, Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.loops import LOOPS
 from rlgraph.backends.notes import Notes
+from rlgraph.backends.redone import begin_again
 from rlgraph.backends.regions import Policy, run_loop
 from rlgraph.backends.step import Ended, Step
 from rlgraph.backends.versions import Versions
@@ -111,6 +113,8 @@ class Steps:
     """The number of the last step that was run."""
     left: Things | None = None
     """What it left; None before the first one."""
+    record: Path | None = None
+    """A folder for all that is sampled."""
 
     def steps(self, wanted: int | None) -> Generator[StepResult]:
         """Runs phase after phase, then the main step `wanted` times (None: for ever). Asked again, it goes on: phases
@@ -144,7 +148,10 @@ class Steps:
 
     def flown(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, Things]]:
         """Runs steps: for each, in their order, its frame and what it left."""
-        return self._flights.run(coming, self.first if self.left is None else self.left)
+        things, flights = self.first if self.left is None else self.left, self._flights
+        if self.record is not None and not flights.under_way:
+            begin_again(self.record, self.done, things, flights.failed)
+        return flights.run(coming, things)
 
     @cached_property
     def _flights(self) -> Flights:

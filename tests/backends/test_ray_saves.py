@@ -51,14 +51,14 @@ def late(prompts, completions):
 
 
 def test_batches_that_go_on_begin_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the rows that they had read: none is lost, and none is trained on twice or too old."""
+    """With the rows that they had read: none is lost, and none is trained on twice or too old, or recorded twice."""
     data_folder(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "late.py").write_text(LATE)
     # In threads work overtakes work, which it does not in one.
     monkeypatch.setattr(backend, "InLine", Threads)
     made = compiled(PROGRAM, {}, SCHEDULE, tmp_path)
-    how: dict[str, Any] = {"threads": 1, "progress": False, "backend": "ray", "debug": True}
+    how: dict[str, Any] = {"threads": 1, "progress": False, "backend": "ray", "debug": True, "record": "rec"}
     made.run(3, out="run", save_every=1, keep=3, **how)
     going = {}
     for path in disk.complete(Path("run/checkpoints")):
@@ -76,3 +76,5 @@ def test_batches_that_go_on_begin_again(tmp_path: Path, monkeypatch: pytest.Monk
     told = [each.message for each in found.diagnostics]
     assert all("was sampled twice" in each for each in told), told
     assert (found.steps, found.trained) == (6, 24) and max(found.ages) <= 2
+    rows = [json.loads(line)["row"] for file in Path("rec").glob("step-*") for line in file.read_text().splitlines()]
+    assert len(rows) == len({*map(tuple, rows)}) >= 24

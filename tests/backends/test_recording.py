@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_exactness import PROGRAMS, close, same, sampled
-from tiny import Run, Seen, compile_text, data_folder, shipped
+from tiny import EPS, Run, Seen, compile_text, data_folder, shipped, weights
 
+from rlgraph.backends.batches import Batch
+from rlgraph.backends.frame import Frame, Surplus
+from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.process.session import Settings
 from rlgraph.backends.recording import HEADER, Recorder, Replay, recording
+from rlgraph.backends.redone import begin_again, once
+from rlgraph.backends.step import Step
+from rlgraph.backends.steps import Silent
 from rlgraph.engines.base import Generation
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.transformers.engine import TransformersEngine
@@ -162,7 +170,7 @@ def test_many_writers_and_many_readers(tmp_path: Path) -> None:
         part = slice(first, first + share)
         answer = generation(made[part], torch.cat(chances[part]) * step)
         asked = [prompt for prompt, _ in rows[part]]
-        Recorder(tmp_path / "r").write(NODE, step, None, ids[part], asked, answer, versions[part])
+        Recorder(tmp_path / "r").write(NODE, Step(step, "step"), None, ids[part], asked, answer, versions[part])
 
     with recording(tmp_path / "r", "grpo", 0), ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda job: write(*job), [(step, first) for step in (1, 2) for first in range(0, count, share)]))
@@ -184,7 +192,7 @@ def test_every_number_comes_back(tmp_path_factory: pytest.TempPathFactory, numbe
     wanted = torch.tensor(numbers, dtype=torch.float64 if wide else torch.float32)
     with recording(path, "grpo", 0):
         made = generation([([3], [5] * len(numbers))], wanted)
-        Recorder(path).write(NODE, 1, 4, [("a", 0, 1)], [[3]], made, [((0, len(numbers)),)])
+        Recorder(path).write(NODE, Step(1, "step"), 4, [("a", 0, 1)], [[3]], made, [((0, len(numbers)),)])
     found = Replay(path, "grpo", 0).read(NODE, 1, 4, [("a", 0, 1)], [[3]])[0].logprobs.to(wanted.dtype)
     assert found.tolist() == wanted.tolist()
     assert [math.copysign(1, value) for value in found] == [math.copysign(1, value) for value in wanted]
@@ -199,6 +207,111 @@ def test_the_files_are_as_described(folder: Path, recorded: Any) -> None:
     first = {line["turn"]: line for line in lines if tuple(line["row"]) == episode.ids[0] and line["node"] == "episode"}
     said = [token for turn in sorted(first) for token in first[turn]["tokens"]]
     assert said == [token for token, scored in zip(episode.tokens[0], episode.scored[0], strict=True) if scored]
+
+
+# What is done again
+
+
+AGAIN = f"""algorithm again
+model actor  = causal_lm({weights()}, dtype="float64")
+data prompts = jsonl("prompts.jsonl", batch=3)
+
+step:
+    rollout = actor.generate(prompts, n=2, max_tokens=4)
+    train actor(lr=0.05, eps={EPS}):
+        minimize mean(exp(actor.logprobs(rollout) - rollout.logprobs))
+    report length = mean(rollout.length)
+"""
+
+
+class Interrupts(Silent):
+    """Once, when a training is about to begin."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def firing(self, node: Node, pool: str = "") -> None:
+        self.count -= node.op == "train"
+        if self.count == 0:
+            self.count = -1
+            raise KeyboardInterrupt
+
+
+def lines(folder: Path, step: int) -> list[dict[str, Any]]:
+    found = (file.read_text().splitlines() for file in folder.glob(f"step-{step:06d}.*.jsonl"))
+    return [json.loads(line) for own in found for line in own]
+
+
+def test_a_step_that_begins_again_is_recorded_once(folder: Path, tmp_path: Path) -> None:
+    program = compile_text(AGAIN, {})
+    with recording(tmp_path / "r", program.name, 0):
+        backend = LocalBackend(program, Settings(folder=folder, record=tmp_path / "r"), Interrupts(2))
+        with pytest.raises(KeyboardInterrupt):
+            list(backend.steps(3))
+        # Who looks for what went wrong can replay it.
+        assert len(lines(tmp_path / "r", 2)) == 6
+        # The first one is over.
+        found = list(backend.steps(2))
+    assert [step.number for step in found] == [2, 3]
+    for step in (1, 2, 3):
+        rows = [tuple(line["row"]) for line in lines(tmp_path / "r", step)]
+        assert len(rows) == len(set(rows)) == 6
+
+
+def written(folder: Path, step: Step, who: str, rows: Sequence[int]) -> Recorder:
+    recorder = Recorder(folder, who)
+    made = generation([([3], [5]) for _ in rows], torch.zeros(len(rows)))
+    ids = [("prompts", 0, row) for row in rows]
+    recorder.write(NODE, step, None, ids, [[3]] * len(rows), made, [((0, 1),)] * len(rows))
+    return recorder
+
+
+def rows_of(folder: Path, step: int) -> list[int]:
+    return sorted(line["row"][2] for line in lines(folder, step))
+
+
+def test_batches_that_begin_again_are_recorded_once(tmp_path: Path) -> None:
+    """A step has left batches at work, which are of an earlier attempt: these have sampled nothing yet."""
+    for batch, rows in ((0, [0, 1]), (1, [2, 3]), (2, [4])):
+        written(tmp_path, Step(2, "step", batch=batch), "a-0", rows)
+        written(tmp_path, Step(3, "step", batch=batch), "a-0", rows)
+    # Some were written by the same process.
+    one, other = sorted(tmp_path.glob("step-000002.*"))[:2]
+    other.write_text(one.read_text() + other.read_text())
+    one.unlink()
+    going = [Batch.again(Frame({}, Step(2, "step", batch=batch))) for batch in (1, 2)]
+    going[1].given.step = replace(going[1].given.step, attempt=1)
+    whole = rows_of(tmp_path, 3)
+    begin_again(tmp_path, 3, {"prompts.surplus": Surplus(None, tuple(going)), "level": 0.5}, 1)
+    assert rows_of(tmp_path, 2) == [0, 1, 4] and rows_of(tmp_path, 3) == whole
+    begin_again(tmp_path, 2, {}, 1)
+    assert rows_of(tmp_path, 2) == [0, 1, 4] and not rows_of(tmp_path, 3)
+
+
+def test_who_comes_late_records_nothing(tmp_path: Path) -> None:
+    """Of what a step samples that has begun again."""
+    recorder = written(tmp_path, Step(1, "step"), "a-0", [0])
+    recorder.begin_again(1)
+    made = generation([([3], [5])], torch.zeros(1))
+    for attempt in (0, 1):
+        step = Step(1, "step", attempt=attempt)
+        recorder.write(NODE, step, None, [("prompts", 0, 1 + attempt)], [[3]], made, [((0, 1),)])
+    assert rows_of(tmp_path, 1) == [0, 2]
+
+
+def test_rows_of_who_is_lost_are_recorded_once(tmp_path: Path) -> None:
+    """Others have done the rows of its last order; those before stay, and what it was writing is gone."""
+    written(tmp_path, Step(1, "step"), "a-0", [0, 1, 2])
+    written(tmp_path, Step(1, "step"), "a-1", [3])
+    written(tmp_path, Step(1, "step"), "a-1", [1, 2])
+    [own] = tmp_path.glob("step-000001.a-0-*")
+    with own.open("a") as file:
+        file.write('{"node": "rollout", "tu')
+    once(tmp_path, 1, ["a-0", "b-0"])
+    assert rows_of(tmp_path, 1) == [0, 1, 2, 3] and [line["row"][2] for line in map(json.loads, own.open())] == [0]
+    once(tmp_path, 1, ["a-0"])
+    assert rows_of(tmp_path, 1) == [0, 1, 2, 3]
+    assert not [*tmp_path.glob(".*")]
 
 
 # What is wrong

@@ -45,7 +45,7 @@ class LocalBackend(Steps):
     def __init__(self, program: Program, settings: Settings, observer: Observer | None = None) -> None:
         self.observer = observer or Silent()
         self.session = Session(program, settings, self.observer.opening)
-        self.program, self.seed = program, settings.seed
+        self.program, self.seed, self.record = program, settings.seed, settings.record
         self.first = self.session.first
         self.notes = self.session.notes
         self.endings = Endings(settings.record, settings.replay)

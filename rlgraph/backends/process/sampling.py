@@ -274,7 +274,7 @@ class _Sampler:
                 rows = tuple(ids[place] for place in places)
                 if self.session.recorder and self.model.engine.speaks:
                     asked = [encoded[place // self.count] for place in places]
-                    self.session.recorder.write(self.node, self.step.number, self.turn, rows, asked, made, runs)
+                    self.session.recorder.write(self.node, self.step, self.turn, rows, asked, made, runs)
                 yield number, rows, made, runs
         except EngineError as error:
             raise engine_failure(self.node, f"`{self.model.model.name}` cannot generate", error) from None

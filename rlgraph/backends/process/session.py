@@ -133,8 +133,10 @@ class Session:
         open_engine: OpenEngine = _open_here,
         outside: Container[str] | None = None,
         spread: bool = True,
+        who: str = "",
     ) -> None:
-        """spread: functions and environments have as many processes as the program says; otherwise one."""
+        """spread: functions and environments have as many processes as the program says; otherwise one. who: the name
+        of this process in a recording."""
         self.spread = spread
         self.program, self.settings = program, settings
         self.versions = Versions(program)
@@ -149,7 +151,7 @@ class Session:
         self.history = History()
         self.first: dict[str, Any] = {}
         """Values of things that live across steps, as they are before the first one, by name."""
-        self.recorder = Recorder(settings.record) if settings.record else None
+        self.recorder = Recorder(settings.record, who) if settings.record else None
         self.replay = Replay(settings.replay, program.name, settings.seed) if settings.replay else None
         try:
             self._open(note, [each for each in program.outside if outside is None or each.name in outside])

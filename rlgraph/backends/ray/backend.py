@@ -79,12 +79,12 @@ class RayBackend(Placed):
             raise
         # In this process a call is a call: nodes that are fired in line come out in the order of a debugger.
         clock = InLine() if debug else Threads()
-        self.notes = Notes(program)
+        self.notes, self.record = Notes(program), settings.record
         self.endings = Endings(settings.record, settings.replay)
         queues = Queues(plan, clock)
         self.saves, self._broken = Saves(plan, self.processes), False
         self.repeats, self.say = repeats, say
-        self.orders = RayTransport(program, plan, self.processes, queues, observer, self.notes)
+        self.orders = RayTransport(program, plan, self.processes, queues, observer, self.notes, settings.record)
         self.orders.losses.allowed, self.orders.losses.say = self._once_more, say
         super().__init__(
             program,
@@ -135,7 +135,7 @@ class RayBackend(Placed):
         try:
             left = tuple(who for who in self.processes.who if who[0] not in lost)
             request = Request(left, "the end of what has failed")
-            ready = self.processes.free(left, lambda found: False, request, Worker.ready)
+            ready = self.processes.free(left, lambda found: False, request, Worker.ready, self._flights.failed)
             # Who was told to change a model before may have begun meanwhile.
             if len(ready) < len(left) or not self.whole():
                 return False

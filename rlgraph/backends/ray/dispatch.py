@@ -99,6 +99,7 @@ class Dispatch:
             elif frame is not None:
                 # It was lost: the others do its rows.
                 made[each] = self.fire(replace(order, frame=frame))
+                self.losses.redone(order.step)
         return shared.together(made)
 
     def finish(self, step: Step) -> None:

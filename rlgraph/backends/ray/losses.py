@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 
 from rlgraph.backends.flight import Things
 from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.ray.failures import doing, shown
 from rlgraph.backends.ray.processes import Losing
-from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.remote import Address, recorded_as
 from rlgraph.backends.ray.repeats import replaceable
+from rlgraph.backends.redone import once
+from rlgraph.backends.step import Step
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import is_model
@@ -21,8 +24,9 @@ from rlgraph.ops.nodes import NODES
 class Losses:
     """Which copies there are, and whether a run can go on without some of them."""
 
-    def __init__(self, program: Program, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, program: Program, plan: Plan, record: Path | None = None) -> None:
+        """record: a folder for all that is sampled."""
+        self.plan, self.record = plan, record
         self.changing = {each.type.name for _, node in program.walk() for each in node.outputs if is_model(each.type)}
         self.things: Things = {}
         """What the last step that is over has left."""
@@ -48,6 +52,17 @@ class Losses:
         """Others are in the places of all processes of some groups."""
         for name in groups:
             self._without.pop(name, None)
+
+    def redone(self, step: Step) -> None:
+        """Others have done the rows that copies which are lost had in a step."""
+        if self.record is not None:
+            lost = [
+                recorded_as((name, rank))
+                for name, copies in self._without.items()
+                for copy in copies
+                for rank in self.plan.group(name).copies()[copy]
+            ]
+            once(self.record, step.number, lost)
 
     def losing(self, order: Order, worked: Callable[[], Collection[Address]]) -> Losing | None:
         """For an order whose rows are shared out between copies: what is to become of processes that end meanwhile;

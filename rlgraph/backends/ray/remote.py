@@ -18,6 +18,11 @@ Key = tuple[int, int, str]
 """A piece: the number of the work that made it, the rank that did, and the value's name."""
 
 
+def recorded_as(who: Address) -> str:
+    """The name of a process in a recording."""
+    return f"{who[0]}-{who[1]}"
+
+
 @dataclass(frozen=True)
 class PieceRef:
     """A piece: rows that one process made at one time."""

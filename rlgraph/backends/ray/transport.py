@@ -33,11 +33,18 @@ from rlgraph.ir.plan import Group, Plan
 
 class RayTransport:
     def __init__(
-        self, program: Program, plan: Plan, processes: Processes, queues: Queues, observer: Observer, notes: Notes
+        self,
+        program: Program,
+        plan: Plan,
+        processes: Processes,
+        queues: Queues,
+        observer: Observer,
+        notes: Notes,
+        record: Path | None = None,
     ) -> None:
         self.plan, self.processes = plan, processes
         self.sleeping = Sleeping(processes, observer)
-        self.losses = Losses(program, plan)
+        self.losses = Losses(program, plan, record)
         self.dispatch = Dispatch(program, plan, processes, queues, observer, notes, self.sleeping, self.losses)
         together = self.dispatch.together
         self.transfers = Transfers(plan, processes, queues, observer, together, self.sleeping, self.losses)

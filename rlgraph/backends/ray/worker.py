@@ -28,7 +28,7 @@ from rlgraph.backends.ray.doing import At
 from rlgraph.backends.ray.failures import doing
 from rlgraph.backends.ray.models import Models
 from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, RowsOf, Wanted, Whole, order_of, packed
-from rlgraph.backends.ray.remote import Key, column_key
+from rlgraph.backends.ray.remote import Key, column_key, recorded_as
 from rlgraph.backends.ray.store import (
     Piece,
     Places,
@@ -140,6 +140,7 @@ class Worker(Models):
                 open_engine=opener.open,
                 outside=spec.outside,
                 spread=not spec.group.code,
+                who=recorded_as((spec.group.name, spec.rank)),
             )
         if spec.group.name != HOST:
             return []
@@ -177,8 +178,11 @@ class Worker(Models):
             ranks = group.copies()[group.mesh.at(rank, "dp")]
         return self.doing.at(tuple((group.name, each) for each in ranks), self.links.pending())
 
-    def ready(self) -> bool:
-        """Answered when all is done that it was told before."""
+    def ready(self, attempt: int | None = None) -> bool:
+        """Answered when all is done that it was told before. attempt: steps that were begun before it record nothing
+        from now on."""
+        if attempt is not None and self.session.recorder:
+            self.session.recorder.begin_again(attempt)
         return True
 
     # Rows

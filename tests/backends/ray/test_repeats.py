@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.recording import recording
+from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Silent, StepResult
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
@@ -78,8 +80,8 @@ LEARN, PLAY = "learn.transformers", "play.transformers"
 
 
 class Kills(Silent):
-    """Ends processes with SIGKILL, or with another signal, when a node of an operation is fired for the so many-th time, or, of a training, when
-    it is over."""
+    """Ends processes with SIGKILL, or with another signal, when a node of an operation is fired for the so many-th
+    time, or, of a training, when it is over; when it has been `sampled`, too."""
 
     def __init__(self, *moments: tuple[str, int, tuple[str, int]], by: int = signal.SIGKILL, late: float = 0.0) -> None:
         """late: seconds after that moment."""
@@ -96,6 +98,8 @@ class Kills(Silent):
     def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         if node.op == "train":
             self.passed(node.op)
+        if tokens:
+            self.passed("sampled")
 
     def synced(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
@@ -192,8 +196,61 @@ def test_others_do_the_rows_of_a_copy_that_is_lost(kept: None, tmp_path: Path, m
     for one, other in zip(steps, expected(found, tmp_path), strict=True):
         assert one.metrics == pytest.approx(other, rel=0, abs=1e-6)
     assert backend.trained()["actor"] == STEPS
-    # Of the one that begins again rows may have been sampled before.
-    for step in range(1, STEPS):
+    for step in range(1, STEPS + 1):
+        assert len(rows(sampled, step)) == 10
+
+
+def test_a_step_that_begins_again_is_recorded_once(kept: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All copies have sampled and recorded the rows of the third step when they are killed."""
+    monkeypatch.chdir(tmp_path)
+    found, said = made(tmp_path), list[str]()
+    watch, sampled = Kills(*[("sampled", 3, (PLAY, rank)) for rank in (0, 1)]), tmp_path / "sampled"
+    with recording(sampled, "repeats", 0):
+        backend = on_ray(found, tmp_path, watch, said, repeats=1, record=sampled)
+        try:
+            steps = list(backend.steps(STEPS))
+        finally:
+            backend.close()
+    assert watch.killed == 2 and len(said) == 1 and "step 3 begins again" in said[0]
+    for one, other in zip(steps, expected(found, tmp_path), strict=True):
+        assert one.metrics == pytest.approx(other, rel=0, abs=1e-6)
+    for step in range(1, STEPS + 1):
+        assert len(rows(sampled, step)) == 10
+
+
+def dying() -> Callable[[Any], None]:
+    """A process ends in the second step, when it has recorded rows and has not said so. A process of a test's own does
+    not know this file: it is sent the function itself."""
+
+    def begin(worker: Any) -> None:
+        write = worker.session.recorder.write
+
+        def last(node: Node, step: Step, *rest: Any) -> None:
+            write(node, step, *rest)
+            if step.number == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        worker.session.recorder.write = last
+
+    return begin
+
+
+def test_rows_that_others_do_are_recorded_once(kept: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy has recorded its rows, and is lost before it says so."""
+    monkeypatch.chdir(tmp_path)
+    found, said, sampled = made(tmp_path), list[str](), tmp_path / "sampled"
+    with recording(sampled, "repeats", 0):
+        backend = on_ray(found, tmp_path, Kills(), said, record=sampled)
+        try:
+            handle = backend.processes.handles[PLAY, 1]  # type: ignore[attr-defined]
+            ray.get(handle.__ray_call__.remote(dying()))
+            steps = list(backend.steps(STEPS))
+        finally:
+            backend.close()
+    assert len(said) == 1 and said[0].endswith(f"the run goes on with 1 of 2 copies of `{PLAY}`")
+    for one, other in zip(steps, expected(found, tmp_path), strict=True):
+        assert one.metrics == pytest.approx(other, rel=0, abs=1e-6)
+    for step in range(1, STEPS + 1):
         assert len(rows(sampled, step)) == 10
 
 
@@ -232,6 +289,13 @@ def test_vllm_does_so_too(cluster: None, tmp_path: Path, monkeypatch: pytest.Mon
         assert len(rows(sampled, step)) == 10
 
 
+def until(there: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_steps_that_are_ahead_are_repeated_too(kept: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest of them samples with older weights, which the trainer still has; no row is trained on twice."""
     monkeypatch.chdir(tmp_path)
@@ -243,6 +307,7 @@ def test_steps_that_are_ahead_are_repeated_too(kept: None, tmp_path: Path, monke
             steps.append(step)
             if step.number == 3:
                 # No model is changed between two steps, and the fourth one trains on rows that only they have.
+                until(lambda: watch.seen["sampled"] >= 4)
                 os.kill(watch.pid((PLAY, 1)), signal.SIGKILL)
     finally:
         backend.close()
