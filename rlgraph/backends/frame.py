@@ -216,5 +216,12 @@ class Surplus:
         return [batch.step for batch in self.going]
 
 
+def all_over(step: Step, things: Mapping[str, Any]) -> Step:
+    """The last step up to which nothing goes on: what a step has made is needed as long as batches do that it has
+    begun. things: as a step left them, which is over."""
+    going = [began for thing in things.values() if isinstance(thing, Surplus) for began in thing.steps]
+    return replace(step, number=min([step.number, *(began - 1 for began in going)]))
+
+
 def is_handle(kind: Type) -> bool:
     return isinstance(kind, Handle)

@@ -6,7 +6,6 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
@@ -49,8 +48,6 @@ class Places:
 
     def __init__(self, places: int) -> None:
         self._free = set(range(places))
-        self._lowest = list(range(places))
-        """A heap of those that are free, and of some that were."""
         self._shared: Counter[tuple[Hashable, frozenset[int] | None]] = Counter()
         """How many have the same places together, by their key."""
         self._waiting: list[_Waiting] = []
@@ -83,8 +80,6 @@ class Places:
                 return self.again()
             del self._shared[key, places]
         self._free |= places
-        for each in places:
-            heappush(self._lowest, each)
         return self.again()
 
     def again(self) -> list[tuple[Any, frozenset[int]]]:
@@ -100,7 +95,7 @@ class Places:
                 left += self._waiting[at:]
                 break
             if each.wanted is None:
-                given = frozenset({self._first()})
+                given = frozenset({min(self._free)})
             elif claimed.isdisjoint(each.wanted) and (each.wanted <= self._free or self._joins(each)):
                 given = each.wanted
             else:
@@ -116,8 +111,3 @@ class Places:
     def _joins(self, each: _Waiting) -> bool:
         """Whether those who have the places have them with the same key, and it may have them, too."""
         return each.key is not None and 0 < self._shared[each.key, each.wanted] < TOGETHER and each.joins()
-
-    def _first(self) -> int:
-        while (found := heappop(self._lowest)) not in self._free:
-            pass
-        return found

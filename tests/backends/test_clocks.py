@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlgraph.backends.clocks import Threads, Virtual
-from rlgraph.backends.places import TOGETHER
+from rlgraph.backends.places import TOGETHER, Places, always
 from rlgraph.backends.turns import Queues, Seats
 from rlgraph.ir.plan import Plan, Pool
 
@@ -338,3 +338,14 @@ def test_places_that_others_have_too_are_not_given_back() -> None:
         crew.begin(work)
         crew.begin(work)
     assert left == [False, False]
+
+
+def test_nothing_is_kept_of_places_that_were_given_back() -> None:
+    """Of a run of a million steps each lock would have it."""
+    places = Places(4)
+    for turn in range(100):
+        for key in (None, "key"):
+            wanted = frozenset({0, 1 + turn % 3})
+            assert places.ask(0, wanted, key, always, turn) == [(turn, wanted)]
+            assert not places.back(wanted, key)
+    assert sum(len(kept) for kept in vars(places).values() if isinstance(kept, Sized)) == 4

@@ -189,6 +189,20 @@ def test_two_frames_live_side_by_side_in_the_processes_of_a_plan(folder: Path, t
     assert all(torch.equal(then[name], last[name]) for name in then)
 
 
+def test_nothing_is_kept_of_versions_that_nobody_asks_for(folder: Path) -> None:
+    """The controller of a run of a million steps would have each of them."""
+    text = AHEAD.replace("LAG", "2")
+    made = compiled(text, {}, apart(compile_text(text)), folder)
+    backend = RayBackend(made.program, made.plan, Settings(folder=folder), debug=True)
+    kept = []
+    try:
+        for _ in backend.steps(8):
+            kept.append(sum(len(each) for each in vars(backend.weights).values() if isinstance(each, dict)))
+    finally:
+        backend.close()
+    assert kept[3:] == kept[3:4] * 5
+
+
 @pytest.mark.parametrize("lag", [1, 2])
 def test_two_frames_live_side_by_side_in_a_simulation(folder: Path, lag: int) -> None:
     """The same rows, as many of them, and as long; each row travels as often."""

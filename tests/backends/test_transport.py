@@ -147,7 +147,7 @@ def test_all_who_work_with_weights_wait_for_them(folder: Path) -> None:
                     each.arrived()
             transport.stuck = False
         assert transport.told == 1
-        assert backend.weights.finish(first)["sync/bytes"] == 8
+        assert backend.weights.finish(first, first)["sync/bytes"] == 8
     finally:
         backend.close()
 

@@ -13,7 +13,7 @@ from rlgraph.backends.blocks import Blocks, cuts
 from rlgraph.backends.clocks import Clock
 from rlgraph.backends.executor import Executor, Made, Part, Together
 from rlgraph.backends.flight import Things
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, all_over
 from rlgraph.backends.placed.transport import Order, StandIn, Transport
 from rlgraph.backends.placed.weights import Weights
 from rlgraph.backends.selection import selected
@@ -70,7 +70,7 @@ class Placed(Steps):
         self.executor = Executor(self, blocks, clock, max(most, *(pool.places for pool in plan.pools)), together)
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
-        return self.weights.finish(step) | self.transport.finish(step, things)
+        return self.weights.finish(step, all_over(step, things)) | self.transport.finish(step, things)
 
     def trained(self) -> dict[str, int]:
         """For each model how many optimizer steps it took."""

@@ -72,6 +72,8 @@ class _Arrival:
 
 _NONE = -1
 """The count of weights that are not there."""
+_GONE = -2
+"""The count of a version that nobody has any more."""
 _ALL = frozenset({0})
 """What there is to have of weights that are lent."""
 
@@ -89,7 +91,9 @@ class Weights:
         self._changes = dict.fromkeys(names, 0)
         """How often the weights changed; a group that has the same count has the same weights."""
         self._ends: dict[tuple[str, int], int] = {}
-        """For each version that is no more the present one, the count at its end."""
+        """For each version that is no more the present one, and that somebody may ask for, the count at its end."""
+        self._oldest: dict[str, int] = {}
+        """Of each model the first version that somebody may ask for."""
         self._held: dict[Place, int] = {}
         """For each model, group and copy the count of the weights that are there; all begin with the same. Copies that
         always work together count as one."""
@@ -148,8 +152,12 @@ class Weights:
         self._changes[model] += 1
         self._hold(model, self.plan.owner(model), None, self._changes[model])
 
-    def finish(self, step: Step) -> dict[str, float]:
-        """What the transfers of a step took."""
+    def finish(self, step: Step, over: Step) -> dict[str, float]:
+        """What the transfers of a step took. over: behind it nobody asks for weights that this one and
+        those before could."""
+        with self._lock:
+            self._oldest |= {model: self.versions.oldest(model, over.number + 1) for model in self.changing}
+            self._ends = {each: count for each, count in self._ends.items() if each[1] >= self._oldest[each[0]]}
         moved = self._moved.pop(step.number, [])
         seconds, sent = sum(each.seconds for each in moved), sum(each.sent for each in moved)
         if not seconds:
@@ -395,6 +403,8 @@ class Weights:
 
     def _count(self, model: str, version: int) -> int:
         """Of the changes at the end of a version."""
+        if version < self._oldest.get(model, 0):
+            return _GONE
         return self._ends.get((model, version), self._changes[model])
 
     def update(self, target: str, source: str, node: Node, step: Step) -> None:

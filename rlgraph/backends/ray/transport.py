@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
-from rlgraph.backends.frame import Surplus
+from rlgraph.backends.frame import all_over
 from rlgraph.backends.notes import Notes
 from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.ray.calls import Calls, copies
@@ -85,13 +84,8 @@ class RayTransport:
     def finish(self, step: Step, things: Things) -> dict[str, float]:
         self.losses.things = things
         told = self.sleeping.finish(step)
-        # What a step made is needed as long as batches go on that it has begun.
-        going = min(
-            (each for thing in things.values() if isinstance(thing, Surplus) for each in thing.steps), default=None
-        )
         self._over.append(step)
-        if going is not None:
-            step = replace(step, number=min(step.number, going - 1))
+        step = all_over(step, things)
         for each in [each for each in self._over if each.number <= step.number]:
             self.dispatch.finish(each)
             self._over.remove(each)
