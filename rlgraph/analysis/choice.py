@@ -11,6 +11,7 @@ from rlgraph.analysis.gathered import show_gathered
 from rlgraph.analysis.tables import sized, table
 from rlgraph.clusters.units import show, shown_seconds
 from rlgraph.compilation.choosing import hosted, memory, work_seconds
+from rlgraph.compilation.hosts import fullest, hosts
 from rlgraph.errors import counted
 from rlgraph.placement.choose import Choice
 
@@ -26,7 +27,7 @@ def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
     yield from show_gathered(choice)
     if told := hosted(choice).told(predicted["seconds"]):
         yield told
-    full = memory(choice)
+    full, asleep = memory(choice), hosts(choice)
     for group in choice.plan.groups:
         if group.code:
             pool = next(pool for pool in choice.plan.pools if pool.name == group.pool)
@@ -44,7 +45,9 @@ def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
         )
         yield from _rows(choice, pool.name)
         if peak.asleep:
-            yield f"  in the host's memory, {show(peak.host, 'bytes')} for each device, while others work:"
+            node = fullest(asleep, pool, choice.question.cluster)
+            of_it = f", {show(node.bytes, 'bytes')} of {show(node.capacity, 'bytes')} on a node" if node else ""
+            yield f"  in the host's memory, {show(peak.host, 'bytes')} for each device{of_it}, while others work:"
             cells = [(name, f"sleeps during {', '.join(others) or 'nothing'}") for name, others in peak.asleep]
             yield from (f"    {line}" for line in table("<<", cells))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 DeviceKind = Literal["cpu", "gpu"]
@@ -37,6 +38,8 @@ class Device:
     """Share of its peak that the largest matrix products reach."""
     stream: float = 1.0
     """Share of its memory's bandwidth that a long copy reaches."""
+    host_memory: float = inf
+    """Bytes of the memory of its host, its share of that: as many as all devices of the node have between them."""
 
     @property
     def kind(self) -> DeviceKind:
@@ -74,6 +77,11 @@ class Island:
     @property
     def devices(self) -> int:
         return self.nodes * self.per_node
+
+    @property
+    def host_memory(self) -> float:
+        """Bytes of a node's host."""
+        return self.per_node * self.device.host_memory
 
     def near(self, reach: int) -> bool:
         """Whether so many devices in a row, one such group behind the other from the start of a node, are always on one

@@ -22,6 +22,7 @@ FIELDS: Mapping[str, QuantityKind] = {
     "link": "bandwidth",
     "network": "bandwidth",
     "host": "bandwidth",
+    "host_memory": "bytes",
     "price": "price",
     "dense": "share",
     "stream": "share",
@@ -33,10 +34,14 @@ FIELDS: Mapping[str, QuantityKind] = {
 SHARES = {"dense": 0.8, "stream": 0.9}
 """What is assumed of a device where it says nothing: as of most in the table."""
 
-OPTIONAL = ("bfloat16", "float64", *SHARES)
-"""Without them the rate is that of float32, and a share that of `SHARES`."""
+OPTIONAL = ("bfloat16", "float64", "host_memory", *SHARES)
+"""Without them the rate is that of float32, the host has as much memory as its devices, and a share is that of
+`SHARES`."""
 
-_NUMBERS = ("memory", "bandwidth", "link", "network", "host", "price", *SHARES)
+_NUMBERS = ("memory", "bandwidth", "link", "network", "host", "price", "host_memory", *SHARES)
+
+OF_A_NODE = ("network", "host_memory")
+"""What the devices of a node share: may be given for all of them."""
 
 MAY_BE_ZERO = ("price", "link_latency", "network_latency")
 
@@ -67,7 +72,8 @@ class Listed:
 def made(name: str, values: Mapping[str, float]) -> Listed:
     """A device from its values in base units; `FIELDS` without `OPTIONAL` have to be there."""
     flops = tuple((dtype, values[dtype]) for dtype in DTYPES if dtype in values)
-    numbers = {name: values[name] if name in values else SHARES[name] for name in _NUMBERS if name != "memory"}
+    usual = {**SHARES, "host_memory": values["memory"]}
+    numbers = {name: values[name] if name in values else usual[name] for name in _NUMBERS if name != "memory"}
     device = Device(name=name, memory=round(values["memory"]), flops=flops, **numbers)
     return Listed(device, values["link_latency"], values["network_latency"])
 

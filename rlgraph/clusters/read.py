@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlgraph.clusters.cluster import Cluster, Island
-from rlgraph.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, Listed, known, made, names
+from rlgraph.clusters.devices import FIELDS, MAY_BE_ZERO, OF_A_NODE, OPTIONAL, Listed, known, made, names
 from rlgraph.clusters.file import read_file
 from rlgraph.clusters.text import Group, Request, Word, read_text, write_text
 from rlgraph.clusters.units import QuantityKind, exact, parse
-from rlgraph.errors import Diagnostic, ProgramError, nearest
+from rlgraph.errors import Diagnostic, ProgramError, listed, nearest
 
 UNKNOWN_DEVICE = "E0921"
 BAD_COUNT = "E0922"
@@ -32,9 +32,9 @@ def read_cluster(text: str) -> Cluster:
 
 def _island(group: Group) -> Island:
     nodes, per_node = _count(group.nodes, "nodes"), _count(group.per_node, "devices in a node")
-    listed = _device(group.device, _values(group.options))
-    network = _bandwidth(group.network, per_node) if group.network else listed.device.network
-    return Island(nodes, per_node, listed.device, network, listed.link_latency, listed.network_latency)
+    found = _device(group.device, _values(group.options, per_node))
+    network = _shared(group.network, "bandwidth", per_node) if group.network else found.device.network
+    return Island(nodes, per_node, found.device, network, found.link_latency, found.network_latency)
 
 
 def _count(word: Word, what: str) -> int:
@@ -59,8 +59,8 @@ def _too_many(word: Word, message: str = "these are too many devices") -> Progra
     return _wrong(BAD_COUNT, message, word, f"a cluster has at most {MOST_DEVICES:,}")
 
 
-def _values(options: tuple[tuple[Word, Word], ...]) -> dict[str, float]:
-    """Fields of a device in base units."""
+def _values(options: tuple[tuple[Word, Word], ...], per_node: int) -> dict[str, float]:
+    """Fields of a device in base units. per_node: devices that share what a node has."""
     found = {}
     for name, value in options:
         if name.text not in FIELDS:
@@ -68,7 +68,11 @@ def _values(options: tuple[tuple[Word, Word], ...]) -> dict[str, float]:
             raise _wrong(BAD_FIELD, f"a device has no field `{name.text}`", name, hint)
         if name.text in found:
             raise _wrong(BAD_FIELD, f"`{name.text}` is given twice", name, "keep one of them")
-        found[name.text] = _quantity(value, FIELDS[name.text], positive=name.text not in MAY_BE_ZERO)
+        kind = FIELDS[name.text]
+        if name.text in OF_A_NODE:
+            found[name.text] = _shared(value, kind, per_node)
+        else:
+            found[name.text] = _quantity(value, kind, positive=name.text not in MAY_BE_ZERO)
     return found
 
 
@@ -90,7 +94,7 @@ def _device(word: Word, values: Mapping[str, float]) -> Listed:
             BAD_FIELD,
             message,
             word,
-            "a device of your own needs all fields but `bfloat16`, `float64`, `dense` and `stream`",
+            f"a device of your own needs all fields but {listed(OPTIONAL, 'and')}",
         )
     return made(name, values)
 
@@ -104,7 +108,7 @@ def _between(request: Request, islands: tuple[Island, ...]) -> tuple[float, floa
     bandwidth = min(island.network for island in islands)
     latency = max(island.network_latency for island in islands)
     if request.between:
-        bandwidth = _bandwidth(request.between, max(island.per_node for island in islands))
+        bandwidth = _shared(request.between, "bandwidth", max(island.per_node for island in islands))
     if request.between_latency:
         latency = _quantity(request.between_latency, "time", positive=False)
     return bandwidth, latency
@@ -116,11 +120,11 @@ def _said_between(islands: tuple[Island, ...], bandwidth: float, latency: float)
     return f"{exact(bandwidth, 'bandwidth')}, {exact(latency, 'time')}"
 
 
-def _bandwidth(word: Word, per_node: int) -> float:
-    """Bytes a second for each device, where `/node` may say that of all devices of a node."""
+def _shared(word: Word, kind: QuantityKind, per_node: int) -> float:
+    """What each device has, where `/node` may say that of all devices of a node."""
     share = word.text.removesuffix("/node")
     devices = per_node if share != word.text else 1
-    return _quantity(Word(share, word.span), "bandwidth", positive=True) / devices
+    return _quantity(Word(share, word.span), kind, positive=True) / devices
 
 
 def _quantity(word: Word, kind: QuantityKind, positive: bool) -> float:

@@ -58,7 +58,11 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
             if (left := ends - monotonic()) <= 0 or (found := choose(replace(other, search_seconds=left))):
                 break
     if found is None:
-        raise refused(replace(asked, search_seconds=ends - monotonic()))
+        from rlgraph.compilation.hosts import crowded
+
+        full = crowded(asked, ends)
+        wrong = refused(replace(asked, search_seconds=ends - monotonic()))
+        raise ProgramError([full, *wrong.diagnostics]) if full else wrong
     found = _fused(found, ends)
     if found.problem.older and (left := ends - monotonic()) > 0:
         from rlgraph.compilation.finalists import better
@@ -280,10 +284,20 @@ def predicted(choice: Choice) -> Mapping[str, Any]:
         or None,
         "memory": {
             pool: {"bytes": round(peak.bytes), "capacity": round(peak.capacity), "moment": peak.moment}
-            | ({"host": round(peak.host), "asleep": dict(peak.asleep)} if peak.asleep else {})
+            | (_asleep(choice, pool, peak) if peak.asleep else {})
             for pool, peak in memory(choice).items()
         },
     }
+
+
+def _asleep(choice: Choice, name: str, peak: Peak) -> Mapping[str, Any]:
+    """Of a pool in which models sleep."""
+    from rlgraph.compilation.hosts import fullest, hosts
+
+    pool = next(pool for pool in choice.plan.pools if pool.name == name)
+    node = fullest(hosts(choice), pool, choice.question.cluster)
+    told = {"node": round(node.bytes), "node_capacity": round(node.capacity)} if node else {}
+    return {"host": round(peak.host), **told, "asleep": dict(peak.asleep)}
 
 
 def sections(choice: Choice, target: Target) -> Mapping[str, Mapping[str, Any]]:

@@ -71,6 +71,10 @@ class Constants:
     reserved: int = 1 << 30
     """Bytes of a device that belong to no process: the driver's, of a GPU a few hundred MB to 1 GB (sichek pull request
     113)."""
+    asleep: float = 0.5
+    """Share of the memory of a node's host that models which sleep may have. Of the rest Ray's object store alone takes
+    30% (docs.ray.io, "Memory Management"); then there are processes, files, and page-locked memory, which torch rounds
+    up: assumed."""
     process: Mapping[str, int] = field(default_factory=dict)
     """Bytes of a device that a process has beside tensors, by its engine."""
     communicator: int = 0

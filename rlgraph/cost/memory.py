@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -20,6 +20,9 @@ from rlgraph.cost.time import Batch, adapters, held, trained
 from rlgraph.cost.work import QUERIES, Activations, Tokens
 from rlgraph.enginespec.spec import Shares
 from rlgraph.models.families import matrices
+
+KEPT = ("weights", "optimizer")
+"""What the host keeps of a model that sleeps; of one whose gradients are added up while others work, these too."""
 
 BUCKET = 256 << 20
 """Most bytes of messages that a rank has while weights travel."""
@@ -38,6 +41,10 @@ class Bytes:
         for _, size in self.parts:
             found += size
         return found
+
+    def of(self, names: Collection[str]) -> float:
+        """Of some of them."""
+        return sum(size for name, size in self.parts if name in names)
 
     def __add__(self, other: Bytes) -> Bytes:
         if not other.parts:
@@ -95,6 +102,9 @@ class MemoryModel(ABC):
         self._known: dict[tuple[bool, Load], tuple[float, float, float, float]] = {}
         """Totals, by recomputation and the load."""
 
+    keeps: Sequence[str] = KEPT
+    """What the host keeps of it while it sleeps."""
+
     @property
     @abstractmethod
     def loads(self) -> object:
@@ -122,6 +132,17 @@ class MemoryModel(ABC):
         """The same at least, whatever rows they have."""
         stays, work, shared, update = self._least
         return stays + shared / copies, max(work, update / copies)
+
+    def kept(self, copies: int) -> float:
+        """Bytes of what stays that the host keeps while the model sleeps, of one of so many copies. They do not depend
+        on rows."""
+        stays, shared = self._kept
+        return stays + shared / copies
+
+    @cached_property
+    def _kept(self) -> tuple[float, float]:
+        needs = self.needs(tuple(min(1.0, each) for each in self.load(1)))
+        return needs.stays.of(self.keeps), needs.shared.of(self.keeps)
 
     @cached_property
     def _least(self) -> tuple[float, float, float, float]:
@@ -303,6 +324,7 @@ class Accumulating(Training):
     """The same, where a step's rows come while the group does other work: the sum of the gradients stays meanwhile."""
 
     parted = True
+    keeps = (*KEPT, "gradients")
 
 
 class Reading(_Fed):

@@ -7,13 +7,14 @@ there all the time, with what it has beside tensors.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import ModelConfig
-from rlgraph.cost.memory import Bytes, Footprint
+from rlgraph.cost.memory import KEPT, Bytes, Footprint
 from rlgraph.cost.predict import Predictor, footprint
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
@@ -86,6 +87,54 @@ def peaks(
             island = cluster.islands[cluster.island(pool.first)]
             found[pool.name] = _Filling(predictor, tasks, pool, groups, accumulated).peak(usable(island, constants))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Lodging:
+    """What the memory of a node's host has of models that sleep."""
+
+    parts: tuple[tuple[str, float], ...]
+    """Who (`actor`, or of a model that is there twice `actor.train`), and bytes; the largest first."""
+    capacity: float
+    """Bytes that they may have there."""
+
+    @property
+    def bytes(self) -> float:
+        return sum(size for _, size in self.parts)
+
+    @property
+    def fits(self) -> bool:
+        return self.bytes <= self.capacity
+
+
+def lodges(island: Island, constants: Constants) -> float:
+    """Bytes of the memory of a node's host that models which sleep may have."""
+    return island.host_memory * constants.asleep
+
+
+def lodgings(
+    plan: Plan,
+    tasks: Sequence[Task],
+    configs: Mapping[str, ModelConfig],
+    cluster: Cluster,
+    constants: Constants,
+    accumulated: Collection[str] = (),
+) -> dict[int, Lodging]:
+    """For each node on which something sleeps, by its number. Arguments as `peaks` has them. Copies of weights and of
+    an optimizer's state stay there when their model wakes up, so that all that sleeps at some time is there at once."""
+    predictor = Predictor(plan, configs, cluster, constants)
+    found: dict[int, Counter[str]] = {}
+    for pool in plan.pools:
+        groups = [group for group in plan.groups if group.pool == pool.name and group.models]
+        sleepy = [(model, each) for each in groups for model in each.models if plan.holding(model, each.name).offload]
+        filling = _Filling(predictor, tasks, pool, groups, accumulated) if sleepy else None
+        for model, group in sleepy:
+            assert filling is not None
+            size = filling.copied(model, group)
+            for device in group.devices if size else ():
+                found.setdefault(cluster.node(pool.first + device), Counter())[plan.part(model, group.name)] += size
+    rooms = [lodges(island, constants) for island in cluster.islands for _ in range(island.nodes)]
+    return {node: Lodging(tuple(own.most_common()), rooms[node]) for node, own in sorted(found.items())}
 
 
 class _Filling:
@@ -173,13 +222,17 @@ class _Filling:
         for model, group in here:
             if not self.plan.holding(model, group.name).offload:
                 continue
-            if not self.plan.brought(model, group.name):
-                kept = {"weights", "optimizer"} | ({"gradients"} if model in self.accumulated else set())
-                parts = self.held.get((model, group.name), Bytes()).parts
-                copied += sum(size for what, size in parts if what in kept)
+            copied += self.copied(model, group)
             others = [task.name for task, own in self.work if (task.model, own) != (model, group)]
             asleep.append((self.plan.part(model, group.name), tuple(others)))
         return copied, tuple(asleep)
+
+    def copied(self, model: str, group: Group) -> float:
+        """What the host keeps of an off-loaded model for one rank."""
+        if self.plan.brought(model, group.name):
+            return 0.0
+        kept = (*KEPT, "gradients") if model in self.accumulated else KEPT
+        return self.held.get((model, group.name), Bytes()).of(kept)
 
     def parts(self, device: int, task: Task, group: Group) -> Parts:
         """What a device holds during a task of one of its groups."""

@@ -179,7 +179,12 @@ SECTIONS = {
                 Record(
                     dict,
                     {"bytes": Number(), "capacity": Number(1.0), "moment": Text()},
-                    {"host": Number(), "asleep": Entries(Items(Text()))},
+                    {
+                        "host": Number(),
+                        "node": Number(),
+                        "node_capacity": Number(),
+                        "asleep": Entries(Items(Text())),
+                    },
                 )
             ),
         }

@@ -8,9 +8,10 @@ from rlgraph.clusters.cluster import Cluster
 from rlgraph.clusters.read import read_cluster
 from rlgraph.clusters.units import show
 from rlgraph.compilation.compilation import Compilation
+from rlgraph.compilation.hosts import told
 from rlgraph.compilation.target import assumed
 from rlgraph.cost.constants import Constants, defaults
-from rlgraph.cost.peak import Peak, peaks
+from rlgraph.cost.peak import Lodging, Peak, lodgings, peaks
 from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.plan import Plan
@@ -42,7 +43,7 @@ def too_full(
     constants = constants or defaults(cluster.islands[0].device.kind)
     if compiled.assumptions.get("constants", constants.source) != constants.source:
         # They were measured, and are not here: a device has no more than all of its memory.
-        constants = replace(constants, reserved=0, fragmentation=0.0, process={}, communicator=0)
+        constants = replace(constants, reserved=0, fragmentation=0.0, asleep=1.0, process={}, communicator=0)
     shapes = compiled.placed.shapes
     configs = {
         model.name: config_of(model, shape, program)
@@ -50,8 +51,26 @@ def too_full(
         if isinstance(shape := shapes.get(model.name), Shape)
     }
     step = tasks(program, main_step(program), workload)
-    found = peaks(plan, step, configs, cluster, constants, accumulated=added_up(program, plan))
-    return [_told(compiled, cluster, pool, peak) for pool, peak in found.items() if not peak.fits]
+    accumulated = added_up(program, plan)
+    found = peaks(plan, step, configs, cluster, constants, accumulated=accumulated)
+    wrong = [_told(compiled, cluster, pool, peak) for pool, peak in found.items() if not peak.fits]
+    asleep = lodgings(plan, step, configs, cluster, constants, accumulated)
+    full = [(node, each) for node, each in asleep.items() if not each.fits]
+    return [*wrong, *(_crowded(compiled, plan, *each) for each in full[:1])]
+
+
+def _crowded(compiled: Compilation, plan: Plan, node: int, found: Lodging) -> Diagnostic:
+    """Too much sleeps on a node: of several such nodes the first one is told. At the largest of what sleeps there."""
+    hint = (
+        "off-load less, share models out over more devices, or say with `host_memory` in the cluster how much memory "
+        "the hosts have"
+    )
+    if compiled.file is None:
+        return Diagnostic("E0958", told(node, found), compiled.schedule.span, hint)
+    most, _ = found.parts[0]
+    place = next(at for at, each in enumerate(plan.holdings) if plan.part(each.model, each.group) == most)
+    span = Document(compiled.source).span(("plan", "holdings", place, "offload"))
+    return Diagnostic("E0958", told(node, found), span, hint)
 
 
 def _told(compiled: Compilation, cluster: Cluster, name: str, peak: Peak) -> Diagnostic:

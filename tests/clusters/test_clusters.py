@@ -294,6 +294,18 @@ def test_a_device_of_the_table_is_whole(name: str) -> None:
     assert values["bandwidth"] >= values["host"]
 
 
+def test_the_memory_of_a_host_is_of_each_device_or_of_the_node() -> None:
+    """Of a device of one's own that does not say it, as much as it has itself."""
+    assert read_cluster("2x4:a100").islands[0].host_memory == 4 * known()["a100-80gb"].device.host_memory
+    assert read_cluster("2x4:a100(host_memory=1TiB/node)").islands[0].host_memory == 2**40
+    assert read_cluster("2x4:a100(host_memory=100GB)").islands[0].device.host_memory == 100e9
+    own = read_cluster(f"1x2:mine({OWN})")
+    assert own.islands[0].host_memory == 2 * 64 * 2**30 and "host_memory=64GiB" in own.text
+    text = read_cluster("1x8:h100(host_memory=1TiB/node, network=400Gb/s/node)").text
+    assert text == "1x8:h100-80gb(network=6.25GB/s, host_memory=128GiB)" and read_cluster(text).text == text
+    assert wrong("1x8:h100(host_memory=0GB)").code == "E0923"
+
+
 def test_dense_rates_in_bfloat16() -> None:
     """Those by which verl counts the utilisation of a device: verl/utils/flops_counter.py."""
     verl = {
@@ -318,13 +330,14 @@ def test_names_are_of_one_device_each() -> None:
 
 def table() -> str:
     """The table of the page."""
-    head = ("name", "bfloat16", "memory", "bandwidth", "link", "network", "host", "$/h")
+    head = ("name", "bfloat16", "memory", "bandwidth", "link", "network", "host", "host_memory", "$/h")
     rows = [head, tuple("---" for _ in head)]
     for name, listed in known().items():
         device = listed.device
         links = (device.bandwidth, device.link, device.network, device.host)
         called = ", ".join(f"`{each}`" for each in (name, *listed.aliases))
         shown = [f"{device.memory / 2**30:.1f}GiB", *(show(value, "bandwidth") for value in links)]
+        shown.append(f"{device.host_memory / 2**30:.0f}GiB")
         rows.append((called, show(device.peak("bfloat16"), "rate"), *shown, f"{device.price:.2f}"))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

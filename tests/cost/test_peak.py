@@ -10,12 +10,13 @@ from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.constants import defaults
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.peak import Peak, peaks, usable
+from rlgraph.cost.peak import Lodging, Peak, lodges, lodgings, peaks, usable
 from rlgraph.cost.predict import Predictor
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
+from rlgraph.models.families import count
 from rlgraph.models.known import known
 from rlgraph.models.shape import shape_of
 from rlgraph.placement.search.option import Option
@@ -121,6 +122,39 @@ def test_what_is_off_loaded_is_there_only_while_it_works() -> None:
     assert less.moment == "train critic" and {what for model, what, _ in less.parts if model == "ref"} == {"runtime"}
 
 
+def lodged(*offloaded: tuple[str, str], cluster: str = "1x8:h200", streamed: tuple[str, ...] = ()) -> list[Lodging]:
+    found = lodgings(plan(*offloaded), TASKS, CONFIGS, read_cluster(cluster), GPU, streamed)
+    assert list(found) == list(range(len(found)))
+    return list(found.values())
+
+
+def test_a_host_has_what_sleeps_on_its_node() -> None:
+    """Weights, and AdamW's moments and wide copies, which Megatron's copies share out; of vLLM, whose weights are
+    brought, nothing."""
+    numbers = {name: float(count(SHAPE, each.kind)) for name, each in CONFIGS.items()}
+    [node] = lodged(("critic", "learn"), ("ref", "look"), ("actor", "play"))
+    critic, ref = numbers["critic"] * (2 * 2 + 12), numbers["ref"] * 2
+    assert dict(node.parts) == pytest.approx({"critic": critic, "ref": ref}, rel=0.01)
+    assert node.bytes == pytest.approx(critic + ref, rel=0.01)
+    assert node.capacity == lodges(CLUSTER.islands[0], GPU) == CLUSTER.islands[0].host_memory / 2
+    assert not lodged(("actor", "play")) and not lodged()
+
+
+def test_each_host_has_its_own() -> None:
+    """One copy of `learn` is on each of two nodes, and `ref` is on the second."""
+    [one] = lodged(("critic", "learn"), ("ref", "look"))
+    first, second = lodged(("critic", "learn"), ("ref", "look"), cluster="2x4:h200(host_memory=8GB)")
+    assert first.bytes + second.bytes == pytest.approx(one.bytes)
+    assert dict(first.parts)["critic"] == pytest.approx(dict(one.parts)["critic"] / 2)
+    assert [name for name, _ in second.parts] == ["critic", "ref"] and len(first.parts) == 1
+    assert one.fits and not first.fits and first.capacity == 4 * 8e9 / 2
+
+
+def test_gradients_of_a_step_that_goes_on_are_kept_too() -> None:
+    [without], [with_them] = lodged(("critic", "learn")), lodged(("critic", "learn"), streamed=("critic",))
+    assert with_them.bytes - without.bytes == pytest.approx(2 * 4 * count(SHAPE, "value_lm"), rel=0.01)
+
+
 def test_what_does_nothing_in_a_step_is_held_all_the_same() -> None:
     idle = peaks(plan(), (), CONFIGS, CLUSTER, GPU)["all"]
     assert idle.moment == "" and idle.moments == ()
@@ -158,6 +192,9 @@ def test_the_search_counts_in_the_same_way(seed: int) -> None:
     )["all"]
     assert peak_.bytes == pytest.approx(peak(chosen))
     assert peak_.fits == problem.fits(chosen, problem.cluster.islands[0])
+    nodes = lodgings(laid(problem, chosen), problem.tasks, configs, problem.cluster, problem.constants, trained)
+    most = max((each.bytes for each in nodes.values()), default=0.0)
+    assert most == pytest.approx(sum(option.host for option in chosen))
 
 
 def laid(problem: Problem, chosen: list[Option]) -> Plan:
@@ -190,4 +227,5 @@ def laid(problem: Problem, chosen: list[Option]) -> Plan:
             )
         )
     pool = Pool("all", problem.cluster.islands[0].devices)
-    return Plan("p", (pool,), tuple(groups), tuple(roles), (), holdings=tuple(holdings))
+    owners = tuple((each.model, each.name) for each in problem.components if each.work == "train")
+    return Plan("p", (pool,), tuple(groups), tuple(roles), owners, holdings=tuple(holdings))

@@ -21,6 +21,7 @@ from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.choosing import memory, predicted
 from rlgraph.compilation.compile import with_dtypes
 from rlgraph.compilation.finalists import better
+from rlgraph.compilation.hosts import hosts
 from rlgraph.compilation.overlap import overlapped
 from rlgraph.compilation.planning import not_built
 from rlgraph.compilation.target import workload
@@ -268,7 +269,7 @@ AFTER = """\
 @pytest.mark.parametrize(("slices", "often"), [(AFTER, (1, 1)), (indent(AFTER, "    "), (16, 16))])
 def test_who_sleeps_comes_once_for_slices_that_only_it_works_on(slices: str, often: tuple[int, int]) -> None:
     """And for each slice where somebody else works on it, too. The simulator moves models when they have a turn."""
-    cluster = "1x2:rtx4090"
+    cluster = "1x2:rtx4090(host_memory=64GiB)"
     made = rlgraph.compile(SLICED + slices, cluster=cluster, workload=LENGTHS)
     found = made.choice.found
     assert set(asleep(made)) == {"actor", "critic"}
@@ -390,6 +391,37 @@ def test_off_loading_is_the_last_resort() -> None:
         assert re.search(rf"^    {re.escape(name)} +sleeps during [a-z_]+", said, re.M), name
     assert "train actor" not in re.findall(r"^    actor\.(?!generate).* sleeps during .*$", said, re.M)[0]
     assert codes(tight, offload=False)[0] in ("E0930", "E0933")
+
+
+def test_who_sleeps_has_room_in_the_hosts_memory() -> None:
+    """With less of it fewer sleep, and a step takes longer, until nobody does but who has to keep nothing."""
+    sizes = ("32GB", "4GB", "1GB")
+    made = [of_usual_rows("grpo", f"1x8:rtx4090(host_memory={size})") for size in sizes]
+    assert [asleep(each) for each in made] == [["actor", "actor", "ref"], ["actor", "ref"], ["actor"]]
+    seconds = [each.choice.found.value for each in made]
+    assert seconds == sorted(seconds) and seconds[0] < seconds[1] < seconds[2]
+    for each in made:
+        nodes = hosts(each.choice)
+        assert all(node.fits for node in nodes.values())
+        assert sum(node.bytes for node in nodes.values()) == pytest.approx(
+            sum(option.host for option in each.choice.found.options)
+        )
+
+
+def test_hosts_with_too_little_memory_are_told() -> None:
+    """Who would sleep where, how much that is, and with how much they would fit."""
+    cluster = "1x4:a100-40gb(memory=16GiB, host_memory={})"
+    with pytest.raises(ProgramError) as found:
+        chosen("ppo", cluster.format("20GB"))
+    first, *others = found.value.diagnostics
+    assert first.code == "E0939" and [each.code for each in others] == ["E0933"]
+    assert re.search(r"[\d.]+GB sleep in the memory of node 0's host \(.*`critic`.*\), and 40GB of it", first.message)
+    [needed] = re.findall(r"host_memory=([\d.]+GB)", first.hint)
+    made = chosen("ppo", cluster.format(needed))
+    [node] = hosts(made.choice).values()
+    assert node.bytes == pytest.approx(node.capacity, rel=0.01)
+    said = "\n".join(show_choice(made.choice, predicted(made.choice)))
+    assert re.search(r"in the host's memory, [\d.]+GB for each device, [\d.]+GB of [\d.]+GB on a node, while", said)
 
 
 def test_pins_cost_time_and_never_gain_any() -> None:

@@ -32,6 +32,7 @@ from rlgraph.placement.search import caches, watch
 from rlgraph.placement.search.boxes import Box, Boxes
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.fusing import Taken, exactly
+from rlgraph.placement.search.hosts import lodged
 from rlgraph.placement.search.incumbent import Found, Incumbent
 from rlgraph.placement.search.option import Option, Strategy
 from rlgraph.placement.search.option import unbeaten as not_beaten
@@ -105,15 +106,38 @@ def coarse() -> Iterator[None]:
 
 @cache
 def random_case(
-    seed: int, nodes: Nodes = EVEN, between: float = 1e9, longer: int = 1, older: int = 0, fuses: bool = False
+    seed: int,
+    nodes: Nodes = EVEN,
+    between: float = 1e9,
+    longer: int = 1,
+    older: int = 0,
+    fuses: bool = False,
+    small: bool = False,
 ) -> Case:
     """A random problem that brute force can solve. longer: so many times as long are its rows. older: steps that are
-    under way beside one. fuses: some trainings may share a pipeline."""
+    under way beside one. fuses: some trainings may share a pipeline. small: hosts have little memory."""
     dice = random.Random(seed)
     while True:
         case = attempted(dice, nodes, between, longer, older, fuses)
+        if case is not None and small:
+            case = with_small_hosts(dice, case)
         if case is not None and 0 < count(case) <= MOST:
             return case
+
+
+def with_small_hosts(dice: random.Random, case: Case) -> Case | None:
+    """The same where what sleeps in the best plan has mostly no room; None where nothing does."""
+    problem = case.problem
+    best = Search(problem, case.candidates, 0.0).run()
+    if best is None or not any(option.host for option in best.options):
+        return None
+    room = sum(option.host for option in best.options) * dice.uniform(0.3, 1.1) / CONSTANTS.asleep
+    islands = tuple(
+        replace(each, device=replace(each.device, host_memory=room / each.per_node)) for each in problem.cluster.islands
+    )
+    options = Options(problem.tasks, CONSTANTS, problem.options.engines, apart=problem.options.apart)
+    small = Problem(problem.components, replace(problem.cluster, islands=islands), options, problem.goal)
+    return Case(small, case.fixed)
 
 
 def attempted(
@@ -302,6 +326,8 @@ def valued(
     for block in blocks:
         if not problem.fits([chosen[number] for number in block.components], problem.island(block)):
             return inf
+    if not lodged(problem, blocks, devices, chosen):
+        return inf
     colocation = problem.colocation(blocks)
     syncs = [
         problem.sync((a, b), chosen[a], chosen[b], colocation.home[a] == colocation.home[b]) for a, b in problem.syncs
@@ -337,6 +363,11 @@ def test_no_plan_is_better_on_uneven_nodes_and_slow_links(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_no_plan_is_better_for_long_rows(seed: int) -> None:
     compare(random_case(seed, longer=64))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_plan_is_better_where_hosts_have_little_memory(seed: int) -> None:
+    compare(random_case(seed, small=True))
 
 
 @pytest.mark.parametrize("seed", range(60))

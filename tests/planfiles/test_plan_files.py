@@ -599,5 +599,20 @@ def test_a_plan_in_which_models_sleep_is_read_back(tmp_path: Path) -> None:
     path.write_text(made.plan_json(tmp_path))
     [memory] = json.loads(path.read_text())["predicted"]["memory"].values()
     assert memory["host"] > 0 and set(memory["asleep"]) >= {"ref", "reward"}
+    assert memory["host"] <= memory["node"] <= memory["node_capacity"]
     again = rlgraph.load_plan(path)
     assert again.plan == made.plan and again.plan_json(tmp_path) == path.read_text()
+
+
+def test_a_plan_whose_hosts_have_too_little_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = rlgraph.compile(ALGORITHMS[0].parent / "ppo.rlf", cluster="2x8:a100-80gb", fuse=False)
+    path = tmp_path / "ppo.plan.json"
+    path.write_text(made.plan_json(tmp_path))
+    assert status(["simulate", str(path), "--cluster", "2x8:a100-80gb(host_memory=8GB/node)"]) == 1
+    assert "error[E0958]" in capsys.readouterr().err
+    path.write_text(path.read_text().replace("2x8:a100-80gb", "2x8:a100-80gb(host_memory=1GB)"))
+    with pytest.raises(ProgramError) as found:
+        rlgraph.load_plan(path)
+    [refused] = found.value.diagnostics
+    assert refused.code == "E0958" and refused.span.text == "true"
+    assert re.search(r"sleep in the memory of node 0's host \(.*`ref`.*\), and 4GB of it can be used", refused.message)

@@ -159,8 +159,14 @@ class Bounds:
             return None
         held = {number: min(option.resident for option in own) for number, own in found.items()}
         room = usable(island, self.problem.constants) - sum(held.values())
+        asleep = {number: min(option.host for option in own) for number, own in found.items()}
+        beds = self.problem.options.lodges(island) - sum(asleep.values())
         fit = {
-            number: [each for option in own if (each := option.within(room + held[number])) is not None]
+            number: [
+                each
+                for option in own
+                if (each := option.within(room + held[number], host=beds + asleep[number])) is not None
+            ]
             for number, own in found.items()
         }
         if not all(fit.values()):

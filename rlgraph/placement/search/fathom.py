@@ -9,6 +9,7 @@ from rlgraph.cost.fusing import about, least
 from rlgraph.cost.peak import TIGHT, usable
 from rlgraph.placement.search.bounds import Bounds, Candidates, Choices, Shared
 from rlgraph.placement.search.fusing import Pieces
+from rlgraph.placement.search.hosts import lodged
 from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.option import Option
 from rlgraph.placement.search.problem import Blocks, peak
@@ -41,6 +42,7 @@ class Fathoming:
         whole = [usable(self.problem.island(block), self.problem.constants) for block in blocks]
         self.calm = [TIGHT * room for room in whole]
         self.rooms = whole if tight else self.calm
+        self.beds = [self.problem.options.lodges(self.problem.island(block)) for block in blocks]
         self.left = MOST_TRIES if devices == most else FEW_TRIES
         self.fathomed = True
 
@@ -62,7 +64,8 @@ class Fathoming:
         self.pieces, self.choices = pieces, choices
         self.sequence = sorted(choices, key=lambda number: -sum(choices[number].options[0].seconds))
         self.least = {number: min(option.resident for option in own.options) for number, own in choices.items()}
-        self._fitting: dict[tuple[int, float, float], Candidates | None] = {}
+        self.lying = {number: min(option.host for option in own.options) for number, own in choices.items()}
+        self._fitting: dict[tuple[int, float, float, float], Candidates | None] = {}
         left = {number: self.fitting(number, {}) for number in self.sequence}
         self.choose({}, {number: own for number, own in left.items() if own is not None})
 
@@ -168,26 +171,32 @@ class Fathoming:
         """The options of a component that fit into its pool beside what is chosen, and the least of what is not; None
         if there are none."""
         block = self.colocation.home[number]
-        left, active = self.rooms[block], 0.0
+        left, active, host = self.rooms[block], 0.0, self.beds[block]
         for other in self.blocks[block].components:
             if other == number:
                 continue
             if other in chosen:
                 left -= chosen[other].resident
+                host -= chosen[other].host
                 active = max(active, *chosen[other].active)
             else:
                 left -= self.least[other]
+                host -= self.lying[other]
         if number in chosen:
-            return _within(Candidates((chosen[number],)), left, active)
-        key = (number, left, active)
+            return _within(Candidates((chosen[number],)), left, active, host)
+        key = (number, left, active, host)
         if key not in self._fitting:
-            self._fitting[key] = _within(self.choices[number], left, active)
+            self._fitting[key] = _within(self.choices[number], left, active, host)
         return self._fitting[key]
 
     def keep(self, chosen: Mapping[int, Option]) -> None:
         """A plan, if it beats the best one."""
         own = [chosen[number] for number in sorted(chosen)]
         if self.pieces not in self.problem.sharings(self.blocks, own):
+            return
+        if not lodged(self.problem, self.blocks, self.devices, own):
+            # Pools with more devices than the least may lie on other nodes.
+            self.fathomed &= self.devices == self.most
             return
         seconds = self.problem.whole(self.blocks, own, self.pieces, about)
         value = self.problem.value(seconds, self.blocks, self.devices)
@@ -210,9 +219,9 @@ def _whole(option: Option) -> Option:
     return _alone(option) if option.settled else option.largest
 
 
-def _within(own: Candidates, left: float, active: float) -> Candidates | None:
-    """Those that fit into so many bytes beside what others need while they work."""
-    fit = [each for option in own.options if (each := option.within(left, active)) is not None]
+def _within(own: Candidates, left: float, active: float, host: float) -> Candidates | None:
+    """Those that fit into so many bytes beside what others need while they work, and into so many of a node's host."""
+    fit = [each for option in own.options if (each := option.within(left, active, host)) is not None]
     if len(fit) == len(own.options) and all(map(is_, fit, own.options)):
         return own
     return Candidates(fit) if fit else None

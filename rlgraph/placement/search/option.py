@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from copy import copy
 from itertools import chain, pairwise
+from math import inf
 from operator import attrgetter, le, lt
 from typing import NamedTuple
 
@@ -59,6 +60,8 @@ class Option:
             "copies",
             "floor",
             "high",
+            "host",
+            "hosted",
             "key",
             "kind",
             "moved",
@@ -88,10 +91,12 @@ class Option:
         kind: object,
         sent: tuple[float, ...],
         high: Strategy | None = None,
+        hosted: Key = (),
     ) -> None:
         """often: how many times each of the component's tasks is done in a step. moved: of each the seconds of a step
         in which an off-loaded model comes for it, and goes. kind, sent: what decides how fast weights and rows come
-        from here, or to here. high: with the largest cache, where `strategy` has the smallest."""
+        from here, or to here. high: with the largest cache, where `strategy` has the smallest.
+        hosted: bytes of the memory of a node's host, the fullest one's; nothing where no model may sleep."""
         self.strategy, self.copies, self.offload, self.often, self.moved = strategy, copies, offload, often, moved
         self.high = high or strategy
         self.alone: Option | None = None
@@ -102,9 +107,10 @@ class Option:
         self.slowest = self.seconds if self.high is strategy else self._taken(strategy)
         self.split = split
         self.kind, self.sent = kind, sent
+        self.hosted, self.host = hosted, sum(hosted)
         resident, active = self._bytes(*strategy.floor(copies))
         # What is as fast with its smallest cache and with its largest one is as fast in between, of one split.
-        self.floor: Key = (resident, *active, *self.seconds, *(self.slowest if strategy.caches else ()), *sent)
+        self.floor: Key = (resident, *active, *hosted, *self.seconds, *(self.slowest if strategy.caches else ()), *sent)
         """No number of the key is less than these, which are known earlier."""
         self.beaten: Option | None = None
         """By this one, wherever it is there."""
@@ -184,10 +190,10 @@ class Option:
         middle = (low + high) // 2
         return self.between(middle + 1, high), self.between(low, middle)
 
-    def within(self, left: float, active: float = 0.0) -> Option | None:
+    def within(self, left: float, active: float = 0.0, host: float = inf) -> Option | None:
         """With the caches with which it needs so many bytes at most. active: what others need at least while they work,
-        beside what stays. None: not even the smallest."""
-        if self.resident + max(active, *self.active) > left:
+        beside what stays. host: of the memory of a node's host. None: not even the smallest."""
+        if self.host > host or self.resident + max(active, *self.active) > left:
             return None
         if self.settled:
             return self
@@ -209,7 +215,7 @@ class Option:
         """With a cache of so many bytes."""
         assert self.strategy.caches
         made = self.strategy.caches.made(self.strategy.cache, size)
-        return Option(made, self.copies, self.split, self.offload, self.often, self.moved, self.kind, self.sent)
+        return self._like(made, None)
 
     def _fits(self, cache: int, left: float, active: float) -> bool:
         assert self.strategy.caches
@@ -224,12 +230,17 @@ class Option:
                 self.strategy.caches.strategy(number) if self.strategy.caches else self.strategy
                 for number in (low, high)
             )
-            made = Option(
-                one, self.copies, self.split, self.offload, self.often, self.moved, self.kind, self.sent, other
-            )
+            made = self._like(one, other)
             made._ranges = self._ranges
             self._ranges[low, high] = made
         return self._ranges[low, high]
+
+    def _like(self, strategy: Strategy, high: Strategy | None) -> Option:
+        """The same with other caches, which no host keeps."""
+        split, sent = self.split, self.sent
+        return Option(
+            strategy, self.copies, split, self.offload, self.often, self.moved, self.kind, sent, high, self.hosted
+        )
 
     @property
     def deployment(self) -> Deployment:
@@ -273,7 +284,9 @@ class Apart(Option):
         self.kind, self.sent = kind, sent
         self.resident, self.active = trainer.resident + reader.resident, active
         self.peak = self.resident + max(active, default=0.0)
-        self.floor = self.key = (self.resident, *active, *seconds, *sent)
+        self.hosted = tuple(map(sum, zip(trainer.hosted, reader.hosted, strict=True)))
+        self.host = sum(self.hosted)
+        self.floor = self.key = (self.resident, *active, *self.hosted, *seconds, *sent)
         self.order = (self.total, self.offload, self.resident, active)
         self.beaten = self.alone = None
         self._deployment, self._filled, self._ranges = None, (), {}
@@ -362,6 +375,13 @@ class Strategy:
         of the component's tasks."""
         return _together([each.totals(copies) for each in self.memory], [each.totals(copies) for each in self.idle])
 
+    def kept(self, copies: int) -> float:
+        """Bytes that the hosts of so many copies keep while the model sleeps, on the fullest node."""
+        island, tp = self.deployment.island, self.deployment.tp
+        most = island.per_node if tp > island.per_node else island.per_node // tp * tp
+        kept = max((each.kept(copies) for each in (*self.memory, *self.idle)), default=0.0)
+        return kept * min(most, copies * self.size)
+
     def seconds(self, copies: int) -> tuple[float, ...]:
         """Of each of the component's tasks, once."""
         if copies not in self._seconds:
@@ -408,10 +428,10 @@ def _together(
     return held, tuple([more for _, more in memory])
 
 
-def undominated(found: Iterable[Option], fit: float) -> list[Option]:
+def undominated(found: Iterable[Option], fit: float, host: float = inf) -> list[Option]:
     """Of those with so many bytes at most the ones that no other one beats in every task's time and memory, in how fast
     the model's weights come if they are brought from here or to here, and in how many links rows have to other islands;
-    fastest first."""
+    fastest first. host: most bytes of a node's host."""
     left: dict[Option, None] = {}
     kinds: dict[object, list[Option]] = defaultdict(list)
     for option in sorted(found, key=attrgetter("total")):
@@ -420,7 +440,9 @@ def undominated(found: Iterable[Option], fit: float) -> list[Option]:
             best = best.beaten
         others = kinds[option.kind]
         # What a faster one beats whatever it needs is not asked for its bytes.
-        if best or _beaten(option, option.floor, others) or option.peak > fit or _beaten(option, option.key, others):
+        if best or option.host > host or _beaten(option, option.floor, others):
+            continue
+        if option.peak > fit or _beaten(option, option.key, others):
             continue
         left[option] = None
         others.append(option)

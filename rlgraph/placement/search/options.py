@@ -14,7 +14,7 @@ from rlgraph.cost.constants import Constants
 from rlgraph.cost.decoding import at_once, cached
 from rlgraph.cost.deployment import Deployment
 from rlgraph.cost.memory import MemoryModel
-from rlgraph.cost.peak import usable
+from rlgraph.cost.peak import lodges, usable
 from rlgraph.cost.predict import TaskModel, memory_model, onload
 from rlgraph.cost.tasks import Task, stays
 from rlgraph.cost.time import Batch, sync
@@ -107,9 +107,18 @@ class Options:
                 ]
                 if pair:
                     found += self.separate(component, *pair)
-                self._fronts[front] = tuple(undominated(found, usable(island, self.constants)))
+                self._fronts[front] = tuple(undominated(found, usable(island, self.constants), self.lodges(island)))
             self._found[key] = self._fronts[front]
         return self._found[key]
+
+    def sleeps(self, deployment: Deployment) -> bool:
+        """Whether a model may be in the host's memory while it is not at work. What is called a CPU's device memory is
+        that."""
+        return self.offload and deployment.spec.sleeps and deployment.island.device.kind != "cpu"
+
+    def lodges(self, island: Island) -> float:
+        """Bytes of a node's host for models that sleep; endless where none may."""
+        return lodges(island, self.constants) if self.offload else math.inf
 
     def sharing(self, component: Component, island: Island, devices: int) -> Sharing:
         """By split those options that may share a pipeline; also some that others beat that share none."""
@@ -220,7 +229,7 @@ class Options:
 
     def numbers(self, component: Component, strategy: Strategy, most: int) -> list[int]:
         """How many copies a component can have where there is room for `most`, without those that are no faster than
-        more copies and need no less memory."""
+        more copies and need no less memory, of devices and of hosts."""
         found = list(self.paying(component, strategy, most))
         # What copies exchange takes a step less of time where all of them are on one node.
         if strategy.near < most:
@@ -229,6 +238,9 @@ class Options:
                     break
                 found.append(copies)
         found += [each for each in self.lighter(component, strategy) if each <= most and each not in found]
+        if self.sleeps(strategy.deployment) and not component.brought:
+            # Fewer on a node put less to sleep there.
+            found += [each for each in self.copies(component, min(most, strategy.near)) if each not in found]
         return found
 
     def paying(self, component: Component, strategy: Strategy, most: int) -> list[int]:
@@ -420,14 +432,15 @@ class Options:
             # With more than all of its rows fill it is no faster.
             high = strategy.caches.over(self.filling(component, deployment, copies))
             kind = kind, deployment.mesh, deployment.adapters
-        staying = Option(strategy, copies, split, False, times, (0.0,) * len(times), kind, sent, high)
-        # What is called a CPU's device memory is its host's.
-        if not self.offload or not deployment.spec.sleeps or deployment.island.device.kind == "cpu":
+        still, sleeps = (0.0,) * len(times), self.sleeps(deployment)
+        staying = Option(strategy, copies, split, False, times, still, kind, sent, high, (0.0,) * self.offload)
+        if not sleeps:
             return (staying,)
         resident, _ = strategy.needs(copies)
         once = onload(component.kind, resident - deployment.kv_bytes, deployment, component.brought).seconds
         moved = tuple([once * each for each in self.stays(component)])
-        return staying, Option(strategy, copies, split, True, times, moved, kind, sent, high)
+        hosted = (0.0 if component.brought else strategy.kept(copies),)
+        return staying, Option(strategy, copies, split, True, times, moved, kind, sent, high, hosted)
 
 
 def _rounded(devices: int) -> int:

@@ -416,7 +416,8 @@ class Problem:
 
     def fits(self, chosen: Sequence[Option], island: Island) -> bool:
         """Whether options can share a pool."""
-        return peak(chosen) <= usable(island, self.constants)
+        asleep = sum(option.host for option in chosen)
+        return peak(chosen) <= usable(island, self.constants) and asleep <= self.options.lodges(island)
 
 
 def peak(chosen: Sequence[Option]) -> float:

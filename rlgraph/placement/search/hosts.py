@@ -1,0 +1,37 @@
+"""Whether the memory of the hosts has room for what sleeps in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rlgraph.clusters.cluster import Island
+from rlgraph.placement.search.option import Option
+from rlgraph.placement.search.partitions import located
+from rlgraph.placement.search.problem import Blocks, Problem
+
+
+def lodged(problem: Problem, blocks: Blocks, devices: Sequence[int], chosen: Sequence[Option]) -> bool:
+    """Whether each node has room, where pools that are smaller than a node share one. chosen: an option of each
+    component."""
+    if not any(option.host for option in chosen):
+        return True
+    asleep = [sum(chosen[each].host for each in block.components) for block in blocks]
+    for number, island in enumerate(problem.cluster.islands):
+        own = [at for at, block in enumerate(blocks) if block.island == number]
+        nodes = Counter[int]()
+        for at, first in zip(own, located(island, [devices[at] for at in own]), strict=True):
+            for node, share in _shares(island, first, devices[at]) if asleep[at] else ():
+                nodes[node] += share * asleep[at]
+        if max(nodes.values(), default=0.0) > problem.options.lodges(island):
+            return False
+    return True
+
+
+def _shares(island: Island, first: int, size: int) -> Iterator[tuple[int, float]]:
+    """Nodes on which a pool lies, and what it has there as a share of what it has on the fullest: of nodes that it
+    fills the first one stands for all."""
+    low, high = first // island.per_node, (first + size - 1) // island.per_node
+    for node in {low, high} if first % island.per_node == 0 else range(low, high + 1):
+        there = min(first + size, (node + 1) * island.per_node) - max(first, node * island.per_node)
+        yield node, there / min(size, island.per_node)
