@@ -290,7 +290,7 @@ def predicted(choice: Choice) -> Mapping[str, Any]:
     }
 
 
-def _asleep(choice: Choice, name: str, peak: Peak) -> Mapping[str, Any]:
+def _asleep(choice: Choice, name: str, peak: Peak) -> dict[str, object]:
     """Of a pool in which models sleep."""
     from rlgraph.compilation.hosts import fullest, hosts
 

@@ -7,7 +7,6 @@ there all the time, with what it has beside tensors.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -123,7 +122,7 @@ def lodgings(
     """For each node on which something sleeps, by its number. Arguments as `peaks` has them. Copies of weights and of
     an optimizer's state stay there when their model wakes up, so that all that sleeps at some time is there at once."""
     predictor = Predictor(plan, configs, cluster, constants)
-    found: dict[int, Counter[str]] = {}
+    found: dict[int, dict[str, float]] = {}
     for pool in plan.pools:
         groups = [group for group in plan.groups if group.pool == pool.name and group.models]
         sleepy = [(model, each) for each in groups for model in each.models if plan.holding(model, each.name).offload]
@@ -132,9 +131,13 @@ def lodgings(
             assert filling is not None
             size = filling.copied(model, group)
             for device in group.devices if size else ():
-                found.setdefault(cluster.node(pool.first + device), Counter())[plan.part(model, group.name)] += size
+                own, name = found.setdefault(cluster.node(pool.first + device), {}), plan.part(model, group.name)
+                own[name] = own.get(name, 0.0) + size
     rooms = [lodges(island, constants) for island in cluster.islands for _ in range(island.nodes)]
-    return {node: Lodging(tuple(own.most_common()), rooms[node]) for node, own in sorted(found.items())}
+    return {
+        node: Lodging(tuple(sorted(own.items(), key=lambda part: -part[1])), rooms[node])
+        for node, own in sorted(found.items())
+    }
 
 
 class _Filling:

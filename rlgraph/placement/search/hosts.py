@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from rlgraph.clusters.cluster import Island
@@ -19,7 +19,7 @@ def lodged(problem: Problem, blocks: Blocks, devices: Sequence[int], chosen: Seq
     asleep = [sum(chosen[each].host for each in block.components) for block in blocks]
     for number, island in enumerate(problem.cluster.islands):
         own = [at for at, block in enumerate(blocks) if block.island == number]
-        nodes = Counter[int]()
+        nodes = defaultdict[int, float](float)
         for at, first in zip(own, located(island, [devices[at] for at in own]), strict=True):
             for node, share in _shares(island, first, devices[at]) if asleep[at] else ():
                 nodes[node] += share * asleep[at]
