@@ -370,6 +370,12 @@ def test_no_plan_is_better_where_hosts_have_little_memory(seed: int) -> None:
     compare(random_case(seed, small=True))
 
 
+@pytest.mark.parametrize("seed", [1, 10, *range(20, 30)])
+def test_fewer_copies_on_a_node_put_less_to_sleep_there(seed: int) -> None:
+    """Of seeds 1 and 10 no plan fits with as many copies as there is room for, and as are faster."""
+    compare(random_case(seed, nodes=((1, 8), (1, 4)), small=True))
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_no_plan_is_better_where_steps_overlap(seed: int) -> None:
     compare(random_case(seed, older=1 + seed % 2))
