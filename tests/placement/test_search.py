@@ -38,7 +38,7 @@ from rlgraph.placement.search.option import Option, Strategy
 from rlgraph.placement.search.option import unbeaten as not_beaten
 from rlgraph.placement.search.options import Options
 from rlgraph.placement.search.partitions import packed, partitions, sizes
-from rlgraph.placement.search.problem import Blocks, Problem, peak
+from rlgraph.placement.search.problem import Block, Blocks, Problem, peak
 from rlgraph.placement.search.search import Search
 
 CONSTANTS = replace(
@@ -368,6 +368,25 @@ def test_no_plan_is_better_for_long_rows(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_no_plan_is_better_where_hosts_have_little_memory(seed: int) -> None:
     compare(random_case(seed, small=True))
+
+
+def test_pools_on_one_node_share_its_hosts_memory() -> None:
+    """Each of two has room for what sleeps there; both have on two nodes, and not on one."""
+    problem = random_case(0, small=True).problem
+    own = [everything(problem, number, 0, 1) for number in range(len(problem.components))]
+    option = next(option for options in own for option in options if option.host)
+    first, cluster = problem.cluster.islands[0], problem.cluster
+    blocks = (Block((0,), 0), Block((1,), 0))
+
+    def fits(nodes: int, per_node: int, devices: tuple[int, int]) -> bool:
+        device = replace(first.device, host_memory=1.5 * option.host / CONSTANTS.asleep / per_node)
+        islands = (replace(first, nodes=nodes, per_node=per_node, device=device),)
+        found = Problem(problem.components, replace(cluster, islands=islands), *problem.given[2:])
+        assert all(found.fits([option], islands[0]) for _ in blocks)
+        return lodged(found, blocks, devices, (option, option))
+
+    assert not fits(1, 4, (2, 2)) and not fits(1, 4, (1, 2))
+    assert fits(2, 2, (2, 2)) and fits(2, 4, (2, 2)) and fits(2, 4, (4, 4)) and fits(2, 4, (4, 2))
 
 
 @pytest.mark.parametrize("seed", [1, 10, *range(20, 30)])
