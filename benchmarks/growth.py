@@ -132,18 +132,21 @@ class Watch(Silent):
                 if size := _size(pid):
                     self.seen.setdefault(pid, Grown(name)).points.append((self.steps, size))
         if self.allocations and self.steps == self._quarter:
-            tracemalloc.start(12)
+            tracemalloc.start()
         if self.allocations and self.steps == self._quarter + 20:
             self.before = _snapshot()
         if time.monotonic() > self.until:
             raise KeyboardInterrupt
 
     def told(self) -> None:
-        """What was allocated since the first quarter, and is still there."""
-        if self.before is not None:
-            for each in _snapshot().compare_to(self.before, "traceback")[:12]:
-                print(f"\n{each.size_diff:+,} bytes in {each.count_diff:+,} blocks")
-                print("\n".join(each.traceback.format(6)))
+        """What was allocated since the first quarter, and is still there, by the line that did it."""
+        if self.before is None:
+            return
+        steps, found = self.steps - self._quarter - 20, _snapshot().compare_to(self.before, "lineno")
+        print(f"{sum(each.size_diff for each in found) / steps:8.1f} bytes a step in objects of Python")
+        for each in found[:16]:
+            print(f"{each.size_diff / steps:8.1f} in {each.count_diff / steps:6.2f} blocks  {each.traceback}")
+        print()
 
 
 def _snapshot() -> tracemalloc.Snapshot:
