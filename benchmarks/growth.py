@@ -120,7 +120,8 @@ class Watch(Silent):
         self.steps, self.allocations = 0, allocations
         self.seen: dict[int, Grown] = {}
         self.before: tracemalloc.Snapshot | None = None
-        self._quarter = steps // 4
+        self.after: tracemalloc.Snapshot | None = None
+        self._quarter, self._last = steps // 4, steps
 
     def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         if node.op != "train":
@@ -135,6 +136,9 @@ class Watch(Silent):
             tracemalloc.start()
         if self.allocations and self.steps == self._quarter + 20:
             self.before = _snapshot()
+        if self.allocations and self.steps == self._last:
+            # Models are saved after it.
+            self.after = _snapshot()
         if time.monotonic() > self.until:
             raise KeyboardInterrupt
 
@@ -142,7 +146,8 @@ class Watch(Silent):
         """What was allocated since the first quarter, and is still there, by the line that did it."""
         if self.before is None:
             return
-        steps, found = self.steps - self._quarter - 20, _snapshot().compare_to(self.before, "lineno")
+        after = self.after or _snapshot()
+        steps, found = self.steps - self._quarter - 20, after.compare_to(self.before, "lineno")
         print(f"{sum(each.size_diff for each in found) / steps:8.1f} bytes a step in objects of Python")
         for each in found[:16]:
             print(f"{each.size_diff / steps:8.1f} in {each.count_diff / steps:6.2f} blocks  {each.traceback}")
