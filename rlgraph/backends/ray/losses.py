@@ -73,7 +73,8 @@ class Losses:
         if not op.with_model or op.trains or op.updates or order.copy is not None or order.sampling is not None:
             return None
         if len(self.living(group)) < 2 or not self._spare(group):
-            return None
+            # It may have been shared out before others were lost: their rows are done by who is left.
+            return lambda dead: None
 
         def lose(dead: Mapping[Address, str]) -> Sequence[Address] | None:
             """All of the copies that these belong to, if the others can do without them."""
