@@ -32,6 +32,13 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_interrupts() -> None:
+    """Tests before this one, of the same process, may have left a handler that ends it (vLLM sets the system's)."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what is said now into the golden files")
 

@@ -218,7 +218,8 @@ def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
     some = {strategy.shares for strategy in known if strategy.problem is choice.problem} if large else None
     told = compiled.told["predicted"]["seconds"]
     tried = [replace(changed(choice, other, some, ends, told), said=other.said) for other in others(choice)]
-    tried += _streamed(choice, ends)
+    # The rows of a large cluster take long to simulate.
+    tried += [] if choice.question.cluster.devices > LARGE else _streamed(choice, ends)
     changes = sorted(tried, key=lambda each: -each.saves)
     path = critical_path(choice.problem, choice.found)
     return Explanation(compiled.name, choice, compiled.told["predicted"], path, tuple(alternatives), tuple(changes))

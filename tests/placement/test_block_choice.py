@@ -100,7 +100,6 @@ def test_ctrl_c_takes_what_was_found(folder: Path, capsys: pytest.CaptureFixture
         asked.append(rows)
         return old(self, rows)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     with patch.object(blocks._Search, "seconds", second):
         found = made(folder, "stream rollout\n")
     assert asked[:2] == [None, 2]

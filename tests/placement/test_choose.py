@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from dataclasses import replace
@@ -665,7 +666,8 @@ def test_ctrl_c_while_a_plan_is_simulated(monkeypatch: pytest.MonkeyPatch, capsy
 
     def third(*_: object) -> None:
         if next(asked, None) == 2:
-            signal.raise_signal(signal.SIGINT)
+            # To the process, whose main thread waits: this may be another one.
+            os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(watch.Line, "show", third)
     told = predicted(choice)

@@ -592,8 +592,6 @@ class Stopped(Boxes):
 
 
 def test_ctrl_c_says_what_there_is_and_how_to_get_it() -> None:
-    # Other tests of the same process may have left a handler that ends it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     case = random_case(3)
     search = Search(case.problem, case.candidates, 0.0)
     search.boxes = Stopped(search)
