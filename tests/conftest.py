@@ -34,9 +34,9 @@ settings.load_profile("untimed")
 
 @pytest.fixture(autouse=True)
 def _ctrl_c_interrupts() -> None:
-    """Tests before this one, of the same process, may have left a handler that ends it (vLLM sets the system's)."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Tests before this one, of the same process, may have left a handler that ends it; one of a library in C, Python
+    would not know of."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
