@@ -94,6 +94,8 @@ def by_constraints(
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(0.05, seconds)
     solver.parameters.num_workers = 2
+    # It would take Ctrl-C from Python, and leave the system's way with it, which ends a run that is not saved.
+    solver.parameters.catch_sigint_signal = False
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None

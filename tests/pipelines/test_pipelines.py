@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
@@ -79,6 +82,14 @@ def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
     assert found and found.makespan == best
     table = timetable(asked, found.lists)
     assert (table.makespan, max(table.peaks)) == (found.makespan, found.peak)
+
+
+def test_ctrl_c_interrupts_after_a_search_by_constraints() -> None:
+    """The solver takes it unless it is told not to, and leaves the system's way with it: the process ends at once."""
+    assert fused(drawn(0), seconds=3.0, within=0.0)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
 
 
 @pytest.mark.parametrize("batches", [(1, 1), (2, 2), (3, 5), (8, 8)])
