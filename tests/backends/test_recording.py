@@ -108,9 +108,9 @@ def test_float32_and_small_blocks(folder: Path, name: str, tmp_path: Path) -> No
 def test_another_random_number_generator(folder: Path, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlgraph.engines.transformers import decode
 
+    path, expected = recorded("grpo")
     sample = decode.sample
     monkeypatch.setattr(decode, "sample", lambda logits, keys, *rest: sample(logits, keys + 1, *rest))
-    path, expected = recorded("grpo")
     assert sampled(run("grpo", folder, steps=1)[0]) != sampled(expected[0])
     same(run("grpo", folder, replay=path), expected)
 
