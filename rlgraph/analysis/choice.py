@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlgraph.analysis.adapted import show_adapted
 from rlgraph.analysis.fused import show_fused
-from rlgraph.analysis.gathered import show_gathered
 from rlgraph.analysis.tables import sized, table
+from rlgraph.analysis.ways import show_ways
 from rlgraph.clusters.units import show, shown_seconds
 from rlgraph.compilation.choosing import hosted, memory, work_seconds
 from rlgraph.compilation.hosts import fullest, hosts
@@ -23,8 +22,7 @@ def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
     kinds = sorted(work_seconds(choice).items(), key=lambda each: -each[1])
     yield f"work of all pools, added up: {', '.join(f'{name} {shown_seconds(seconds)}' for name, seconds in kinds)}"
     yield from show_fused(choice.plan, predicted)
-    yield from show_adapted(choice)
-    yield from show_gathered(choice)
+    yield from show_ways(choice)
     if told := hosted(choice).told(predicted["seconds"]):
         yield told
     full, asleep = memory(choice), hosts(choice)

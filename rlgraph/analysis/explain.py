@@ -261,7 +261,7 @@ def _streamed(choice: Choice, ends: float) -> Iterator[Change]:
     problem, found = choice.problem, choice.found
     for each in unsaid(choice, ends):
         saves = 1 - each.seconds / each.whole if each.whole else 0.0
-        price = each.seconds * problem.price(found.blocks, found.devices)
+        price = _price(problem, replace(found, seconds=each.seconds))
         line = f"`stream {each.table}(block={each.block})`"
         yield Change(line, "", each.seconds, price, saves, beside=each.whole, said=True)
 

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rlgraph.backends.redone import cut, damaged, stem, unwritable
+from rlgraph.backends.redone import cut, damaged, stem, step_of, unwritable
 from rlgraph.backends.rows import RowId, show_id
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Runs
@@ -294,7 +294,7 @@ def sampled_in(folder: Path) -> Iterator[Sampled]:
 
 
 def _steps(folder: Path) -> set[int]:
-    return {int(file.name[5:].split(".")[0]) for file in folder.glob("step-*.jsonl")}
+    return {step_of(file) for file in folder.glob("step-*.jsonl")}
 
 
 def _lines(folder: Path, step: int) -> Iterator[tuple[_Key, dict[str, Any]]]:

@@ -53,7 +53,7 @@ def once(folder: Path, step: int, lost: Collection[str]) -> None:
 def cut(folder: Path, step: int) -> None:
     """The steps after this one have not been. Raises OSError; ValueError or LookupError for what no recorder wrote."""
     for path in folder.glob("step-*.jsonl"):
-        if _step(path) > step:
+        if step_of(path) > step:
             path.unlink()
     ended = folder / ENDED
     if ended.exists():
@@ -108,7 +108,8 @@ def _writer(path: Path) -> str:
     return path.name.partition(".")[2].removesuffix(".jsonl").rpartition("-")[0]
 
 
-def _step(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step of which a file has rows."""
     return int(path.name.partition(".")[0].removeprefix("step-"))
 
 

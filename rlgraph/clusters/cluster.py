@@ -143,6 +143,14 @@ class Cluster:
             first -= island.devices
         raise IndexError(f"the cluster has {self.devices} devices")
 
+    def home(self, node: int) -> Island:
+        """The island that a node is in; nodes are counted through all islands."""
+        for island in self.islands:
+            if node < island.nodes:
+                return island
+            node -= island.nodes
+        raise IndexError(f"the cluster has {sum(island.nodes for island in self.islands)} nodes")
+
     def node(self, device: int) -> int:
         """The number of the node that a device is in, counted through all islands."""
         before = 0

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any, cast
 
 from rlgraph.clusters.units import shown_seconds
+from rlgraph.compilation.hosts import crowded, fullest, hosts
 from rlgraph.compilation.planning import find_shapes, unneeded
 from rlgraph.compilation.target import Target
 from rlgraph.cost.fusing import Fusion
@@ -58,8 +59,6 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
             if (left := ends - monotonic()) <= 0 or (found := choose(replace(other, search_seconds=left))):
                 break
     if found is None:
-        from rlgraph.compilation.hosts import crowded
-
         full = crowded(asked, ends)
         wrong = refused(replace(asked, search_seconds=ends - monotonic()))
         raise ProgramError([full, *wrong.diagnostics]) if full else wrong
@@ -264,6 +263,8 @@ def predicted(choice: Choice) -> Mapping[str, Any]:
         from rlgraph.compilation.overlap import overlapped
 
         seconds = overlapped(choice)
+    full = memory(choice)
+    asleep = _asleep(choice, full)
     return {
         "seconds": choice.found.seconds if seconds is None else seconds,
         "in_turn_seconds": None if seconds is None or choice.problem.older else choice.found.seconds,
@@ -284,20 +285,22 @@ def predicted(choice: Choice) -> Mapping[str, Any]:
         or None,
         "memory": {
             pool: {"bytes": round(peak.bytes), "capacity": round(peak.capacity), "moment": peak.moment}
-            | (_asleep(choice, pool, peak) if peak.asleep else {})
-            for pool, peak in memory(choice).items()
+            | dict(asleep.get(pool, {}))
+            for pool, peak in full.items()
         },
     }
 
 
-def _asleep(choice: Choice, name: str, peak: Peak) -> dict[str, object]:
-    """Of a pool in which models sleep."""
-    from rlgraph.compilation.hosts import fullest, hosts
-
-    pool = next(pool for pool in choice.plan.pools if pool.name == name)
-    node = fullest(hosts(choice), pool, choice.question.cluster)
-    told = {"node": round(node.bytes), "node_capacity": round(node.capacity)} if node else {}
-    return {"host": round(peak.host), **told, "asleep": dict(peak.asleep)}
+def _asleep(choice: Choice, full: Mapping[str, Peak]) -> Mapping[str, Mapping[str, object]]:
+    """Of each pool in which models sleep."""
+    on, pools = hosts(choice), {pool.name: pool for pool in choice.plan.pools}
+    found: dict[str, Mapping[str, object]] = {}
+    for name, peak in full.items():
+        if peak.asleep:
+            node = fullest(on, pools[name], choice.question.cluster)
+            told = {"node": round(node.bytes), "node_capacity": round(node.capacity)} if node else {}
+            found[name] = {"host": round(peak.host), **told, "asleep": dict(peak.asleep)}
+    return found
 
 
 def sections(choice: Choice, target: Target) -> Mapping[str, Mapping[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
-from rlgraph.clusters.cluster import Cluster, Island
+from rlgraph.clusters.cluster import Cluster
 from rlgraph.clusters.units import show
 from rlgraph.cost.peak import Lodging, lodgings
 from rlgraph.errors import Diagnostic
@@ -49,21 +49,12 @@ def crowded(question: Question, ends: float) -> Diagnostic | None:
         return None
     if found is None:
         return None
-    cluster, asleep = question.cluster, question.constants.asleep
     full = [each for each in hosts(replace(found, question=question)).items() if not each[1].fits]
     if not full:
         return None
     node, most = max(full, key=lambda each: each[1].bytes)
-    island = _island(cluster, node)
-    needed = show(most.bytes / asleep / island.per_node * 1.001, "bytes")
+    island = question.cluster.home(node)
+    needed = show(most.bytes / question.constants.asleep / island.per_node * 1.001, "bytes")
     said = f"`{island.device.name}(host_memory={needed})`"
     hint = f"it fits if hosts have {needed} for each device, said in `--cluster` as {said}; or take more devices"
     return Diagnostic("E0939", f"where models fit on the devices {told(node, most)}", question.schedule.span, hint)
-
-
-def _island(cluster: Cluster, node: int) -> Island:
-    for island in cluster.islands:
-        if node < island.nodes:
-            return island
-        node -= island.nodes
-    raise IndexError(node)

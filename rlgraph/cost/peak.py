@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import ModelConfig
-from rlgraph.cost.memory import KEPT, Bytes, Footprint
+from rlgraph.cost.memory import KEPT, Accumulating, Bytes, Footprint
 from rlgraph.cost.predict import Predictor, footprint
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.time import Batch
@@ -133,9 +133,8 @@ def lodgings(
             for device in group.devices if size else ():
                 own, name = found.setdefault(cluster.node(pool.first + device), {}), plan.part(model, group.name)
                 own[name] = own.get(name, 0.0) + size
-    rooms = [lodges(island, constants) for island in cluster.islands for _ in range(island.nodes)]
     return {
-        node: Lodging(tuple(sorted(own.items(), key=lambda part: -part[1])), rooms[node])
+        node: Lodging(tuple(sorted(own.items(), key=lambda part: -part[1])), lodges(cluster.home(node), constants))
         for node, own in sorted(found.items())
     }
 
@@ -234,7 +233,7 @@ class _Filling:
         """What the host keeps of an off-loaded model for one rank."""
         if self.plan.brought(model, group.name):
             return 0.0
-        kept = (*KEPT, "gradients") if model in self.accumulated else KEPT
+        kept = Accumulating.keeps if model in self.accumulated else KEPT
         return self.held.get((model, group.name), Bytes()).of(kept)
 
     def parts(self, device: int, task: Task, group: Group) -> Parts:

@@ -6,8 +6,9 @@ The checker, the language reference and the suggestions in diagnostics all read 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
-from rlgraph.enginespec.registry import adaptings, attentions, engines, gatherings
+from rlgraph.enginespec.registry import engines, ways
 from rlgraph.ir.attributes import REQUIRED, Attribute
 from rlgraph.ir.graph import SPANS
 from rlgraph.ir.mesh import LISTED
@@ -293,14 +294,16 @@ STATEMENTS = _table(
             Attribute("engine", "text", None, names=engines),
             *(Attribute(axis.name, "int", None, 1, None, axis.doc) for axis in LISTED),
             Attribute("recompute", "bool", None, doc="training computes the inside of each layer again, to keep less"),
-            Attribute("attention", "word", None, names=attentions),
-            Attribute("adapters", "word", None, doc="beside the weights, or merged into them", names=adaptings),
+            Attribute("attention", "word", None, names=partial(ways, "attention")),
+            Attribute(
+                "adapters", "word", None, doc="beside the weights, or merged into them", names=partial(ways, "adapters")
+            ),
             Attribute(
                 "gather",
                 "word",
                 None,
                 doc="parameters that `fsdp` shares out come together in training layer by layer, or once an update",
-                names=gatherings,
+                names=partial(ways, "gather"),
             ),
         ),
         doc="The work of models on a pool; the compiler chooses what is not said.",

@@ -46,19 +46,10 @@ def faults() -> tuple[Fault, ...]:
     return _found()[1]
 
 
-def attentions() -> tuple[str, ...]:
-    """The ways to compute attention that any of them knows."""
-    return tuple(dict.fromkeys(name for each in engines().values() for name in each.attention))
-
-
-def adaptings() -> tuple[str, ...]:
-    """The ways to hold adapters that any of them knows."""
-    return tuple(dict.fromkeys(way for each in engines().values() for way in each.adapters))
-
-
-def gatherings() -> tuple[str, ...]:
-    """For how long any of them can have what its ranks gather."""
-    return tuple(dict.fromkeys(way for each in engines().values() for way in each.gather))
+def ways(option: str) -> tuple[str, ...]:
+    """What any of them knows for an option of `place` in which each says what it does: `attention`, `adapters`,
+    `gather`."""
+    return tuple(dict.fromkeys(way for each in engines().values() for way in getattr(each, option)))
 
 
 def engine(name: str) -> EngineSpec:
