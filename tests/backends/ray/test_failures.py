@@ -82,12 +82,14 @@ def nothing_left() -> Iterator[str]:
             each.kill()
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """The processes that were started with this mark."""
+def marked(mark: str, called: str = "") -> list[psutil.Process]:
+    """The processes that were started with this mark, and whose command has this text; any may end meanwhile."""
     found = []
     for each in psutil.process_iter():
         try:
-            if each.environ().get(MARK) == mark and each.status() != psutil.STATUS_ZOMBIE:
+            if each.environ().get(MARK) != mark or each.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if called in " ".join(each.cmdline()):
                 found.append(each)
         except psutil.Error:
             continue
@@ -425,9 +427,8 @@ def test_two_runs_of_which_one_is_interrupted_and_one_killed(
         assert (folder / "out" / "models" / "actor" / "config.json").is_file(), text
         assert runs[other].poll() is None
         # As when memory runs out: neither the command nor the actors get to clean up.
-        for each in marked(mark):
-            if " ".join(each.cmdline()).startswith("ray::Worker"):
-                each.kill()
+        for each in marked(mark, "ray::Worker"):
+            each.kill()
         runs[other].kill()
         ended(runs[other], 30)
 
@@ -435,7 +436,7 @@ def test_two_runs_of_which_one_is_interrupted_and_one_killed(
 def test_an_interrupt_while_it_starts(folder: Path) -> None:
     with nothing_left() as mark:
         run = command(mark, folder, "--out", "out")
-        wait_for(lambda: any("ray::" in " ".join(each.cmdline()) for each in marked(mark)))
+        wait_for(lambda: bool(marked(mark, "ray::")))
         os.killpg(run.pid, signal.SIGINT)
         code, text = ended(run, 30)
         assert code == 130, text
