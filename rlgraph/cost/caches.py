@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from rlgraph.cost import latent, work
+from rlgraph.cost.activations import forward_bytes
 from rlgraph.cost.decoding import slots
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.memory import BUCKET, Bytes, Load, MemoryModel, Needs, larger
@@ -132,7 +133,7 @@ class _Growing(MemoryModel):
         prompts = math.ceil(rows / batch.samples)
         read = Tokens(prompts, prompts * prompt, prompts * prompt**2, prompts, prompt)
         reading = Bytes(
-            (("cache", kv * prompts * first), ("activations", work.forward_bytes(shape, read, itemsize=item, tp=tp)))
+            (("cache", kv * prompts * first), ("activations", forward_bytes(shape, read, itemsize=item, tp=tp)))
         )
         cache = kv * rows * room
         # A layer's keys and values are there twice while they move to where there is more room.

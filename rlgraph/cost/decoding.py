@@ -8,6 +8,7 @@ from functools import lru_cache
 from statistics import NormalDist
 
 from rlgraph.cost import latent, work
+from rlgraph.cost.activations import layer_bytes
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.time import POINTS, Batch, Cost, adapters_held, crowded
@@ -85,9 +86,7 @@ def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, b
     if beside:
         flops += work.adapter_flops(shape, read)
     # Of what training would keep of each layer, what its kernels tell each other.
-    moved = (
-        min(1.0, constants.traffic) * shape.layers * read.tokens * work.layer_bytes(shape, config.item, deployment.tp)
-    )
+    moved = min(1.0, constants.traffic) * shape.layers * read.tokens * layer_bytes(shape, config.item, deployment.tp)
     return Cost(
         compute=flops / deployment.tp / peak,
         memory=moved / (deployment.island.device.streamed * rates.memory),

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from rlgraph.cost import work
+from rlgraph.cost.activations import QUERIES, Activations, activation_bytes, forward_bytes, logits_bytes
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.cost.optimizer import WIDE, optimizer_bytes
 from rlgraph.cost.time import Batch, adapters, held, trained
-from rlgraph.cost.work import QUERIES, Activations, Tokens
+from rlgraph.cost.work import Tokens
 from rlgraph.enginespec.spec import Shares
 from rlgraph.models.families import matrices
 
@@ -336,7 +337,7 @@ class Reading(_Fed):
         shape, item, spec = config.shape, config.item, deployment.spec
         own = Bytes((("weights", self.held),))
         micro = self.micro(rows, beginnings)
-        layer = work.forward_bytes(
+        layer = forward_bytes(
             shape,
             micro,
             itemsize=item,
@@ -347,7 +348,7 @@ class Reading(_Fed):
             masked=deployment.on_cpu,
             scores=spec.keeps_scores(deployment.attention),
         )
-        logits = work.logits_bytes(shape, config.kind, micro, deployment.tp, _split_head(deployment))
+        logits = logits_bytes(shape, config.kind, micro, deployment.tp, _split_head(deployment))
         chosen = micro.scored * shape.hidden * item
         active = larger(
             Bytes((("activations", layer),)), Bytes((("activations", min(chosen, layer)), ("logits", logits)))
@@ -380,7 +381,7 @@ def _split_head(deployment: Deployment) -> bool:
 
 def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens, uneven: bool) -> Activations:
     memory = deployment.spec.memory
-    return work.activation_bytes(
+    return activation_bytes(
         config.shape,
         config.kind,
         micro,

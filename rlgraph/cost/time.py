@@ -16,6 +16,7 @@ from typing import Literal
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.cost import work
+from rlgraph.cost.activations import in_parts, layer_bytes
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
@@ -302,7 +303,7 @@ def _row(
         part = batch.rows / whole
         made, row = batch.blocks(budget, packs, shares)
         # What is computed again for the backward pass is the layers, and a head of more logits than are kept.
-        parts = work.in_parts(shape, model, row.scored / made, tp)
+        parts = in_parts(shape, model, row.scored / made, tp)
         head_once = work.head_flops(shape, model, row)
         layers_flops, head_flops = work.layers_flops(shape, row) + work.adapter_flops(shape, row), head_once
         if kind == "train":
@@ -358,7 +359,7 @@ def latency(
         sent, rounds = sent + both * size / beside.bandwidth, rounds + both * beside.latency
     device = deployment.island.device
     compute = flops / deployment.tp / deployment.cp / (device.products(config.dtype) * rates.compute)
-    moved = passes * constants.traffic * layers * tokens * work.layer_bytes(shape, config.item, deployment.tp)
+    moved = passes * constants.traffic * layers * tokens * layer_bytes(shape, config.item, deployment.tp)
     if deployment.spec.keeps_scores(deployment.attention):
         moved += passes * constants.traffic * layers * shape.heads / deployment.tp * row.squares * max(4, config.item)
     memory = moved / (device.streamed * rates.memory)

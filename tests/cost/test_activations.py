@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rlgraph.cost.work import LOGITS, Activations, Tokens, activation_bytes
+from rlgraph.cost.activations import LOGITS, Activations, activation_bytes
+from rlgraph.cost.work import Tokens
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.engines.transformers.gradients import summed
 from rlgraph.models.known import known

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
-from rlgraph.cost.work import activation_bytes
+from rlgraph.cost.activations import activation_bytes
 from rlgraph.enginespec.legal import problems
 from rlgraph.ir.mesh import Mesh, mesh
 from tests.cost.live import Live
