@@ -124,15 +124,17 @@ def _shared(word: Word, kind: QuantityKind, per_node: int) -> float:
     """What each device has, where `/node` may say that of all devices of a node."""
     share = word.text.removesuffix("/node")
     devices = per_node if share != word.text else 1
-    return _quantity(Word(share, word.span), kind, positive=True) / devices
+    more = "" if share != word.text else ", for each device; with `/node` behind it for all devices of a node"
+    return _quantity(Word(share, word.span), kind, positive=True, more=more) / devices
 
 
-def _quantity(word: Word, kind: QuantityKind, positive: bool) -> float:
+def _quantity(word: Word, kind: QuantityKind, positive: bool, more: str = "") -> float:
+    """more: that the hint tells of the values that are expected."""
     try:
         value = parse(word.text, kind)
     except ValueError as error:
         message, _, hint = str(error).partition(": ")
-        raise _wrong(BAD_VALUE, message, word, hint) from None
+        raise _wrong(BAD_VALUE, message, word, hint + more) from None
     if positive and not value:
         raise _wrong(BAD_VALUE, f"`{word.text}` is nothing", word, "it has to be more than 0")
     return value
