@@ -18,8 +18,12 @@ model of 13B on 8 stages. Better schedules are found where OR-Tools is installed
 A problem is `{"models": [{"name": "actor", "stages": 8, "micro_batches": 32, "forward": 5, "backward": 10,
 "memory": 1.95}, ...], "capacity": 20}`: a model may have `copies` (all there is room for) and `reverse` (every
 other one is); `micro_batches` are those of a copy, `forward` and `backward` seconds of one of them on a stage, `memory`
-what one in flight needs there. `capacity` is a stage's memory. It prints JSON; `--lists` adds what each stage does,
-in order: the line's number (copies counted through all models) and F or B.
+what one in flight needs there. `chunks` is how many parts of the model a stage has, which share its seconds and its
+memory; `weight` how many of the seconds of `backward` gradients of weights take, if they may be computed apart.
+`capacity` is a stage's memory. It prints JSON; `--lists` adds what each stage does, in order: the line's number
+(copies counted through all models), after a dot the chunk if it is not the first one, and F or B, or for halves of B, I
+(inputs) and W (weights). `in_turn` are the seconds of one model after the other by what is published for its chunks and
+its halves: 1F1B, interleaved 1F1B, ZB-H1; `serial` those by 1F1B without chunks and halves.
 
 With `--measured`: an actor and a critic, alike, of Megatron-core on two stages, processes of one thread each. Gradients
 of both, one after the other and in one pipeline, in turn; the medians of several.
@@ -78,6 +82,8 @@ def told(found: Fused) -> dict[str, Any]:
         "peak": found.peak,
         "serial": found.serial,
         "serial_peak": found.serial_peak,
+        "in_turn": found.in_turn,
+        "in_turn_peak": found.in_turn_peak,
         "speedup": found.serial / found.makespan,
         "seconds": found.seconds,
     }
@@ -109,7 +115,7 @@ def main() -> None:
         found = fused(asked, options.seconds, options.within, options.seed)
         if found is None:
             sys.exit(f"{options.problem}: in {options.seconds:g} s nothing was found that keeps to the capacity")
-        lists = {"lists": [[f"{line}{'FB'[back]}" for line, back in own] for own in found.lists]}
+        lists = {"lists": [[str(entry) for entry in own] for own in found.lists]}
         print(json.dumps({**told(found), **(lists if options.lists else {})}))
         return
     if options.measured:

@@ -142,8 +142,8 @@ def _in_flight(problem: Problem, lists: Lists) -> tuple[tuple[tuple[int, int], .
     for stage, own in enumerate(lists):
         last = [line.stages[-1] == stage for line in problem.lines]
         held, most = [0] * len(last), list[tuple[int, ...]]()
-        for line, backward in own:
-            held[line] += -1 if backward else 1
+        for line, part, _ in own:
+            held[line] += 1 if part == "F" else -1
             now = tuple(held)
             if not any(_covers(other, now) for other in most):
                 most = [other for other in most if not _covers(now, other)] + [now]

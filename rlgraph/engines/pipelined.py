@@ -48,7 +48,7 @@ def follow(entries: Sequence[Entry], lines: Sequence[Line], channel: Channel) ->
 
     All stages call it, with the lists of one schedule. What never goes backward is not kept.
     """
-    to_come = Counter(number for number, backward in entries if backward)
+    to_come = Counter(entry.line for entry in entries if entry.part == "B")
     trained = set(to_come)
     begun = [0] * len(lines)
     flights: list[deque[tuple[Tensor | None, Tensor]]] = [deque() for _ in lines]
@@ -64,9 +64,9 @@ def follow(entries: Sequence[Entry], lines: Sequence[Line], channel: Channel) ->
         work.wait()
         return tensor
 
-    for number, backward in entries:
+    for number, part, _ in entries:
         line, ahead, back = lines[number], 2 * number, 2 * number + 1
-        if backward:
+        if part == "B":
             came, made = flights[number].popleft()
             to_come[number] -= 1
             if not to_come[number] and line.last:

@@ -16,6 +16,10 @@ from dataclasses import dataclass, replace
 from rlgraph.pipelines.problem import Problem
 from rlgraph.pipelines.timetable import Entry, Lists
 
+_BACK, _AHEAD, _WEIGHTS = range(3)
+_NEVER = 1e30
+"""Seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -30,6 +34,12 @@ class Rule:
     """Seconds."""
     memory: float
     """Of a stage."""
+    weights: tuple[float, ...] = ()
+    """Seconds that gradients of each model's weights are put off, where they are apart; if it is not said, until
+    nothing else can be done."""
+
+    def late(self, model: int) -> float:
+        return self.weights[model] if self.weights else _NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,73 +52,88 @@ class Dispatched:
 def dispatched(problem: Problem, rule: Rule, draw: random.Random) -> Dispatched | None:
     """What comes out; None where it comes to a stop, since nobody has room for what would free some."""
     kinds = [problem.models.index(line.model) for line in problem.lines]
-    paths = [line.stages for line in problem.lines]
-    here: list[list[tuple[int, int, list[int], float, float, float, float, float, float, int]]]
+    paths = [line.path for line in problem.lines]
+    # Backward, forward, and the gradients of weights where they are apart, each with its seconds.
+    does: list[list[tuple[Entry, float]]] = []
+    here: list[list[tuple[int, int, list[int], float, float, float | None, float, float, int, int]]]
     here = [[] for _ in range(problem.stages)]
     state: list[list[list[int]]] = []
-    """Of each line, for each of its stages: forwards that came, backwards that came, forwards and backwards begun."""
+    """Of each line, along its path: forwards that came, backwards that came, forwards, backwards and gradients of
+    weights begun."""
     for number, line in enumerate(problem.lines):
         model, (forward, backward) = line.model, rule.urgency[kinds[number]]
-        last, each = len(line.stages) - 1, (model.forward + model.backward) * rule.behind
-        state.append([[0 if at else model.micro_batches, 0, 0, 0] for at in range(last + 1)])
-        for at, stage in enumerate(line.stages):
-            left = (last - at) * model.forward + (last + 1) * model.backward
+        goes, returns, *apart = model.parts
+        ahead_s, back_s = model.seconds(goes), model.seconds(returns)
+        last, each = len(paths[number]) - 1, (ahead_s + back_s) * rule.behind
+        state.append([[0 if at else model.micro_batches, 0, 0, 0, 0] for at in range(last + 1)])
+        for at, stage in enumerate(paths[number]):
+            left = (last - at) * ahead_s + (last + 1) * back_s
             most = min(model.micro_batches, last + 1 - at + rule.ahead[kinds[number]])
             # Those behind a micro-batch are fewer, the later it comes.
-            first, again = (
-                put_off - path - (model.micro_batches - 1) * each
-                for put_off, path in ((forward, left), (backward, at * model.backward))
-            )
+            behind = (model.micro_batches - 1) * each
+            first, again = (put_off - path - behind for put_off, path in ((forward, left), (backward, at * back_s)))
+            weights = rule.late(kinds[number]) - behind if apart else None
+            parts = (returns, goes, *apart)
+            does.append([(Entry(number, part, at // model.stages), model.seconds(part)) for part in parts])
             own = state[number][at]
-            here[stage].append((number, at, own, first, again, each, model.forward, model.backward, model.memory, most))
+            memory = model.memory / model.chunks
+            here[stage].append((number, at, own, first, again, weights, each, memory, most, len(does) - 1))
     lists: list[list[Entry]] = [[] for _ in here]
     held, peaks, busy = [0.0] * len(here), [0.0] * len(here), [False] * len(here)
-    events: list[tuple[float, int, int, int, int, bool]] = []
+    events: list[tuple[float, int, int, int, int, int]] = []
     now, count, room, noise, drawn = 0.0, 0, rule.memory * (1 + 1e-9), rule.noise, draw.random
     free: Iterable[int] = range(len(here))
     while True:
         for stage in free:
             if busy[stage]:
                 continue
-            best, chosen, goes_back = math.inf, None, False
+            best, chosen, what = math.inf, None, _BACK
             for entry in here[stage]:
-                _, _, (ahead, back, gone, returned), first, again, each, _, _, memory, most = entry
+                _, _, (ahead, back, gone, returned, weighted), first, again, weights, each, memory, most, _ = entry
                 if returned < back:
                     value = again + returned * each + (drawn() * noise if noise else 0.0)
                     if value < best:
-                        best, chosen, goes_back = value, entry, True
+                        best, chosen, what = value, entry, _BACK
                 if gone < ahead and gone - returned < most and held[stage] + memory <= room:
                     value = first + gone * each + (drawn() * noise if noise else 0.0)
                     if value < best:
-                        best, chosen, goes_back = value, entry, False
+                        best, chosen, what = value, entry, _AHEAD
+                if weights is not None and weighted < returned:
+                    value = weights + weighted * each + (drawn() * noise if noise else 0.0)
+                    if value < best:
+                        best, chosen, what = value, entry, _WEIGHTS
             if chosen is None:
                 continue
-            number, at, own, _, _, _, forward, backward, memory, _ = chosen
-            if goes_back:
-                own[3] += 1
-                held[stage] -= memory
-            else:
+            number, at, own, _, _, weights, _, memory, _, line_part = chosen
+            entry_done, seconds = does[line_part][what]
+            if what == _AHEAD:
                 own[2] += 1
                 held[stage] += memory
                 peaks[stage] = max(peaks[stage], held[stage])
-            lists[stage].append((number, goes_back))
+            else:
+                own[3 if what == _BACK else 4] += 1
+                if what == _WEIGHTS or weights is None:
+                    held[stage] -= memory
+            lists[stage].append(entry_done)
             busy[stage], count = True, count + 1
-            heapq.heappush(events, (now + (backward if goes_back else forward), count, stage, number, at, goes_back))
+            heapq.heappush(events, (now + seconds, count, stage, number, at, what))
         if not events:
             break
         now, ended = events[0][0], set[int]()
         while events and events[0][0] == now:
-            _, _, stage, number, at, goes_back = heapq.heappop(events)
+            _, _, stage, number, at, what = heapq.heappop(events)
             busy[stage] = False
             ended.add(stage)
             stages = paths[number]
-            if goes_back and at:
+            if what == _WEIGHTS:
+                continue
+            if what == _BACK and at:
                 state[number][at - 1][1] += 1
                 ended.add(stages[at - 1])
-            elif not goes_back and at + 1 < len(stages):
+            elif what == _AHEAD and at + 1 < len(stages):
                 state[number][at + 1][0] += 1
                 ended.add(stages[at + 1])
-            elif not goes_back:
+            elif what == _AHEAD:
                 state[number][at][1] += 1
         free = sorted(ended)
     if count < problem.work:
@@ -160,7 +185,7 @@ def urgent(problem: Problem) -> Iterator[Rule]:
         yield Rule(urgency, 1.0, (ahead,) * count, 0.0, math.inf)
 
 
-_AHEAD, _BEHIND, _NOISE, _ROOM = (0, 0, 1, 2, 4, 8), (0.25, 0.5, 1.0), (0.0, 0.0, 0.25, 1.0), (1, 1, 1.05, 1.1, 1.5, 2)
+_MORE, _BEHIND, _NOISE, _ROOM = (0, 0, 1, 2, 4, 8), (0.25, 0.5, 1.0), (0.0, 0.0, 0.25, 1.0), (1, 1, 1.05, 1.1, 1.5, 2)
 
 
 def _spread(problem: Problem) -> float:
@@ -172,10 +197,17 @@ def _fresh(problem: Problem, memory: float, draw: random.Random) -> Rule:
     return Rule(
         tuple((draw.gauss(0, spread), draw.gauss(0, spread)) for _ in problem.models),
         draw.choice(_BEHIND),
-        tuple(draw.choice(_AHEAD) for _ in problem.models),
+        tuple(draw.choice(_MORE) for _ in problem.models),
         draw.choice(_NOISE) * longest,
         _room(problem, memory, draw),
+        _weights(problem, spread, draw),
     )
+
+
+def _weights(problem: Problem, spread: float, draw: random.Random) -> tuple[float, ...]:
+    if not any(model.weight for model in problem.models) or draw.random() < 0.5:
+        return ()
+    return tuple(draw.gauss(0, spread) for _ in problem.models)
 
 
 def _room(problem: Problem, memory: float, draw: random.Random) -> float:
@@ -196,4 +228,6 @@ def _near(problem: Problem, rule: Rule, draw: random.Random) -> Rule:
     fresh = _fresh(problem, rule.memory, draw)
     if which < 0.7:
         return replace(rule, ahead=(*rule.ahead[:model], fresh.ahead[model], *rule.ahead[model + 1 :]))
+    if fresh.weights != rule.weights and draw.random() < 0.5:
+        return replace(rule, weights=fresh.weights)
     return replace(rule, behind=fresh.behind) if which < 0.8 else replace(rule, noise=fresh.noise)

@@ -37,10 +37,10 @@ def by_constraints(
     """
     from ortools.sat.python import cp_model
 
-    tick, unit = _unit([x for m in problem.models for x in (m.forward, m.backward)], within), 1.0
+    tick, unit = _unit([m.seconds(part) for m in problem.models for part in m.parts], within), 1.0
     most = memory[1] if memory else problem.capacity
     if most is not None:
-        unit = _unit([each.memory for each in problem.models if each.memory] or [1.0], most)
+        unit = _unit([each.memory / each.chunks for each in problem.models if each.memory] or [1.0], most)
     model, horizon = cp_model.CpModel(), math.floor(within / tick * (1 + 1e-12))
     stages: list[list[Any]] = [[] for _ in range(problem.stages)]
     kept: list[list[tuple[Any, int]]] = [[] for _ in range(problem.stages)]
@@ -49,35 +49,40 @@ def by_constraints(
     known = _times(problem, start) if start else {}
     for number, line in enumerate(problem.lines):
         each = line.model
-        forward, backward = (math.ceil(x / tick * (1 - 1e-12)) for x in (each.forward, each.backward))
-        amount = math.ceil(each.memory / unit * (1 - 1e-12))
-        last: list[tuple[Any, Any]] = []
+        forward, backward, weight = (math.ceil(each.seconds(x) / tick * (1 - 1e-12)) for x in ("F", "I", "W"))
+        goes, returns, *later = each.parts
+        amount = math.ceil(each.memory / each.chunks / unit * (1 - 1e-12))
+        last: list[tuple[Any, ...]] = []
         for micro in range(each.micro_batches):
-            made: list[tuple[Any, Any]] = []
-            for at, stage in enumerate(line.stages):
-                ahead = model.new_int_var(0, max(0, horizon - forward), "")
-                back = model.new_int_var(0, max(0, horizon - backward), "")
-                for var, kind in ((ahead, False), (back, True)):
+            made: list[tuple[Any, ...]] = []
+            for at, stage in enumerate(line.path):
+                chunk = at // each.stages
+                own: list[Any] = []
+                for part, long in ((goes, forward), (returns, backward), *((part, weight) for part in later)):
+                    var, entry = model.new_int_var(0, max(0, horizon - long), ""), Entry(number, part, chunk)
                     if known:
-                        model.add_hint(var, min(horizon, round(known[number, stage, kind][micro] / tick)))
-                    entries[stage].append((var, (number, kind)))
-                stages[stage].append(model.new_fixed_size_interval_var(ahead, forward, ""))
-                stages[stage].append(model.new_fixed_size_interval_var(back, backward, ""))
+                        model.add_hint(var, min(horizon, round(known[stage, entry][micro] / tick)))
+                    entries[stage].append((var, entry))
+                    stages[stage].append(model.new_fixed_size_interval_var(var, long, ""))
+                    if last:
+                        model.add(last[at][len(own)] + long <= var)
+                    own.append(var)
+                ahead, back, *_ = own
                 if at:
                     model.add(made[-1][0] + forward <= ahead)
                     model.add(back + backward <= made[-1][1])
-                if last:
-                    model.add(last[at][0] + forward <= ahead)
-                    model.add(last[at][1] + backward <= back)
+                if later:
+                    model.add(back + backward <= own[2])
+                end = own[2] + weight if later else back + backward
                 if amount and (memory is not None or problem.capacity is not None):
                     size = model.new_int_var(0, horizon, "")
-                    kept[stage].append((model.new_interval_var(ahead, size, back + backward, ""), amount))
-                made.append((ahead, back))
+                    kept[stage].append((model.new_interval_var(ahead, size, end, ""), amount))
+                made.append(tuple(own))
             model.add(made[-1][0] + forward <= made[-1][1])
             last = made
-        ends.append(last[0][1] + backward)
-    for own in stages:
-        model.add_no_overlap(own)
+        ends += [each_end[2] + weight for each_end in last] if later else [last[0][1] + backward]
+    for intervals in stages:
+        model.add_no_overlap(intervals)
     room: Any
     if memory is not None:
         room = model.new_int_var(math.ceil(memory[0] / unit * (1 - 1e-12)), math.floor(memory[1] / unit), "")
@@ -99,15 +104,15 @@ def by_constraints(
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
-    return tuple(tuple(entry for _, entry in sorted(_timed(solver, own))) for own in entries)
+    return tuple(tuple(entry for _, entry in sorted(_timed(solver, each))) for each in entries)
 
 
-def _times(problem: Problem, lists: Lists) -> dict[tuple[int, int, bool], list[float]]:
-    """For each line and stage, forward and backward, when its micro-batches begin."""
-    found: dict[tuple[int, int, bool], list[float]] = {}
+def _times(problem: Problem, lists: Lists) -> dict[tuple[int, Entry], list[float]]:
+    """For each stage and what it does, when micro-batches begin."""
+    found: dict[tuple[int, Entry], list[float]] = {}
     for stage, (own, starts) in enumerate(zip(lists, timetable(problem, lists).starts, strict=True)):
-        for (line, backward), start in zip(own, starts, strict=True):
-            found.setdefault((line, stage, backward), []).append(start)
+        for entry, start in zip(own, starts, strict=True):
+            found.setdefault((stage, entry), []).append(start)
     return found
 
 

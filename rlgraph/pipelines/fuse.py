@@ -11,6 +11,7 @@ from rlgraph.pipelines import exact
 from rlgraph.pipelines.bounds import least_seconds, serial_memory, serial_seconds
 from rlgraph.pipelines.dispatch import Dispatched, by_rule
 from rlgraph.pipelines.problem import Problem
+from rlgraph.pipelines.published import in_turn
 from rlgraph.pipelines.timetable import Lists, timetable
 
 SMALL = 1500
@@ -29,6 +30,10 @@ class Fused:
     serial: float
     """Seconds of one model after the other, each by 1F1B."""
     serial_peak: float
+    """Of the fullest stage then."""
+    in_turn: float
+    """Seconds of one model after the other, each by what is published for its chunks and halves."""
+    in_turn_peak: float
     """Of the fullest stage then."""
     seconds: float
     """That the search took."""
@@ -57,6 +62,11 @@ def fused(problem: Problem, seconds: float = 10.0, within: float = 0.01, seed: i
         return True
 
     shortest = (1 + within) * bound
+    # What is published of each model, one after the other.
+    first = _dispatched(problem, in_turn(problem))
+    assert first
+    if first.peak <= problem.room * (1 + 1e-9):
+        better(first)
     small = exact.installed() and problem.work <= SMALL
     draw, share = random.Random(seed), 0.1 if small else 0.5
     rule = by_rule(problem, spare, draw, better, lambda: perfect() or left() < (1 - share) * seconds)
@@ -86,7 +96,17 @@ def fused(problem: Problem, seconds: float = 10.0, within: float = 0.01, seed: i
         better(
             _dispatched(problem, exact.by_constraints(problem, best.lists, longest, bound, (spare, best.peak), left()))
         )
-    return Fused(best.lists, best.makespan, best.peak, bound, serial_seconds(problem), spare, time.monotonic() - began)
+    return Fused(
+        best.lists,
+        best.makespan,
+        best.peak,
+        bound,
+        serial_seconds(problem),
+        spare,
+        first.makespan,
+        first.peak,
+        time.monotonic() - began,
+    )
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
+
+Part = Literal["F", "B", "I", "W"]
+"""Forward; backward; of backward only the gradient of the inputs; only that of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,23 +23,41 @@ class Model:
     micro_batches: int
     """Of one copy."""
     forward: float
-    """Seconds of a micro-batch on a stage."""
+    """Seconds of a micro-batch on a stage, in all its chunks."""
     backward: float
-    """Seconds of a micro-batch on a stage."""
+    """Seconds of a micro-batch on a stage, in all its chunks."""
     copies: int = 1
     memory: float = 0.0
-    """That a micro-batch needs on a stage from the beginning of its forward to the end of its backward, in any unit."""
+    """That a micro-batch needs on a stage, in all its chunks, from the beginning of its forward to the end of its
+    backward, both halves of it, in any unit."""
     reverse: bool = False
     """The first stage of a copy is the last of those that it lies on."""
+    chunks: int = 1
+    """Parts of the model on each stage, all alike: a micro-batch goes so many times through all stages."""
+    weight: float = 0.0
+    """Seconds of `backward` that gradients of weights take, where they are computed apart from those of inputs, for
+    which the stage before waits. 0: nothing is apart."""
 
     def __post_init__(self) -> None:
-        for name in ("stages", "micro_batches", "copies"):
+        for name in ("stages", "micro_batches", "copies", "chunks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{self.name}` has {getattr(self, name)} {name.replace('_', '-')}")
-        for name in ("forward", "backward", "memory"):
+        for name in ("forward", "backward", "memory", "weight"):
             value = getattr(self, name)
-            if not math.isfinite(value) or value < 0 or (value == 0 and name != "memory"):
+            if not math.isfinite(value) or value < 0 or (value == 0 and name in ("forward", "backward")):
                 raise ValueError(f"`{name}` of `{self.name}` is {value}")
+        if self.weight >= self.backward:
+            raise ValueError(f"`weight` of `{self.name}` is {self.weight}: it is a part of `backward`, {self.backward}")
+
+    def seconds(self, part: Part) -> float:
+        """Of a micro-batch in one chunk."""
+        whole = {"F": self.forward, "B": self.backward, "I": self.backward - self.weight, "W": self.weight}
+        return whole[part] / self.chunks
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """That every micro-batch has in every chunk."""
+        return ("F", "I", "W") if self.weight else ("F", "B")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +66,12 @@ class Line:
 
     model: Model
     stages: tuple[int, ...]
-    """That its micro-batches go through forward, in this order; backward in the other one."""
+    """That its micro-batches go through forward, in this order, once for each chunk; backward in the other one."""
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """The stage of each chunk after chunk, first all first ones."""
+        return self.stages * self.model.chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +107,10 @@ class Problem:
 
     @property
     def work(self) -> int:
-        """How many forwards and backwards there are, on all stages."""
-        return sum(2 * model.copies * model.stages * model.micro_batches for model in self.models)
+        """How many forwards and backwards there are, on all stages, in all chunks; halves of a backward count each."""
+        return sum(
+            len(model.parts) * model.copies * model.stages * model.chunks * model.micro_batches for model in self.models
+        )
 
 
 def problem(data: Mapping[str, Any]) -> Problem:

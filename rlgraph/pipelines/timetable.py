@@ -1,17 +1,31 @@
 """A schedule is data: for each stage what it does one after the other. What follows from it is worked out here.
 
-Of a line's micro-batches the next one is meant each time, forward and backward, so that an entry need not name it.
+Of a line's micro-batches the next one is meant each time, in each chunk and each part of the work, so that an entry
+need not name it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from rlgraph.pipelines.problem import Model, Problem
+from rlgraph.pipelines.problem import Part, Problem
 
-Entry = tuple[int, bool]
-"""The number of a line, and whether its next micro-batch goes backward."""
+
+class Entry(NamedTuple):
+    """What a stage does with the next micro-batch."""
+
+    line: int
+    """Its number."""
+    part: Part
+    chunk: int = 0
+    """Of those that the stage has of the line."""
+
+    def __str__(self) -> str:
+        """`1F`, and for the third chunk `1.2F`."""
+        return f"{self.line}.{self.chunk}{self.part}" if self.chunk else f"{self.line}{self.part}"
+
 
 Lists = tuple[tuple[Entry, ...], ...]
 """Of each stage."""
@@ -35,9 +49,11 @@ def timetable(problem: Problem, lists: Sequence[Sequence[Entry]]) -> Timetable:
     """Everything as early as its list permits. Raises Stuck."""
     lines = problem.lines
     place = [{stage: at for at, stage in enumerate(line.stages)} for line in lines]
-    done: list[tuple[list[list[float]], list[list[float]]]]
-    done = [([[] for _ in line.stages], [[] for _ in line.stages]) for line in lines]
-    """For each line, forward and backward, when each stage's micro-batches ended."""
+    ahead: list[list[list[float]]] = [[[] for _ in line.path] for line in lines]
+    back: list[list[list[float]]] = [[[] for _ in line.path] for line in lines]
+    """For each line, along its path, when micro-batches had gone forward, and when gradients of inputs were there."""
+    apart, weights = ([[0 for _ in line.path] for line in lines] for _ in range(2))
+    """How many of these were computed alone, and how many of weights afterwards."""
     starts: list[list[float]] = [[] for _ in lists]
     free, held, peaks = [0.0] * len(lists), [0.0] * len(lists), [0.0] * len(lists)
     waiting = {stage for stage, own in enumerate(lists) if own}
@@ -46,41 +62,49 @@ def timetable(problem: Problem, lists: Sequence[Sequence[Entry]]) -> Timetable:
         moved = False
         for stage in sorted(waiting):
             while len(starts[stage]) < len(lists[stage]):
-                line, backward = lists[stage][len(starts[stage])]
-                model, at = lines[line].model, place[line].get(stage)
-                if at is None:
+                line, part, chunk = lists[stage][len(starts[stage])]
+                model, on = lines[line].model, place[line].get(stage)
+                if on is None:
                     raise Stuck(f"`{model.name}` has nothing to do on stage {stage}")
-                ahead, back = done[line]
-                own = (back if backward else ahead)[at]
-                if backward:
-                    before = back[at + 1] if at + 1 < len(ahead) else ahead[at]
-                    before = before if len(ahead[at]) > len(own) else []
+                if not 0 <= chunk < model.chunks:
+                    raise Stuck(f"`{model.name}` has no chunk {chunk}")
+                at = chunk * model.stages + on
+                gone, returned = ahead[line][at], back[line][at]
+                if part == "F":
+                    before = ahead[line][at - 1] if at else [0.0] * model.micro_batches
+                    if len(gone) >= len(before):
+                        break
+                    ready = before[len(gone)]
+                elif part == "W":
+                    if weights[line][at] >= apart[line][at]:
+                        break
+                    ready = 0.0
                 else:
-                    before = ahead[at - 1] if at else [0.0] * model.micro_batches
-                if len(own) >= len(before):
-                    break
-                start = max(free[stage], before[len(own)])
-                free[stage] = start + (model.backward if backward else model.forward)
-                own.append(free[stage])
+                    before = back[line][at + 1] if at + 1 < len(ahead[line]) else gone
+                    if len(returned) >= min(len(before), len(gone)):
+                        break
+                    ready = before[len(returned)]
+                start = max(free[stage], ready)
+                free[stage] = start + model.seconds(part)
                 starts[stage].append(start)
-                held[stage] += -model.memory if backward else model.memory
-                peaks[stage] = max(peaks[stage], held[stage])
+                if part == "F":
+                    gone.append(free[stage])
+                    held[stage] += model.memory / model.chunks
+                    peaks[stage] = max(peaks[stage], held[stage])
+                elif part == "W":
+                    weights[line][at] += 1
+                else:
+                    returned.append(free[stage])
+                    apart[line][at] += part == "I"
+                if part in "BW":
+                    held[stage] -= model.memory / model.chunks
                 moved = True
             if len(starts[stage]) == len(lists[stage]):
                 waiting.discard(stage)
     if waiting:
         raise Stuck(f"stage {min(waiting)} waits for ever")
-    if sum(map(len, starts)) != problem.work:
-        raise Stuck("not every micro-batch goes forward and backward on every stage")
+    for number, each_line in enumerate(lines):
+        every = all(len(each) == each_line.model.micro_batches for each in (*ahead[number], *back[number]))
+        if not every or weights[number] != apart[number]:
+            raise Stuck("not every micro-batch goes forward and backward on every stage")
     return Timetable(tuple(map(tuple, starts)), max(free), tuple(peaks))
-
-
-def one_f_one_b(model: Model) -> Lists:
-    """Of one copy alone: as many forwards ahead as there are stages to come, then backward and forward in turn
-    (PipeDream-Flush, arXiv 2006.09503)."""
-    found = []
-    for stage in range(model.stages):
-        ahead = min(model.micro_batches, model.stages - stage)
-        turns = [(0, True), (0, False)] * (model.micro_batches - ahead)
-        found.append(((0, False),) * ahead + tuple(turns) + ((0, True),) * ahead)
-    return tuple(found)

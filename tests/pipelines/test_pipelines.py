@@ -10,12 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 
 import pytest
+from every_list import entries, shortest
 
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
@@ -26,7 +26,8 @@ from rlgraph.pipelines.dispatch import dispatched
 from rlgraph.pipelines.fuse import drawn as by_number
 from rlgraph.pipelines.fuse import fused
 from rlgraph.pipelines.problem import Model, Problem, problem
-from rlgraph.pipelines.timetable import Entry, Stuck, one_f_one_b, timetable
+from rlgraph.pipelines.published import one_f_one_b
+from rlgraph.pipelines.timetable import Stuck, timetable
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,38 +40,6 @@ def drawn(seed: int) -> Problem:
     own = draw.choice([1, stages])
     other = Model("b", own, 1, draw.randint(1, 4), draw.randint(1, 6), stages // own, draw.randint(0, 3), True)
     return Problem((first, other))
-
-
-def sequences(problem: Problem, stage: int) -> Iterator[tuple[Entry, ...]]:
-    """All that a stage can do in some order, no backward before its forward."""
-    entries = [
-        (number, back)
-        for number, line in enumerate(problem.lines)
-        if stage in line.stages
-        for back in (False, True)
-        for _ in range(line.model.micro_batches)
-    ]
-    for order in set(itertools.permutations(entries)):
-        ahead: dict[int, int] = {}
-        for number, back in order:
-            ahead[number] = ahead.get(number, 0) + (-1 if back else 1)
-            if ahead[number] < 0:
-                break
-        else:
-            yield order
-
-
-def shortest(problem: Problem) -> float:
-    """By trying all schedules."""
-    found = []
-    for lists in itertools.product(*(list(sequences(problem, stage)) for stage in range(problem.stages))):
-        try:
-            table = timetable(problem, lists)
-        except Stuck:
-            continue
-        if problem.capacity is None or max(table.peaks) <= problem.capacity:
-            found.append(table.makespan)
-    return min(found)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -172,14 +141,18 @@ def test_who_has_no_room_for_what_would_free_some_comes_to_a_stop() -> None:
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        ((((0, True), (0, False)),), "stage 0 waits for ever"),
-        ((((0, False),),), "not every micro-batch"),
-        ((((0, False), (0, True), (0, False)),), "stage 0 waits for ever"),
+        ("0B 0F", "stage 0 waits for ever"),
+        ("0F", "not every micro-batch"),
+        ("0F 0I", "not every micro-batch"),
+        ("0F 0W 0I", "stage 0 waits for ever"),
+        ("0F 0B 0W", "stage 0 waits for ever"),
+        ("0F 0B 0F", "stage 0 waits for ever"),
+        ("0F 0.1F 0.1B 0B", "`a` has no chunk 1"),
     ],
 )
-def test_lists_that_cannot_be(lists: tuple[tuple[Entry, ...], ...], message: str) -> None:
+def test_lists_that_cannot_be(lists: str, message: str) -> None:
     with pytest.raises(Stuck, match=message):
-        timetable(Problem((Model("a", 1, 1, 1, 1),)), lists)
+        timetable(Problem((Model("a", 1, 1, 1, 1),)), [entries(lists)])
 
 
 ONE = {"stages": 2, "micro_batches": 2, "forward": 1, "backward": 2}
@@ -209,6 +182,10 @@ def test_what_a_file_leaves_out() -> None:
         ({"models": [{"stages": 1}]}, "model 0 lacks `micro_batches`"),
         ({"models": [{**ONE, "memory": 2}], "capacity": 1}, "needs 2, and a stage has 1"),
         ({"models": [ONE], "capacity": "much"}, "`capacity` is 'much'"),
+        ({"models": [{**ONE, "chunks": 0}]}, "`model 0` has 0 chunks"),
+        ({"models": [{**ONE, "chunks": 1.5}]}, "`chunks` of model 0 is 1.5: give a whole number"),
+        ({"models": [{**ONE, "weight": -1}]}, "`weight` of `model 0` is -1"),
+        ({"models": [{**ONE, "weight": 2}]}, "`weight` of `model 0` is 2: it is a part of `backward`, 2"),
     ],
 )
 def test_a_problem_that_is_none(data: object, message: str) -> None:

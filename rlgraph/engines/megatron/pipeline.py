@@ -26,7 +26,8 @@ from rlgraph.models.shape import Shape
 from rlgraph.pipelines.counted import counted
 from rlgraph.pipelines.fuse import drawn
 from rlgraph.pipelines.problem import Model, Problem
-from rlgraph.pipelines.timetable import one_f_one_b
+from rlgraph.pipelines.published import one_f_one_b
+from rlgraph.pipelines.timetable import Entry
 
 
 class Pipeline:
@@ -52,7 +53,7 @@ class Pipeline:
                 found.append(batch.answers(output[0], self._head))
             return came, output
 
-        follow([(0, False)] * len(batches), [self._line(forward)], self.stages.channel)
+        follow([Entry(0, "F")] * len(batches), [self._line(forward)], self.stages.channel)
         return found
 
     def model(self, micro_batches: int) -> Model:
