@@ -14,6 +14,9 @@ from typing import Any, Literal
 Part = Literal["F", "B", "I", "W"]
 """Forward; backward; of backward only the gradient of the inputs; only that of the weights."""
 
+MOST = 500_000
+"""Forwards and backwards of a problem that is read: lists of more take minutes and gigabytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -117,7 +120,8 @@ def problem(data: Mapping[str, Any]) -> Problem:
     """A problem as JSON has it: `models`, each with the fields of `Model`, and `capacity`.
 
     A model that does not say how many copies it has lies on all stages; one that does not say in which direction goes
-    the other way than the one before it. Raises ValueError where something is missing, unknown or absurd.
+    the other way than the one before it. Raises ValueError where something is missing, unknown or absurd,
+    and where there are more than `MOST` forwards and backwards.
     """
     unknown = set(_keys(data, "the problem")) - {"models", "capacity"}
     if unknown or "models" not in data:
@@ -136,7 +140,10 @@ def problem(data: Mapping[str, Any]) -> Problem:
     capacity = data.get("capacity")
     if capacity is not None and not _number(capacity):
         raise ValueError(f"`capacity` is {capacity!r:.60}: give a number")
-    return Problem(tuple(models), capacity)
+    found = Problem(tuple(models), capacity)
+    if found.work > MOST:
+        raise ValueError(f"there are {found.work:,} forwards and backwards: {MOST:,} at most")
+    return found
 
 
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}

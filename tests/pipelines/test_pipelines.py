@@ -184,6 +184,8 @@ def test_what_a_file_leaves_out() -> None:
         ({"models": [ONE], "capacity": "much"}, "`capacity` is 'much'"),
         ({"models": [{**ONE, "chunks": 0}]}, "`model 0` has 0 chunks"),
         ({"models": [{**ONE, "chunks": 1.5}]}, "`chunks` of model 0 is 1.5: give a whole number"),
+        ({"models": [{**ONE, "chunks": 10**9}]}, "forwards and backwards: 500,000 at most"),
+        ({"models": [{**ONE, "stages": 10**12}]}, "forwards and backwards: 500,000 at most"),
         ({"models": [{**ONE, "weight": -1}]}, "`weight` of `model 0` is -1"),
         ({"models": [{**ONE, "weight": 2}]}, "`weight` of `model 0` is 2: it is a part of `backward`, 2"),
     ],
