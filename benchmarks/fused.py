@@ -2,6 +2,7 @@
 
     python benchmarks/fused.py
     python benchmarks/fused.py --problem FILE.json
+    python benchmarks/fused.py --problem FILE.json --picture OUT.svg
     python benchmarks/fused.py --seconds 30 --json
     python benchmarks/fused.py --measured
 
@@ -23,7 +24,8 @@ memory; `weight` how many of the seconds of `backward` gradients of weights take
 `capacity` is a stage's memory. It prints JSON; `--lists` adds what each stage does, in order: the line's number
 (copies counted through all models), after a dot the chunk if it is not the first one, and F or B, or for halves of B, I
 (inputs) and W (weights). `in_turn` are the seconds of one model after the other by what is published for its chunks and
-its halves: 1F1B, interleaved 1F1B, ZB-H1; `serial` those by 1F1B without chunks and halves.
+its halves: 1F1B, interleaved 1F1B, ZB-H1; `serial` those by 1F1B without chunks and halves. `--picture` draws them as
+OUT.svg or OUT.png: what each stage does when.
 
 With `--measured`: an actor and a critic, alike, of Megatron-core on two stages, processes of one thread each. Gradients
 of both, one after the other and in one pipeline, in turn; the medians of several.
@@ -48,6 +50,11 @@ sys.path.insert(0, str(HERE.parent))
 from benchmarks.one_pipeline import measured
 from rlgraph.pipelines.fuse import Fused, fused
 from rlgraph.pipelines.problem import Model, Problem, problem
+from rlgraph.pipelines.timetable import timetable
+from rlgraph.viz.gantt import gantt
+from rlgraph.viz.marks import with_fonts
+from rlgraph.viz.pipeline import pipeline
+from rlgraph.viz.png import render
 
 PUBLISHED = {
     0: (("33B", 8, 32, 5, 1.95), ("13B", 4, 16, 4, 2.0), 708, 19.7),
@@ -92,6 +99,7 @@ def told(found: Fused) -> dict[str, Any]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problem", help="a file")
+    parser.add_argument("--picture", type=Path, metavar="OUT", help="draw the lists of --problem, as .svg or .png")
     parser.add_argument("--seconds", type=float, default=10.0, help="of the search, at most")
     parser.add_argument("--within", type=float, default=0.01, help="share of the makespan that memory may cost")
     parser.add_argument("--seed", type=int, default=0)
@@ -102,7 +110,29 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--json", action="store_true", help="a line of JSON for each configuration instead of the table"
     )
-    return parser.parse_args()
+    found = parser.parse_args()
+    if found.picture and not found.problem:
+        parser.error("--picture draws the lists of --problem FILE.json")
+    if found.picture and found.picture.suffix not in (".svg", ".png"):
+        parser.error(f"`{found.picture}` does not end in .svg or .png")
+    return found
+
+
+def drawn(name: str, asked: Problem, found: Fused) -> str:
+    """What each stage does when, as SVG."""
+    names = ", ".join(dict.fromkeys(model.name for model in asked.models))
+    notes = [
+        f"makespan {found.makespan:g}, and no lists can beat {found.bound:g}; one after the other by 1F1B "
+        f"{found.serial:g}",
+        f"memory of micro-batches in flight on the fullest stage {found.peak:g}; one after the other by 1F1B "
+        f"{found.serial_peak:g}" + ("" if asked.capacity is None else f"; there is room for {asked.capacity:g}"),
+    ]
+    chart = pipeline(asked, found.lists, timetable(asked, found.lists), f"{names} on {asked.stages} stages", notes)
+    return gantt(name, "what each stage does when", [chart])
+
+
+def write_picture(path: Path, svg: str) -> None:
+    path.write_bytes(render(svg) if path.suffix == ".png" else with_fonts(svg).encode())
 
 
 def main() -> None:
@@ -115,6 +145,11 @@ def main() -> None:
         found = fused(asked, options.seconds, options.within, options.seed)
         if found is None:
             sys.exit(f"{options.problem}: in {options.seconds:g} s nothing was found that keeps to the capacity")
+        if options.picture:
+            try:
+                write_picture(options.picture, drawn(Path(options.problem).stem, asked, found))
+            except OSError as error:
+                sys.exit(f"{options.picture}: {error.strerror or error}")
         lists = {"lists": [[str(entry) for entry in own] for own in found.lists]}
         print(json.dumps({**told(found), **(lists if options.lists else {})}))
         return

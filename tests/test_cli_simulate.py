@@ -19,6 +19,7 @@ from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Workload
 from rlgraph.errors import ProgramError
+from rlgraph.pipelines.timetable import pieces
 from rlgraph.placement.choose import Choice
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
@@ -83,13 +84,76 @@ def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = told(capsys, *PPO, *CLUSTER, "--trace", str(trace), "--svg", str(svg))
     assert (code, err) == (0, f"wrote {trace}\nwrote {svg}\n") and "wrote" not in out
     assert svg.read_text().startswith("<svg") and "train actor" in svg.read_text()
-    slices: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for event in json.loads(trace.read_text())["traceEvents"]:
-        if event["ph"] == "X":
-            slices.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
-    assert len(slices) == 4, "a track for each group: two of them are on `play`"
+    slices: dict[int, list[tuple[float, float]]] = {}
+    events = json.loads(trace.read_text())["traceEvents"]
+    for event in events:
+        if event["ph"] == "X" and event["cat"] not in ("forward", "backward"):
+            slices.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert sorted(tracks[tid] for tid in slices) == [
+        "host",
+        "learn.megatron",
+        "learn.megatron, stage 1",
+        "learn.megatron, stage 2",
+        "play.megatron",
+        "play.vllm",
+    ]
     for track in slices.values():
         assert all(before[1] <= after[0] + 1e-3 for before, after in pairwise(sorted(track))), "slices do not overlap"
+
+
+def test_stages_of_a_pipeline_are_tracks_of_a_timeline(tmp_path: Path) -> None:
+    schedule = tmp_path / "ppo.rls"
+    schedule.write_text(Path(PPO[1]).read_text() + "fuse actor.train, critic.train\n")
+    for given, names in ((schedule, ["train actor, critic"]), (Path(PPO[1]), ["train critic", "train actor"])):
+        found = simulate(rlgraph.compile(PPO[0], schedule=given, cluster="2x8:a100-80gb"))
+        found.write_trace(tmp_path / "step.json")
+        events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+        tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        slices = [event for event in events if event["ph"] == "X"]
+        svg = found.to_svg()
+        for name in names:
+            works = [work for work in found.works if work.name == name]
+            assert len(works) == 16 and all(work.stages is not None for work in works)
+            assert f">{name}{' in one pipeline' * (',' in name)}<" in svg
+            outer = [each for each in slices if each["cat"] == "pipeline" and each["name"] == name]
+            assert len(outer) == 32, "each mini-batch on either stage"
+            for work, pair in zip(works, zip(outer[::2], outer[1::2], strict=True), strict=True):
+                assert work.stages is not None
+                fusion = work.stages()
+                assert work.entered + fusion.table.makespan <= work.end + 1e-9
+                expected = sorted(
+                    (
+                        piece.stage,
+                        piece.number,
+                        piece.entry.part == "B",
+                        fusion.problem.lines[piece.entry.line].model.name,
+                    )
+                    for piece in pieces(fusion.problem, fusion.lists, fusion.table)
+                )
+                within = []
+                for stage, whole in enumerate(pair):
+                    assert tracks[whole["tid"]] == f"learn.megatron, stage {stage + 1}"
+                    assert whole["dur"] == pytest.approx(fusion.table.makespan * 1e6)
+                    for each in slices:
+                        inside = whole["ts"] - 1e-2 <= each["ts"] and (
+                            each["ts"] + each["dur"] <= whole["ts"] + whole["dur"] + 1e-2
+                        )
+                        if each["tid"] == whole["tid"] and each is not whole and inside:
+                            model, way, number = each["name"].split()
+                            assert each["cat"] == way
+                            within.append((stage, int(number) - 1, way == "backward", model))
+                assert sorted(within) == expected
+
+
+def test_a_timeline_has_only_so_many_slices_of_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = simulate(rlgraph.compile(PPO[0], schedule=PPO[1], cluster="2x8:a100-80gb"))
+    one = next(work.stages() for work in found.works if work.stages is not None).problem.work
+    monkeypatch.setattr("rlgraph.analysis.simulation.STAGED", 3 * one)
+    found.write_trace(tmp_path / "step.json")
+    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    assert 0 < sum(event.get("cat") in ("forward", "backward") for event in events) <= 3 * one
+    assert sum(event["name"].startswith("train ") for event in events if event.get("cat") == "train") == 32
 
 
 def test_more_devices_are_faster_and_longer_answers_slower(capsys: pytest.CaptureFixture[str]) -> None:

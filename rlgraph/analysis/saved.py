@@ -1,4 +1,4 @@
-"""What the work of a plan file takes: the file has the whole step's seconds, and the cost model those of its parts."""
+"""What the work of a plan takes: a plan file has the whole step's seconds, and the cost model those of its parts."""
 
 from __future__ import annotations
 
@@ -13,25 +13,39 @@ from rlgraph.models.shape import Shape
 from rlgraph.placement.place import config_of
 
 
-def seconds_of(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
-    """Of each task with a model by its number; none if the plan was chosen with constants that are not here."""
+def predictor_of(compiled: Compilation) -> Predictor | None:
+    """Of its plan; None where nothing is predicted of it: nobody chose it for a cluster, or with constants that are not
+    here."""
+    if compiled.target is not None:
+        asked = compiled.choice.question
+        return Predictor(compiled.plan, compiled.choice.configs, asked.cluster, asked.constants)
+    if "seconds" not in compiled.told.get("predicted", {}):
+        return None
     program, plan, cluster = compiled.program, compiled.plan, read_cluster(compiled.plan.cluster)
     constants = defaults(cluster.islands[0].device.kind)
     if compiled.assumptions.get("constants") != constants.source:
-        return {}
+        return None
     shapes = compiled.placed.shapes
     known = {
         model.name: (model, shape) for model in program.models if isinstance(shape := shapes.get(model.name), Shape)
     }
-    configs = {name: config_of(model, shape, program) for name, (model, shape) in known.items()}
-    predictor = Predictor(plan, configs, cluster, constants)
-    found = {}
+    return Predictor(
+        plan, {name: config_of(model, shape, program) for name, (model, shape) in known.items()}, cluster, constants
+    )
+
+
+def seconds_of(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
+    """Of each task with a model by its number; none where nothing is predicted."""
+    predictor, found = predictor_of(compiled), dict[int, float]()
+    if predictor is None:
+        return found
+    plan = compiled.plan
     for number, task in enumerate(step):
-        if task.model not in configs:
+        if task.model is None or task.model not in predictor.configs:
             continue
         group = plan.role(task.model, task.op)
         deployment = predictor.deployment(task.model, group)
-        model = TaskModel(task.op, configs[task.model], deployment, constants, task.batches)
+        model = TaskModel(task.op, predictor.configs[task.model], deployment, predictor.constants, task.batches)
         own = [
             at for at, each in enumerate(step) if each.model == task.model and plan.role(each.model, each.op) == group
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from rlgraph.analysis.pipelines import roles
 from rlgraph.analysis.simulation import Simulation
 from rlgraph.backends.sim.account import PoolTime, pool_time, under_way, untrained, worker_time
 from rlgraph.backends.sim.backend import SimBackend
@@ -110,6 +111,7 @@ def simulated(
         under_way(works, began, ended),
         untrained(works, began, ended),
         source=source,
+        roles=roles(compiled.program),
     )
 
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rlgraph.analysis.pipelines import chart, takes
 from rlgraph.analysis.tables import sized, table
 from rlgraph.backends.sim.account import PoolTime, critical_path
 from rlgraph.backends.sim.works import Teller, Work
@@ -19,9 +20,13 @@ from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, counted
 from rlgraph.ir.plan import HOST, Plan, Pool
 from rlgraph.ops import NODES, work_of
 from rlgraph.runs.timeline import Timeline
-from rlgraph.viz.gantt import Bar, Lane, gantt
+from rlgraph.viz.boxes import Role
+from rlgraph.viz.gantt import Bar, Chart, Lane, gantt
+from rlgraph.viz.timeline import LOOKS, worked
 
 MILLION = 1e6
+STAGED = 50_000
+"""Slices of pipelines that a timeline has at most: some megabytes."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,8 @@ class Simulation:
     """Seconds of a step whose works do not wait for turns; None: not asked."""
     source: str = ""
     """Where the constants of the cost model are from."""
+    roles: Mapping[str, Role] = field(default_factory=dict, repr=False)
+    """Of its models, for their colours."""
 
     @property
     def steps(self) -> int:
@@ -187,7 +194,7 @@ class Simulation:
         """The last step as a Gantt chart."""
         critical = set(map(id, self.path))
         bars = [
-            Bar(
+            worked(
                 pool,
                 work.name,
                 _kind(work),
@@ -206,12 +213,26 @@ class Simulation:
             for pool, time in zip(self.plan.pools, self.pools, strict=True)
         ]
         note = f"{shown_seconds(self.seconds)} a step on {self.cluster.text}, {self.tokens_per_second:,.0f} tokens/s"
-        return gantt(self.program, note, lanes, bars, self.ends[-1] - self.last)
+        step = Chart(lanes, bars, self.ends[-1] - self.last, [*LOOKS.values()])
+        return gantt(self.program, note, [step, *self._pipelines()])
+
+    def _pipelines(self) -> Iterator[Chart]:
+        """Of trainings on several stages, the longest in the last step of each, stage by stage."""
+        longest: dict[str, Work] = {}
+        for work in self.works:
+            if work.stages is not None and self.last <= work.start < self.ends[-1]:
+                known = longest.setdefault(work.name, work)
+                longest[work.name] = work if work.seconds > known.seconds else known
+        for work in longest.values():
+            assert work.stages is not None
+            fusion = work.stages()
+            entered = shown_seconds(work.entered - self.last)
+            yield chart(fusion, self.roles, [f"{takes(fusion)}; the longest of the step, from {entered} on"])
 
     def write_trace(self, path: str | Path) -> None:
         """A timeline of all steps, which ui.perfetto.dev shows. Raises RunError where it cannot be written."""
         trace = Timeline()
-        teller = Teller(trace)
+        teller = Teller(trace, STAGED)
         for work in self.works:
             teller.tell(work)
         trace.write(Path(path))

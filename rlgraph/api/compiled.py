@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rlgraph.viz.lanes import Lanes
 
 
-Picture = Literal["dataflow", "plan"]
-"""What a picture is of: the graph, or where its work runs."""
+Picture = Literal["dataflow", "plan", "pipelines"]
+"""What a picture is of: the graph, where its work runs, or what the stages of its pipelines do when."""
 
 
 class Compiled(Compilation):
@@ -83,22 +83,34 @@ class Compiled(Compilation):
         return picture or ("plan" if self.planned else "dataflow")
 
     def to_dot(self, picture: Picture | None = None) -> str:
-        """Graphviz text. picture: of the dataflow or of the plan; None: the plan, if it was said or asked for."""
+        """Graphviz text. picture: of the dataflow or of the plan; None: the plan, if it was said or asked for. Raises
+        ValueError for pipelines, whose picture is no graph."""
         from rlgraph.viz import dot, lanes_dot
 
+        if picture == "pipelines":
+            raise ValueError("a picture of pipelines is no graph, and has no DOT text: take `to_svg`")
         return dot.to_dot(self.program) if self._kind(picture) == "dataflow" else lanes_dot.to_dot(self.lanes())
 
     def to_svg(self, prefix: str = "", picture: Picture | None = None, *, embed: bool = True) -> str:
-        """picture: as for `to_dot`. prefix: begins the ids in it; pictures on one page need different ones. embed: with
-        its fonts."""
+        """picture: as for `to_dot`, or of pipelines, stage by stage. prefix: begins the ids in it; pictures on one page
+        need different ones. embed: with its fonts."""
         from rlgraph.viz import lanes_svg, svg
+        from rlgraph.viz.marks import with_fonts
 
+        if picture == "pipelines":
+            drawn = self._pipelines(prefix, True)
+            return with_fonts(drawn) if embed else drawn
         if self._kind(picture) == "dataflow":
             return svg.to_svg(self.program, prefix, embed=embed)
         return lanes_svg.to_svg(self.lanes(), prefix, embed=embed)
 
+    def _pipelines(self, prefix: str, always: bool) -> str:
+        from rlgraph.analysis.pipelines import picture
+
+        return picture(self, f"{prefix}svg", always)
+
     def to_png(self, path: str | Path | None = None, picture: Picture | None = None) -> bytes:
-        """Also written to the path if one is given. picture: as for `to_dot`."""
+        """Also written to the path if one is given. picture: as for `to_svg`."""
         from rlgraph.viz.png import render
 
         data = render(self.to_svg(picture=picture, embed=False))
@@ -107,20 +119,22 @@ class Compiled(Compilation):
         return data
 
     def to_html(self, picture: Picture | None = None) -> str:
-        """One self-contained page with the picture after every pass, and that of the plan. picture: which is seen
-        first; a page without a plan gets one if it is that."""
+        """One self-contained page with the picture after every pass, that of the plan, and that of its pipelines, if it
+        has any. picture: which is seen first; a page without it gets one if it is that."""
         from rlgraph.viz.html import to_html
 
         kind = self._kind(picture)
         plan = self.lanes() if self.planned or kind == "plan" else None
-        return to_html([(stage.name, stage.program) for stage in reversed(self.stages)], self.source, plan, kind)
+        charts = self._pipelines("s-", kind == "pipelines") if self.planned or kind == "pipelines" else ""
+        stages = [(stage.name, stage.program) for stage in reversed(self.stages)]
+        return to_html(stages, self.source, plan, kind, charts)
 
     def to_json(self) -> dict[str, Any]:
         """The graph as plain data."""
         return to_plain(self.program)
 
     def show(self, picture: Picture | None = None) -> None:
-        """The picture in a notebook, the text elsewhere. picture: as for `to_dot`."""
+        """The picture in a notebook, the text elsewhere. picture: as for `to_svg`."""
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             sys.modules["IPython"].display.display(self._shown(picture), raw=True)
         else:

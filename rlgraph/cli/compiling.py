@@ -67,9 +67,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--picture",
-    type=click.Choice(["dataflow", "plan"]),
-    help="What is drawn; if not given, the plan with a cluster, a schedule or a plan file, else the dataflow. A page "
-    "has both.",
+    type=click.Choice(["dataflow", "plan", "pipelines"]),
+    help="What is drawn: the graph, where it runs, or what the stages of pipelines do when; if not given, the plan "
+    "with a cluster, a schedule or a plan file, else the dataflow. A page has all.",
 )
 @click.option(
     "--print-after",
@@ -122,6 +122,8 @@ def compile_(
         raise click.UsageError("compile takes one program (.rlf) and at most one schedule (.rls)")
     if visualize and Path(visualize).suffix[1:] not in PICTURES:
         raise click.BadParameter(f"`{visualize}` does not end in .html, .svg, .png or .dot", param_hint="'--visualize'")
+    if picture == "pipelines" and ("dot" in emitted or (visualize or "").endswith(".dot")):
+        raise click.UsageError("a picture of pipelines is no graph: take .html, .svg or .png, not .dot")
     searched = search_seconds is not None or search_gap is not None
     if cluster is None and (
         explained or what_if or calibration or searched or no_fuse or no_offload or minimize != "time"

@@ -1,4 +1,4 @@
-"""What trainings take that share the stages of one pipeline."""
+"""What trainings take that share the stages of one pipeline, or have one of their own."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rlgraph.pipelines.counted import counted
 from rlgraph.pipelines.dispatch import dispatched, plain, urgent
 from rlgraph.pipelines.fuse import drawn
 from rlgraph.pipelines.problem import Model, Problem
+from rlgraph.pipelines.published import one_f_one_b
 from rlgraph.pipelines.timetable import Lists, Timetable, timetable
 
 
@@ -89,8 +90,9 @@ class Fusion:
 
 
 def fusion(trainings: Sequence[Training]) -> Fusion:
-    """Trainings that begin together. All have rows."""
-    lists = drawn(Problem(tuple(each.counted for each in trainings)))
+    """Trainings that begin together: one goes by 1F1B, several fill each other's bubbles. All have rows."""
+    counts = [each.counted for each in trainings]
+    lists = drawn(Problem(tuple(counts))) if len(counts) > 1 else one_f_one_b(counts[0])
     problem = Problem(tuple(each.predicted for each in trainings))
     table = timetable(problem, lists)
     return Fusion(

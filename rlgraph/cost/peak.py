@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from rlgraph.clusters.cluster import Cluster, Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.deployment import ModelConfig
+from rlgraph.cost.fusing import Fusion
 from rlgraph.cost.memory import KEPT, Accumulating, Bytes, Footprint
 from rlgraph.cost.predict import Predictor, footprint
 from rlgraph.cost.tasks import Task
@@ -139,6 +140,21 @@ def lodgings(
     }
 
 
+def in_flight(predictor: Predictor, group: Group, works: Sequence[tuple[str, Sequence[Batch]]], by: Fusion) -> Parts:
+    """What micro-batches need in a pipeline, of all models that share it, on the stage and at the moment where that is
+    most. works: models, each with its rows. by: their lists."""
+    moments = []
+    for moment in by.in_flight:
+        parts: list[tuple[str, str, float]] = []
+        for (model, batches), counts in zip(works, moment, strict=True):
+            if any(counts):
+                deployment = replace(predictor.deployment(model, group), in_flight=counts)
+                needed = footprint("train", predictor.configs[model], deployment, batches).active
+                parts += [(model, what, size) for what, size in needed.parts]
+        moments.append(tuple(parts))
+    return max(moments, key=_sum)
+
+
 class _Filling:
     """Of one pool."""
 
@@ -167,18 +183,10 @@ class _Filling:
         group = self.plan.role(task.model, task.op)
         return group if group.pool == self.pool.name else None
 
-    def footprint(
-        self,
-        operation: str,
-        model: str,
-        group: Group,
-        batches: Sequence[Batch],
-        in_flight: tuple[int, int] | None = None,
-    ) -> Footprint:
+    def footprint(self, operation: str, model: str, group: Group, batches: Sequence[Batch]) -> Footprint:
         if model in self.accumulated and NODES[operation].trains:
             operation = "accumulate"
-        deployment = replace(self.predictor.deployment(model, group), in_flight=in_flight)
-        return footprint(operation, self.predictor.configs[model], deployment, batches)
+        return footprint(operation, self.predictor.configs[model], self.predictor.deployment(model, group), batches)
 
     def holds(self, model: str, group: Group) -> Bytes:
         """What a group keeps of a model from step to step: what the work needs that keeps most."""
@@ -258,17 +266,8 @@ class _Filling:
             for each in shared.models
         }
         fullest = {each: max(found, key=_rows) for each, found in fed.items() if found}
-        found = self.predictor.fused([*fullest.items()])
-        moments = [
-            tuple(
-                (each, what, size)
-                for (each, batches), in_flight in zip(fullest.items(), moment, strict=True)
-                if any(in_flight)
-                for what, size in self.footprint("train", each, group, batches, in_flight).active.parts
-            )
-            for moment in found.in_flight
-        ]
-        yield from max(moments, key=_sum)
+        works = [*fullest.items()]
+        yield from in_flight(self.predictor, group, works, self.predictor.fused(works))
 
     def staying(self, device: int, busy: tuple[str, str] | None) -> Iterator[tuple[str, str, float]]:
         """What is held on a device while one model works."""

@@ -223,13 +223,12 @@ class Predictor:
         return found.work(copies or deployment.dp)
 
     def fused(self, works: Sequence[tuple[str, Sequence[Batch]]]) -> Fusion:
-        """Trainings of models, each on its rows, in one pipeline."""
+        """Trainings of models, each on its rows, in one pipeline; or of one, in a pipeline of its own."""
         found = []
         for model, batches in works:
             deployment, shared = self.deployment(model, self.plan.role(model, "train")), self.plan.fused_with(model)
             task = TaskModel("train", self.configs[model], deployment, self.constants, batches)
-            assert shared
-            found.append(task.training(self.configs[model], deployment.dp, model in shared.turned))
+            found.append(task.training(self.configs[model], deployment.dp, bool(shared and model in shared.turned)))
         return fusion(found)
 
     def sampled(

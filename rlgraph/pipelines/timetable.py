@@ -6,7 +6,7 @@ need not name it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -108,3 +108,31 @@ def timetable(problem: Problem, lists: Sequence[Sequence[Entry]]) -> Timetable:
         if not every or weights[number] != apart[number]:
             raise Stuck("not every micro-batch goes forward and backward on every stage")
     return Timetable(tuple(map(tuple, starts)), max(free), tuple(peaks))
+
+
+WAYS: dict[Part, str] = {"F": "forward", "B": "backward", "I": "backward (inputs)", "W": "backward (weights)"}
+"""For people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An entry of a list, and when it is done."""
+
+    stage: int
+    entry: Entry
+    number: int
+    """Of the micro-batch, of its line, from 0 on."""
+    start: float
+    """Seconds, as `end`."""
+    end: float
+
+
+def pieces(problem: Problem, lists: Lists, table: Timetable) -> Iterator[Piece]:
+    """Of each stage in the order of its list. table: of these lists."""
+    lines = problem.lines
+    for stage, (own, starts) in enumerate(zip(lists, table.starts, strict=True)):
+        done = {entry: 0 for entry in own}
+        for entry, start in zip(own, starts, strict=True):
+            end = start + lines[entry.line].model.seconds(entry.part)
+            yield Piece(stage, entry, done[entry], start, end)
+            done[entry] += 1

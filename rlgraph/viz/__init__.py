@@ -7,6 +7,7 @@
     theme      colours and sizes
     svg png dot html   the four ways out: `to_svg`, `to_png`, `to_dot`, `to_html`
     lanes lanes_layout lanes_svg lanes_dot   the same of a plan: what there is, where, and two ways out
+    gantt      charts of what is done when; `timeline` and `pipeline` say what is in those of steps and of stages
 
 The visual language:
 - A coloured container is a model, and holds the operations that the model does there: blue a policy, green a

@@ -1,49 +1,54 @@
-"""A timeline as SVG: a lane for each pool, a bar for each piece of work, the critical path underlined."""
+"""What is done when, as SVG: charts one below the other, each with lanes, bars in them, and a scale of its own.
+
+A bar is a rectangle and no more, its paint is that of the group around it: charts have thousands of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import floor, log10
+from itertools import pairwise
+from math import ceil, floor, log10
 
 from rlgraph.viz import marks
 from rlgraph.viz.escape import escape
+from rlgraph.viz.fonts import FAMILY, WEIGHT
+from rlgraph.viz.legend import Entry, packed
 from rlgraph.viz.marks import head
 from rlgraph.viz.measure import text as wide
-from rlgraph.viz.theme import CODE, HEAD, INK, KINDS, LABEL, MUTED, NAME, NOTE, ROLES, SMALL, Paint, Style
+from rlgraph.viz.theme import CODE, HEAD, INK, LABEL, MUTED, NAME, NOTE, SECTION, SMALL, Paint, Style
 
 MARGIN, ROOM = 24.0, 960.0
 """Around the picture; width of the lanes."""
-TALL, GAP = 34.0, 14.0
-"""Of a lane, and between two."""
+CUT = 44.0
+"""Between two spans, where what is between them is left out."""
 LEAST = 0.7
 """Pixels of the narrowest bar."""
 
-WORDS: dict[str, str] = {
-    "generate": "generate",
-    "forward": "forward pass",
-    "train": "train",
-    "sync": "send weights",
-    "host": "without a model",
-}
-PAINTS: dict[str, Paint] = {
-    "generate": ROLES["policy"],
-    "forward": ROLES["reward"],
-    "train": ROLES["critic"],
-    "sync": KINDS["state"],
-    "host": KINDS["data"],
-}
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What bars that are alike look like."""
+
+    words: str
+    """In the legend."""
+    paint: Paint
+    name: str = ""
+    """Classes, for a page's style sheet."""
+    strong: float = 1.0
+    """How much of its colour the inside has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
     lane: str
     name: str
-    kind: str
-    """One of `WORDS`."""
+    look: Look
     start: float
     """Seconds, as `end`."""
     end: float
+    shown: tuple[str, ...] = ()
+    """What may be written on it: the first of them that there is room for."""
     critical: bool = False
     """It is on the critical path."""
 
@@ -54,90 +59,231 @@ class Lane:
     note: str
 
 
-def gantt(title: str, note: str, lanes: Sequence[Lane], bars: Sequence[Bar], seconds: float) -> str:
-    """The picture of a time that begins at 0."""
-    return _Pen(lanes, seconds).drawing(title, note, bars)
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Of a time that begins at 0."""
+
+    lanes: Sequence[Lane]
+    bars: Sequence[Bar]
+    seconds: float
+    looks: Sequence[Look]
+    """In the order of the legend, which has those that are there."""
+    title: str = ""
+    notes: Sequence[str] = ()
+    """Lines below the title; a long one is wrapped."""
+    spans: Sequence[tuple[float, float]] = ()
+    """Which parts of the time are drawn; none: all of it."""
+    tall: float = 34.0
+    """Of a lane. There is room for its note below its name from 30 on; else it stands behind it."""
+    gap: float = 14.0
+    """Between two lanes."""
+    style: Style = CODE
+    """Of what is written on bars."""
+
+
+def gantt(title: str, note: str, charts: Sequence[Chart], id: str = "") -> str:
+    """The picture of charts. id: of the picture."""
+    return _Pen(charts).drawing(title, note, id)
 
 
 class _Pen:
-    def __init__(self, lanes: Sequence[Lane], seconds: float) -> None:
-        self.lanes, self.seconds = lanes, seconds
-        self.left = MARGIN + 16 + max((max(wide(lane.name, NAME), wide(lane.note, NOTE)) for lane in lanes), default=0)
-        self.top = MARGIN + HEAD.height + 30
-        self.tops = {lane.name: self.top + place * (TALL + GAP) for place, lane in enumerate(lanes)}
-        self.bottom = self.top + len(lanes) * (TALL + GAP)
+    def __init__(self, charts: Sequence[Chart]) -> None:
+        self.charts = charts
+        beside = [_name(chart, lane) for chart in charts for lane in chart.lanes]
+        self.left = MARGIN + 16 + max(beside, default=0)
         self.out: list[str] = []
 
-    def drawing(self, title: str, note: str, bars: Sequence[Bar]) -> str:
+    def drawing(self, title: str, note: str, id: str) -> str:
         width = round(max(self.left + ROOM, MARGIN + wide(title, HEAD) + 12 + wide(note, NOTE)) + MARGIN)
-        height = round(self.bottom + 20 + 20 + MARGIN)
-        self.out = head(title, width, height)
-        self.text(title, MARGIN, MARGIN + HEAD.size, HEAD, INK)
-        self.text(note, MARGIN + wide(title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED)
-        self.scale()
-        for lane in self.lanes:
-            self.lane(lane)
-        for bar in sorted(bars, key=lambda bar: bar.critical):
-            self.bar(bar)
-        self.legend(bars)
-        self.out.append("</svg>")
-        return "\n".join(self.out) + "\n"
+        self.text(title, MARGIN, MARGIN + HEAD.size, HEAD, INK, "head")
+        self.text(note, MARGIN + wide(title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED, "note")
+        y = MARGIN + HEAD.height + 30
+        for chart in self.charts:
+            y = self.chart(chart, y, width - 2 * MARGIN) + 24
+        body, self.out = self.out, head(title, width, round(y + MARGIN - 24), id)
+        return "\n".join((*self.out, *body, "</svg>")) + "\n"
 
-    def x(self, at: float) -> float:
-        return self.left + ROOM * (at / self.seconds if self.seconds else 0)
+    def text(self, words: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "start") -> None:
+        if words:
+            self.out.append(marks.words(words, x, y, style, fill, name, anchor))
 
-    def text(self, words: str, x: float, y: float, style: Style, fill: str, anchor: str = "start") -> None:
-        self.out.append(marks.words(words, x, y, style, fill, anchor=anchor))
+    def chart(self, chart: Chart, y: float, room: float) -> float:
+        """Draws it from y on; returns where it ends."""
+        if chart.title:
+            self.text(chart.title, MARGIN, y, SECTION, INK, "head")
+            y += 6
+        for note in chart.notes:
+            for line in wrapped(note, room, NOTE):
+                y += NOTE.height
+                self.text(line, MARGIN, y, NOTE, MUTED, "note")
+        y += 22 if chart.title or chart.notes else 0
+        scale = _Scale.of(chart, self.left)
+        bottom = y + len(chart.lanes) * (chart.tall + chart.gap)
+        if chart.lanes:
+            self.scale(chart, scale, y - 8, bottom)
+        for place, lane in enumerate(chart.lanes):
+            self.lane(chart, scale, lane, y + place * (chart.tall + chart.gap))
+        return self.legend(chart, bottom + 30, room) if chart.lanes else bottom
 
-    def scale(self) -> None:
+    def scale(self, chart: Chart, scale: _Scale, top: float, bottom: float) -> None:
         """Thin lines at round times."""
-        step = tick(self.seconds)
-        for number in range(floor(self.seconds / step + 1e-9) + 1):
-            x = self.x(number * step)
+        step, written = tick(scale.seconds), 0.0
+        for start, end in scale.spans:
+            for number in range(ceil(start / step - 1e-9), floor(end / step + 1e-9) + 1):
+                x, words = scale.x(number * step, (start, end)), f"{number * step:.10g} s"
+                self.out.append(
+                    f'<path class="tick" d="M{x:.1f} {top:.1f}V{bottom:.1f}" stroke="#e4e7ec" stroke-width="1"/>'
+                )
+                half = wide(words, LABEL) / 2
+                if x - half > written + 8:
+                    self.text(words, x, bottom + 14, LABEL, MUTED, "note", "middle")
+                    written = x + half
+        for before, after in pairwise(scale.spans):
+            end, start = before[1], after[0]
+            x = scale.x(end, before) + CUT / 2
             self.out.append(
-                f'<path d="M{x:.1f} {self.top - 8:.1f}V{self.bottom:.1f}" stroke="#e4e7ec" stroke-width="1"/>'
+                f'<g class="cut"><title>{start - end:.4g} s are left out</title><path class="tick" '
+                f'd="M{x:.1f} {top:.1f}V{bottom:.1f}" stroke="#b9c1ce" stroke-width="2" stroke-dasharray="2 5"/></g>'
             )
-            self.text(f"{number * step:.10g} s", x, self.bottom + 14, LABEL, MUTED, "middle")
 
-    def lane(self, lane: Lane) -> None:
-        y = self.tops[lane.name]
-        self.text(lane.name, MARGIN, y + 14, NAME, INK)
-        self.text(lane.note, MARGIN, y + 29, NOTE, MUTED)
-        self.out.append(
-            f'<rect x="{self.left:.1f}" y="{y:.1f}" width="{ROOM:.1f}" height="{TALL:.1f}" rx="4" fill="#f9fafb" '
-            f'stroke="#eaecf0"/>'
-        )
-
-    def bar(self, bar: Bar) -> None:
-        x, y, paint = self.x(bar.start), self.tops[bar.lane], PAINTS[bar.kind]
-        length = max(LEAST, self.x(bar.end) - x)
-        edge = min(1.0, length / 6)
-        self.out.append(
-            f'<g class="bar k-{bar.kind}"><title>{escape(bar.name)}: {bar.start:.4g} s to {bar.end:.4g} s</title>'
-            f'<rect x="{x:.2f}" y="{y + 3:.1f}" width="{length:.2f}" height="{TALL - 10:.1f}" '
-            f'rx="{min(4.0, length / 3):.1f}" '
-            f'fill="{paint.fill}" stroke="{paint.edge}" stroke-width="{edge:.2f}"/>'
-        )
-        if bar.critical:
-            self.out.append(f'<rect x="{x:.2f}" y="{y + TALL - 5:.1f}" width="{length:.2f}" height="3" fill="{INK}"/>')
-        # `train actor` is `actor` where there is less room: the colour says the rest.
-        shown = next((words for words in (bar.name, bar.name.split()[-1]) if wide(words, CODE) + 10 <= length), "")
-        if shown:
-            self.text(shown, x + length / 2, y + 19, CODE, paint.text, "middle")
-        self.out.append("</g>")
-
-    def legend(self, bars: Sequence[Bar]) -> None:
-        x, y = self.left, self.bottom + 30
-        for kind in (kind for kind in WORDS if any(bar.kind == kind for bar in bars)):
-            paint = PAINTS[kind]
+    def lane(self, chart: Chart, scale: _Scale, lane: Lane, y: float) -> None:
+        if chart.tall < 30:
+            self.text(lane.name, MARGIN, y + chart.tall / 2 + 4, NAME, INK, "name")
+            x = self.left - 16 - wide(lane.note, NOTE)
+            self.text(lane.note, x, y + chart.tall / 2 + 4, NOTE, MUTED, "note")
+        else:
+            self.text(lane.name, MARGIN, y + 14, NAME, INK, "name")
+            self.text(lane.note, MARGIN, y + 29, NOTE, MUTED, "note")
+        for span in scale.spans:
+            x, end = (scale.x(each, span) for each in span)
             self.out.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="20" height="12" rx="4" fill="{paint.fill}" '
-                f'stroke="{paint.edge}"/>'
+                f'<rect class="lane" x="{x:.1f}" y="{y:.1f}" width="{end - x:.1f}" height="{chart.tall:.1f}" rx="4" '
+                f'fill="#f9fafb" stroke="#eaecf0"/>'
             )
-            self.text(WORDS[kind], x + 27, y + 10, SMALL, MUTED)
-            x += 27 + wide(WORDS[kind], SMALL) + 22
-        self.out.append(f'<rect x="{x:.1f}" y="{y + 5:.1f}" width="20" height="3" fill="{INK}"/>')
-        self.text("critical path", x + 27, y + 10, SMALL, MUTED)
+        own = [bar for bar in sorted(chart.bars, key=lambda bar: bar.critical) if bar.lane == lane.name]
+        style, critical, written = chart.style, list[str](), list[str]()
+        for look in dict.fromkeys(bar.look for bar in own):
+            paint, words = look.paint, list[str]()
+            inside = f' fill-opacity="{look.strong:g}"' if look.strong < 1 else ""
+            self.out.append(
+                f'<g class="bar {look.name}" transform="translate(0 {y + _inset(chart):.1f})" '
+                f'fill="{paint.fill}"{inside} stroke="{paint.edge}">'
+            )
+            for bar in own:
+                for x, length in scale.pieces(bar) if bar.look == look else ():
+                    self.out.append(_rectangle(chart, bar, x, length))
+                    if bar.critical:
+                        critical.append(f"M{x:.1f} 0h{length:.2f}")
+                    margin = 10 if chart.tall >= 30 else 3
+                    if said := next((each for each in bar.shown if wide(each, style) + margin <= length), ""):
+                        words.append(f'<text x="{x + length / 2:.1f}">{escape(said)}</text>')
+            self.out.append("</g>")
+            if words:
+                written.append(f'<g fill="{paint.text}">{"".join(words)}</g>')
+        if critical:
+            line = y + chart.tall - 3.5
+            self.out.append(
+                f'<path class="critical" transform="translate(0 {line:.1f})" d="{"".join(critical)}" stroke="{INK}" '
+                'stroke-width="3"/>'
+            )
+        if written:
+            line = y + (19 if chart.tall >= 30 else chart.tall / 2 + style.size * 0.36)
+            self.out.append(
+                f'<g class="written" transform="translate(0 {line:.1f})" font-family="{FAMILY[style.face]}" '
+                f'font-size="{style.size:g}" font-weight="{WEIGHT[style.face]}" text-anchor="middle">'
+                f"{''.join(written)}</g>"
+            )
+
+    def legend(self, chart: Chart, y: float, room: float) -> float:
+        used = {bar.look for bar in chart.bars}
+        looks = [look for look in chart.looks if look in used]
+        entries = [Entry("look", look.words, look.paint, name=look.name) for look in looks]
+        strong = [look.strong for look in looks]
+        if any(bar.critical for bar in chart.bars):
+            entries.append(Entry("critical", "critical path", Paint("", "", "", "")))
+        placed, tall, _ = packed(entries, room - self.left + MARGIN)
+        for entry, opaque in zip(placed, [*strong, 1.0], strict=False):
+            x, top = self.left + entry.x, y + entry.y
+            if entry.kind == "critical":
+                self.out.append(
+                    f'<path class="critical" d="M{x:.1f} {top + 6.5:.1f}h20" stroke="{INK}" stroke-width="3"/>'
+                )
+            else:
+                inside = f' fill-opacity="{opaque:g}"' if opaque < 1 else ""
+                self.out.append(
+                    f'<g class="bar {entry.name}"><rect x="{x:.1f}" y="{top:.1f}" width="20" height="12" rx="4" '
+                    f'fill="{entry.paint.fill}"{inside} stroke="{entry.paint.edge}"/></g>'
+                )
+            self.text(entry.words, x + 27, top + 10, SMALL, MUTED, "legend")
+        return y + tall
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Where seconds are: the spans that are drawn lie one behind the other, all at one scale."""
+
+    spans: tuple[tuple[float, float], ...]
+    left: float
+    pixels: float
+    """Of a second."""
+
+    @classmethod
+    def of(cls, chart: Chart, left: float) -> _Scale:
+        spans = tuple(chart.spans) or ((0.0, chart.seconds),)
+        seconds = sum(end - start for start, end in spans)
+        return cls(spans, left, (ROOM - CUT * (len(spans) - 1)) / seconds if seconds else 0.0)
+
+    @property
+    def seconds(self) -> float:
+        """That are drawn."""
+        return sum(end - start for start, end in self.spans)
+
+    def x(self, at: float, span: tuple[float, float]) -> float:
+        """Of a time in a span."""
+        number = self.spans.index(span)
+        before = sum(end - start for start, end in self.spans[:number])
+        return self.left + number * CUT + self.pixels * (before + at - span[0])
+
+    def pieces(self, bar: Bar) -> Iterator[tuple[float, float]]:
+        """Left side and width of what is seen of a bar in each span."""
+        for span in self.spans:
+            start, end = max(bar.start, span[0]), min(bar.end, span[1])
+            if start < end or (start == end == bar.start == bar.end):
+                x = self.x(start, span)
+                yield x, max(LEAST, self.x(end, span) - x)
+
+
+def _inset(chart: Chart) -> float:
+    """Of bars below the upper edge of their lane."""
+    return 3.0 if chart.tall >= 30 else 1.5
+
+
+def _rectangle(chart: Chart, bar: Bar, x: float, length: float) -> str:
+    edge = min(1.0, length / 6)
+    thin = f' stroke-width="{edge:.2f}"' if edge < 1 else ""
+    tall, round_ = (chart.tall - 10, f' rx="{min(4.0, length / 3):.2g}"') if chart.tall >= 30 else (chart.tall - 3, "")
+    return (
+        f'<rect x="{x:.2f}" width="{length:.2f}" height="{tall:g}"{round_}{thin}>'
+        f"<title>{escape(bar.name)}: {bar.start:.4g} s to {bar.end:.4g} s</title></rect>"
+    )
+
+
+def _name(chart: Chart, lane: Lane) -> float:
+    """Width of what stands before a lane."""
+    name, note = wide(lane.name, NAME), wide(lane.note, NOTE)
+    return max(name, note) if chart.tall >= 30 else name + 12 + note
+
+
+def wrapped(words: str, room: float, style: Style) -> list[str]:
+    """Lines of at most that width, cut at blanks."""
+    lines = [""]
+    for word in words.split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if lines[-1] and wide(longer, style) > room:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def tick(seconds: float) -> float:

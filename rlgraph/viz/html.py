@@ -19,12 +19,17 @@ from rlgraph.viz.svg import draw
 
 
 def to_html(
-    programs: Sequence[tuple[str, Program]], source: Source = NOWHERE, plan: Lanes | None = None, first: str = "plan"
+    programs: Sequence[tuple[str, Program]],
+    source: Source = NOWHERE,
+    plan: Lanes | None = None,
+    first: str = "plan",
+    pipelines: str = "",
 ) -> str:
     """A page with a picture for each (title, program), and the program's text beside it.
 
     The titles say after which pass a picture was taken; with several there is a selector. plan: a picture of where it
-    runs, and a selector between the two. first: which of them is seen first, `plan` or `dataflow`.
+    runs, and a selector between the two. pipelines: SVG of what its stages do when. first: which of them is seen first,
+    `plan`, `pipelines` or `dataflow`.
     """
     told: dict[str, dict[str, object]] = {}
     pictures = []
@@ -32,6 +37,9 @@ def to_html(
         svg = lanes_svg.to_svg(plan, "p-", embed=False).replace(f' xmlns="{NAMESPACE}"', "", 1)
         told |= _planned(plan, "p-", source.path)
         pictures.append(f'<div class="picture" data-kind="plan" data-title="plan" hidden>\n{svg}</div>')
+    if pipelines:
+        svg = pipelines.replace(f' xmlns="{NAMESPACE}"', "", 1)
+        pictures.append(f'<div class="picture" data-kind="pipelines" data-title="pipelines" hidden>\n{svg}</div>')
     for at, (title, program) in enumerate(programs):
         prefix = f"g{at}-"
         scene = to_scene(program)
@@ -39,7 +47,8 @@ def to_html(
         svg = draw(to_drawing(scene), prefix).replace(f' xmlns="{NAMESPACE}"', "", 1)
         told |= _told(scene, prefix, source.path)
         pictures.append(f'<div class="picture" data-title="{escape(title)}" hidden>\n{svg}</div>')
-    shown = ("plan", "dataflow") if first == "plan" else ("dataflow", "plan")
+    there = [kind for kind, is_there in (("plan", plan), ("pipelines", pipelines)) if is_there]
+    shown = sorted([*there, "dataflow"] if there else [], key=lambda kind: kind != first)
     name = programs[0][1].name if programs else "rlgraph"
     page = (files("rlgraph.viz") / "page" / "page.html").read_text("utf-8")
     parts = {
@@ -48,8 +57,8 @@ def to_html(
         "SCRIPT": _asset("page.js"),
         "OPTIONS": "".join(f"<option>{escape(title)}</option>" for title, _ in programs),
         "ONE": " hidden" if len(programs) < 2 else "",
-        "KINDS": "".join(f"<option>{kind}</option>" for kind in shown if plan is not None),
-        "PLANNED": " hidden" if plan is None else "",
+        "KINDS": "".join(f"<option>{kind}</option>" for kind in shown),
+        "PLANNED": "" if shown else " hidden",
         "PICTURES": "\n".join(pictures),
         "SOURCE": _source(source.text),
         "NODES": _json(told),

@@ -44,6 +44,13 @@ KINDS: dict[BoxKind, Paint] = {
     "loop": Paint("#fbfbfd", "#a9b2c1", "#344054", ""),
 }
 
+HUES: tuple[str, ...] = (
+    *(ROLES[role].edge for role in ("policy", "critic", "reward")),
+    *(KINDS[kind].edge for kind in ("call", "state")),
+    *("#2a9db0", "#cf5f9e", "#8a9a3b"),
+)
+"""Of models that stand beside each other, whatever they are. Laid over a page's colour they can be seen on any."""
+
 
 @dataclass(frozen=True, slots=True)
 class Style:

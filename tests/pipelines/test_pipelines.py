@@ -28,6 +28,7 @@ from rlgraph.pipelines.fuse import fused
 from rlgraph.pipelines.problem import Model, Problem, problem
 from rlgraph.pipelines.published import one_f_one_b
 from rlgraph.pipelines.timetable import Stuck, timetable
+from tests.viz.charts import bars_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -204,6 +205,16 @@ def test_the_benchmark_prints_json(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["makespan"] >= found["bound"] == 12 and found["serial"] == 18
     assert sorted(found["lists"][0]) == sorted(found["lists"][1]) == ["0B", "0B", "0F", "0F", "1B", "1B", "1F", "1F"]
+    for name in ("lists.svg", "lists.png"):
+        subprocess.run([*command, str(file), "--picture", str(tmp_path / name)], capture_output=True, check=True)
+    assert len(bars_of((tmp_path / "lists.svg").read_text())) == 16
+    assert (
+        "makespan 12, and no lists can beat 12; one after the other by 1F1B 18" in (tmp_path / "lists.svg").read_text()
+    )
+    assert (tmp_path / "lists.png").read_bytes().startswith(b"\x89PNG")
+    for picture in ("lists.gif", str(tmp_path / "missing" / "lists.svg")):
+        done = subprocess.run([*command, str(file), "--picture", picture], capture_output=True, text=True, check=False)
+        assert done.returncode and picture in done.stderr and "Traceback" not in done.stderr
     file.write_text('{"models": [')
     done = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stderr.startswith(str(file)) and "Traceback" not in done.stderr

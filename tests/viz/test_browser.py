@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import rlgraph
+from rlgraph.analysis.simulate import simulate
+from rlgraph.api.compiled import Compiled
 from rlgraph.errors import Source
 from rlgraph.ir.graph import Node, Program
 from rlgraph.notation.text import print_node
+from rlgraph.pipelines.fuse import drawn as drawn_lists
+from rlgraph.pipelines.problem import Model, Problem
+from rlgraph.pipelines.published import one_f_one_b
+from rlgraph.pipelines.timetable import timetable
 from rlgraph.viz.boxes import Box
+from rlgraph.viz.gantt import gantt
 from rlgraph.viz.html import to_html
+from rlgraph.viz.marks import with_fonts
+from rlgraph.viz.pipeline import pipeline
 from rlgraph.viz.scene import to_scene
 from tests.viz.browser import CHROMIUM, Browser
 from tests.viz.programs import AWKWARD, program
@@ -147,12 +157,17 @@ RUNS_OVER = """(() => {
     && a.y >= b.y - 0.3 && a.y + a.height <= b.y + b.height + 0.3;
   const apart = (a, b) => a.x + a.width <= b.x + 0.3 || b.x + b.width <= a.x + 0.3
     || a.y + a.height <= b.y + 0.3 || b.y + b.height <= a.y + 0.3;
+  const place = (element) => {
+    const box = element.getBBox(), to = svg.getScreenCTM().inverse().multiply(element.getScreenCTM());
+    return { x: box.x + to.e, y: box.y + to.f, width: box.width, height: box.height, down: to.f };
+  };
   const ink = (text) => {
-    const box = text.getBBox(), size = Number(text.getAttribute("font-size")), base = Number(text.getAttribute("y"));
+    const box = place(text), size = parseFloat(getComputedStyle(text).fontSize);
+    const base = Number(text.getAttribute("y")) + box.down;
     return { x: box.x, y: base - 0.75 * size, width: box.width, height: 0.95 * size };
   };
   const texts = [...svg.querySelectorAll("text")].map((text) => [text.textContent, ink(text)]);
-  const shapes = [...svg.querySelectorAll("rect:not(.swatch), path.box, path.tab")].map((shape) => shape.getBBox());
+  const shapes = [...svg.querySelectorAll("rect:not(.swatch), path.box, path.tab")].map(place);
   const found = [];
   texts.forEach(([words, box], at) => {
     shapes.forEach((shape) => { if (!inside(box, shape) && !apart(box, shape)) found.push([words, "an edge"]); });
@@ -184,6 +199,51 @@ def test_every_text_fits(browser: Browser, tmp_path: Path) -> None:
 def test_every_text_of_a_plan_fits(name: str, browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "plan.svg").write_text(rlgraph.compile(ALGORITHMS / f"{name}.rlf", cluster="1x8:h100-80gb").to_svg())
     assert overlaps(browser, tmp_path / "plan.svg") == []
+
+
+def fused(name: str, folder: Path, schedule: str) -> Compiled:
+    """A program with a schedule, on two nodes."""
+    (folder / f"{name}.rls").write_text(schedule)
+    return rlgraph.compile(ALGORITHMS / f"{name}.rlf", schedule=folder / f"{name}.rls", cluster="2x8:h100-80gb")
+
+
+SHARED = (ALGORITHMS / "ppo.rls").read_text() + "fuse actor.train, critic.train\n"
+
+
+def test_every_text_of_pipelines_and_of_a_step_fits(browser: Browser, tmp_path: Path) -> None:
+    made = fused("ppo", tmp_path, SHARED)
+    (tmp_path / "pipelines.svg").write_text(made.to_svg(picture="pipelines"))
+    assert overlaps(browser, tmp_path / "pipelines.svg") == []
+    (tmp_path / "step.svg").write_text(with_fonts(simulate(made).to_svg()))
+    assert overlaps(browser, tmp_path / "step.svg") == []
+    long = Problem((Model("a" * 40, 16, 300, 2.0, 4.0), Model("critic", 16, 300, 0.1, 0.2, reverse=True)))
+    for problem in (long, Problem((replace(long.models[0], micro_batches=5),))):
+        lists = drawn_lists(problem) if len(problem.models) > 1 else one_f_one_b(problem.models[0])
+        chart = pipeline(problem, lists, timetable(problem, lists), "a title", ["a long note " * 40])
+        (tmp_path / "long.svg").write_text(with_fonts(gantt("ppo", "a note", [chart])))
+        assert overlaps(browser, tmp_path / "long.svg") == []
+
+
+def test_a_page_shows_the_pipelines(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(fused("ppo", tmp_path, SHARED).to_html())
+    browser.open(tmp_path / "page.html")
+    shown = "[...document.querySelectorAll('.picture')].filter((p) => !p.hidden).map((p) => p.dataset.title)"
+    pick = (
+        "(() => { const k = document.getElementById('kind'); k.value = '%s'; k.dispatchEvent(new Event('change')); })()"
+    )
+    assert browser.run(shown) == ["plan"]
+    browser.run(pick % "pipelines")
+    assert browser.run(shown) == ["pipelines"]
+    assert browser.run("getComputedStyle(document.getElementById('after')).display") == "none"
+    number = "getComputedStyle(document.querySelector('.written text')).fill"
+    lane = "getComputedStyle(document.querySelector('.picture:not([hidden]) .lane')).fill"
+    light = browser.run(number), browser.run(lane)
+    browser.dark(True)
+    dark = browser.run(number), browser.run(lane)
+    browser.dark(False)
+    assert light[0] != dark[0] and light[1] != dark[1]
+    browser.run(pick % "dataflow")
+    assert browser.run(shown) != ["pipelines"]
 
 
 def test_every_text_of_an_svg_file_fits(browser: Browser, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class Prediction(Protocol):
         ...
 
     def fused(self, works: Sequence[tuple[str, Sequence[Batch]]]) -> Fusion:
-        """Trainings that share a pipeline: their models, each with its rows."""
+        """Trainings that share a pipeline: their models, each with its rows. Of one alone, that it has by itself."""
         ...
 
     def sampled(
@@ -90,10 +90,11 @@ class Log:
         counts: tuple[int, int] = (0, 0),
         later: dict[str, float] | None = None,
         idle: Callable[[], float] = lambda: 0.0,
+        stages: Callable[[], Fusion] | None = None,
     ) -> Work:
         """Work of groups whose pools the caller has: it begins now, and is over when this returns. `counts`: rows and
         tokens. `later`: what others add to its parts meanwhile. `idle`: says at the end for how many seconds a copy had
-        nothing to do."""
+        nothing to do. `stages`: of a pipeline, what they do."""
         clock = self.clock
         start, after = clock.now, self._cause()
         clock.sleep(sum(parts.values()))
@@ -104,7 +105,7 @@ class Log:
             parts = {name: parts.get(name, 0.0) + more.get(name, 0.0) for name in {**parts, **more}}
         names, pools = tuple(group.name for group in groups), tuple(group.pool for group in groups)
         when, rest = (fired.at, start, clock.now, fired.input, after), (idle(), dict(parts))
-        work = Work(name, op, names, pools, step, *when, *counts, *rest)
+        work = Work(name, op, names, pools, step, *when, *counts, *rest, stages=stages)
         clock.note(work)
         self.works.append(work)
         self._teller.tell(work)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import numpy as np
 
 from rlgraph.backends.executor import Made
@@ -9,6 +12,8 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.placed.shares import rows_of
 from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.sim.held import Held
+from rlgraph.backends.sim.log import Log
+from rlgraph.cost.fusing import Fusion
 from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import NODES, model_of, rows_each, table_of
@@ -57,6 +62,15 @@ def counts_of(node: Node, frame: Frame, made: Made) -> tuple[int, int]:
     rows = max((value.rows for value in values if isinstance(value, Held)), default=0)
     tokens = int(made.values[node.name].response.sum()) if NODES[node.op].generates else 0
     return rows, tokens
+
+
+def stages_of(order: Order, batches: Sequence[Batch], log: Log) -> Callable[[], Fusion] | None:
+    """What the stages do of a training that has several; nobody else does anything stage by stage."""
+    node, model = order.node, model_in(order.node, order.frame)
+    trained = node.regions and NODES[node.op].trains and sum(batch.rows for batch in batches)
+    if not trained or order.group.mesh.length("pp") == 1 or model is None:
+        return None
+    return partial(log.predictor.fused, [(model, batches)])
 
 
 def parts_of(cost: Cost) -> dict[str, float]:

@@ -21,7 +21,16 @@ from rlgraph.backends.placed.tails import Ending
 from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.sim.held import Held, none
 from rlgraph.backends.sim.log import Log
-from rlgraph.backends.sim.orders import batches_of, counts_of, model_in, parts_of, shared_out, tables_of, title_of
+from rlgraph.backends.sim.orders import (
+    batches_of,
+    counts_of,
+    model_in,
+    parts_of,
+    shared_out,
+    stages_of,
+    tables_of,
+    title_of,
+)
 from rlgraph.backends.sim.sampled import AtWork, Dealt, SampledRows, last_of
 from rlgraph.backends.sim.standins import StandIns
 from rlgraph.backends.sim.tails import moved
@@ -97,10 +106,12 @@ class SimTransport:
                     spent[name] = (
                         max(spent.get(name, 0.0), seconds) if name == "order" else spent.get(name, 0.0) + seconds
                     )
-            spent |= parts_of(self.log.predictor.fused(works).cost)
+            fusion = self.log.predictor.fused(works)
+            spent |= parts_of(fusion.cost)
             rows = max(counts_of(order.node, order.frame, own)[0] for order, own in zip(orders, made, strict=True))
             title = "train " + ", ".join(model for model, _ in works)
-            work = self.log.take(title, orders[0].node.op, [group], step, fired, spent, (rows, 0))
+            op, counts = orders[0].node.op, (rows, 0)
+            work = self.log.take(title, op, [group], step, fired, spent, counts, stages=lambda: fusion)
             for order in orders:
                 self.log.observer.fired(order.node, work.seconds, work.tokens, group.pool)
         for order, own in zip(orders, made, strict=True):
@@ -155,8 +166,8 @@ class SimTransport:
                     alone = {"sampling": rows.until} | answering
                     rows.later.clear()
                 idle, later = (rows.idle, rows.later) if rows is not None else (lambda: 0.0, None)
-                title, step = title_of(node), order.step.number
-                work = self.log.take(title, node.op, [who], step, fired, spent | alone, told, later, idle)
+                title, step, stages = title_of(node), order.step.number, stages_of(order, batches, self.log)
+                work = self.log.take(title, node.op, [who], step, fired, spent | alone, told, later, idle, stages)
             self.log.observer.fired(node, work.seconds, work.tokens, group.pool)
             runner = self.plan.runs(code_of(node))
             if runner is not None and NODES[node.op].with_model:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from rlgraph.cost.fusing import Fusion
+from rlgraph.pipelines.timetable import WAYS, pieces
+
+BEGINS = ("order", "onload", "transfer")
+"""Parts of a work that come before what its model does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +40,13 @@ class Work:
     """Seconds of it that a copy has nothing to do, on average: its own rows have ended."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """What its seconds went to."""
+    stages: Callable[[], Fusion] | None = None
+    """Of a training on the stages of a pipeline: what each of them does. It takes some time to tell."""
+
+    @property
+    def entered(self) -> float:
+        """When its pipeline begins: there are its rows, and its model."""
+        return self.start + sum(self.parts.get(name, 0.0) for name in BEGINS)
 
     @property
     def seconds(self) -> float:
@@ -66,8 +79,10 @@ class Watcher(Protocol):
 class Teller:
     """Tells a watcher of works: a slice for each group, and an arrow from what each work waited for."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self.watcher = watcher
+    def __init__(self, watcher: Watcher, most: int = 0) -> None:
+        """most: slices of pipelines, stage by stage, that are told of. A pipeline that is more than is left of them is
+        one slice, as all other work."""
+        self.watcher, self._left = watcher, most
         self._spans: dict[int, int] = {}
 
     def tell(self, work: Work) -> None:
@@ -78,6 +93,25 @@ class Teller:
             self._spans[id(work)] = span
         if id(work.after) in self._spans:
             self.watcher.flow(self._spans[id(work.after)], self._spans[id(work)], "then", 0)
+        if self._left and work.stages is not None:
+            self._staged(work, work.stages())
+
+    def _staged(self, work: Work, found: Fusion) -> None:
+        """A track for each stage: the pipeline, and in it what goes forward and backward."""
+        lines, entered = found.problem.lines, work.entered
+        if found.problem.work > self._left:
+            return
+        self._left -= found.problem.work
+        for pool, group in zip(work.pools, work.groups, strict=True):
+            tracks = [f"{group}, stage {stage + 1}" for stage in range(found.problem.stages)]
+            for track in tracks:
+                self.watcher.span(
+                    pool, track, work.name, "pipeline", entered, entered + found.table.makespan, step=work.step
+                )
+            for piece in pieces(found.problem, found.lists, found.table):
+                name, way = lines[piece.entry.line].model.name, WAYS[piece.entry.part]
+                times = entered + piece.start, entered + piece.end
+                self.watcher.span(pool, tracks[piece.stage], f"{name} {way} {piece.number + 1}", way, *times)
 
 
 def worker(group: str, place: int) -> str:

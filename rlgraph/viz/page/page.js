@@ -98,11 +98,11 @@
   const made = (row) => [...(current()?.querySelectorAll(".node") ?? [])].filter(
     (box) => nodes[box.id].lines.includes(Number(row.dataset.line)));
   function turn() {
-    const plan = kind.value === "plan";
-    const graphs = pictures.filter((picture) => picture.dataset.kind !== "plan");
-    const shown = plan ? pictures.find((picture) => picture.dataset.kind === "plan") : graphs[pass.selectedIndex];
+    const graphs = pictures.filter((picture) => !picture.dataset.kind);
+    const plan = pictures.find((picture) => picture.dataset.kind === kind.value);
+    const shown = plan ?? graphs[pass.selectedIndex];
     pictures.forEach((picture) => { picture.hidden = picture !== shown; });
-    document.getElementById("after").hidden = plan || graphs.length < 2;
+    document.getElementById("after").hidden = Boolean(plan) || graphs.length < 2;
     rows.forEach((row) => row.classList.toggle("known", made(row).length > 0));
     choose(null);
     fit();
