@@ -237,11 +237,11 @@ def test_a_page_shows_the_pipelines(browser: Browser, tmp_path: Path) -> None:
     assert browser.run("getComputedStyle(document.getElementById('after')).display") == "none"
     number = "getComputedStyle(document.querySelector('.written text')).fill"
     lane = "getComputedStyle(document.querySelector('.picture:not([hidden]) .lane')).fill"
-    light = browser.run(number), browser.run(lane)
+    light = [browser.run(number), browser.run(lane)]
     browser.dark(True)
-    dark = browser.run(number), browser.run(lane)
+    dark = [browser.run(number), browser.run(lane)]
     browser.dark(False)
-    assert light[0] != dark[0] and light[1] != dark[1]
+    assert light == ["rgb(28, 35, 51)", "rgb(249, 250, 251)"] and dark == ["rgb(238, 241, 246)", "rgb(23, 27, 35)"]
     browser.run(pick % "dataflow")
     assert browser.run(shown) != ["pipelines"]
 
