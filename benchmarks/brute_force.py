@@ -2,6 +2,7 @@
 
     python benchmarks/brute_force.py
     python benchmarks/brute_force.py --cases 100 --seed 0
+    python benchmarks/brute_force.py --streams --cases 40
 
 Random small programs (an actor that samples, with a reference, a critic, mini-batches, steps that overlap, values of
 the actor that are read again) on random clusters of one to three devices, some over a slow link. All plans of the
@@ -9,6 +10,10 @@ choices that the search has are simulated: pools, who is read apart from trainin
 (in a few sizes), and on one device who sleeps in the host's memory. A line for each: by how much the plan of `rlgraph
 compile` is slower than the best one, the number of plans, and how much slower the worst one is. No data and no device
 is needed.
+
+`--streams`: programs with a reward model whose rollouts stream, half of them with a tail, both of which their schedules
+leave to the plan, on two devices. All plans are simulated with all blocks and tails that the compiler tries, and the
+line says too what the best plan without streams would be slower by, with its best block and tail.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from math import prod
 from pathlib import Path
 
@@ -27,12 +32,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.steady import run_steps
+from rlgraph.backends.sim.steady import FEWEST, run_steps
+from rlgraph.compilation import blocks as streamed
+from rlgraph.compilation import tails as moved
+from rlgraph.compilation.finalists import refined
+from rlgraph.compilation.overlap import simulated as in_time
 from rlgraph.compilation.target import workload
 from rlgraph.cost.predict import Predictor
 from rlgraph.cost.tasks import Workload
 from rlgraph.errors import ProgramError
-from rlgraph.placement.choose import Choice, Question, candidates, planned, ways
+from rlgraph.ir.plan import Tail
+from rlgraph.placement.choose import Choice, Question, candidates, choose, planned, ways
 from rlgraph.placement.search import caches
 from rlgraph.placement.search import options as searched
 from rlgraph.placement.search.components import Component
@@ -40,6 +50,7 @@ from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.option import Option
 from rlgraph.placement.search.partitions import packed, sizes
 from rlgraph.placement.search.problem import Blocks, Problem
+from rlgraph.placement.tails import copies_of
 
 MOST = 400
 """Plans of a problem; others are drawn again."""
@@ -57,15 +68,30 @@ CLUSTERS = (
 )
 
 
+TWO = (
+    *("1x2:h100-80gb", "1x2:a100-80gb", "1x2:rtx4090", "2x1:a100-80gb", "1x1:a100-80gb + 1x1:h100-80gb"),
+    "1x1:h100-80gb + 1x1:h20-96gb ~ 10Gb/s",
+)
+"""Clusters of plans with streams and tails, of which there are several times as many."""
+
+FEWER = 250
+"""Plans of such a problem."""
+
+SHARES = (0.2, 0.5)
+"""Of the rows that move, as the compiler tries them in such problems, too."""
+
+EQUAL = 0.01
+
+
 @contextmanager
 def coarse() -> Iterator[None]:
     """With fewer settings of each split: what is tried is where things are."""
-    micros, step = searched.MICROS, caches.STEP
-    searched.MICROS, caches.STEP = (2,), 8.0
+    before = searched.MICROS, caches.STEP, moved.SHARES
+    searched.MICROS, caches.STEP, moved.SHARES = (2,), 8.0, SHARES
     try:
         yield
     finally:
-        searched.MICROS, caches.STEP = micros, step
+        searched.MICROS, caches.STEP, moved.SHARES = before
 
 
 def every(choice: Choice, most: float = float("inf")) -> Iterator[Choice]:
@@ -124,6 +150,79 @@ def simulated(choice: Choice) -> float:
     return run_steps(SimBackend(asked.program, plan, predictor, asked.workload), steps).seconds
 
 
+def streaming(choice: Choice) -> Iterator[Choice]:
+    """A plan with each block that is tried of the table `rollout`, and the whole batch, or with each block and each
+    tail."""
+    asked = choice.question
+    plan, [line] = planned(asked, choice.problem, choice.found), asked.schedule.streams
+    sizes: list[int | None] = [*streamed.sizes(choice, line)]
+    tails: list[tuple[Tail, ...]] = [()]
+    if asked.schedule.tails:
+        copies = copies_of(line.table, plan, asked.program)
+        powers = [2**power for power in range(copies.bit_length()) if 2**power <= copies / 2]
+        tails += [(Tail(line.table, under, on),) for under, on in product(moved.SHARES, powers)]
+    else:
+        sizes.append(None)
+    for rows, tail in product(sizes, tails):
+        free = (line.table,) if line.free and rows is not None else ()
+        blocks = () if rows is None else ((line.table, rows),)
+        yield replace(choice, plan=replace(plan, blocks=blocks, free=free, tails=tail))
+
+
+def seconds(choice: Choice) -> float:
+    """Of a step of a plan as it is, as the compiler tells them."""
+    return run_steps(in_time(choice), FEWEST).seconds
+
+
+def draw_streaming(dice: random.Random) -> tuple[str, str, str, Workload]:
+    """A program, a schedule, a cluster, and how long rows are."""
+    text = f'algorithm small\nmodel actor = causal_lm("Qwen/Qwen2.5-{dice.choice(("0.5B", "1.5B"))}")\n'
+    text += f'model reward = frozen(reward_lm("Qwen/Qwen2.5-{dice.choice(("1.5B", "3B", "7B"))}"))\n'
+    text += f'data prompts = jsonl("prompts.jsonl", batch={dice.choice((8, 32, 64))})\n'
+    text += f"step:\n    rollout = actor.generate(prompts, n={dice.choice((1, 4))}, max_tokens=512)\n"
+    text += "    score = reward.score(rollout)\n"
+    text += f"    gain = score{dice.choice(('', '', ' - mean(score)'))}\n"
+    text += f"    minibatch rollout(parts={dice.choice((1, 1, 2))}):\n"
+    text += "        train actor(lr=1e-6):\n            minimize mean(-actor.logprobs(rollout) * gain)\n"
+    lines = dice.choice(("stream rollout\n", "stream rollout(deal=free)\ntail rollout\n"))
+    lengths = workload(dice.choice(("100", "400")), dice.choice(("200", "mean=100,p99=400", "mean=200,p99=500")))
+    return text, f"schedule small\n{lines}", dice.choice(TWO), lengths
+
+
+def compared(dice: random.Random, most: int = FEWER) -> Iterator[tuple[str, float, float]]:
+    """Of random problems whose rows stream: what it is, by which share the plan of the compiler is slower than the best
+    one with the best block and tail, and by which share the best plan without streams is with its own."""
+    while True:
+        text, schedule, cluster, rows = draw_streaming(dice)
+        try:
+            choice = rlgraph.compile(text, schedule=schedule, cluster=cluster, workload=rows).choice
+        except ProgramError as error:
+            if not {each.code for each in error.diagnostics} <= {"E0930", "E0933"}:
+                raise
+            continue
+        plans = list(every(choice, most))
+        if len(plans) < 2:
+            continue
+        tried = [seconds(each) for plan in plans for each in streaming(plan)]
+        alone = choose(replace(choice.question, apart=()))
+        assert alone
+        kind = "tail" if choice.question.schedule.tails else "stream"
+        name = f"{len(plans):>4} plans, {len(tried):>4} with a {kind} or none, on {cluster}"
+        yield name, seconds(choice) / min(tried) - 1, seconds(refined(alone)) / min(tried) - 1
+
+
+def compare(cases: int, seed: int) -> None:
+    """Prints a line for each problem, and how many plans are as fast as the best."""
+    slower, before = list[float](), list[float]()
+    for name, own, alone in islice(compared(random.Random(seed)), cases):
+        slower.append(own)
+        before.append(alone)
+        print(f"{own:>+7.1%}, by whole batches {alone:>+7.1%} of {name}", flush=True)
+    for told, found in (("the plan that was found", slower), ("the best plan by whole batches", before)):
+        near = sum(each <= EQUAL for each in found)
+        print(f"{told}: in {near} of {cases} within {EQUAL:.0%} of the best of all, at most {max(found):.1%} slower")
+
+
 def draw(dice: random.Random) -> tuple[str, str, Workload]:
     """A program, a cluster, and how long rows are."""
     base = dice.choice(("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B"))
@@ -152,7 +251,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--streams", action="store_true", help="rows stream, and have tails")
     asked = parser.parse_args()
+    if asked.streams:
+        with coarse():
+            compare(asked.cases, asked.seed)
+        return
     dice, worse = random.Random(asked.seed), dict[str, list[float]](alone=[], overlapping=[])
     with coarse():
         while sum(map(len, worse.values())) < asked.cases:

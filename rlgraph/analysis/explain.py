@@ -245,7 +245,7 @@ def changed(
     if problem.older and not choice.problem.older and found.value < choice.found.value:
         # Beside a step that is alone: what a steady state leaves out is not told as a saving.
         made = Choice(planned(other.question, problem, found), found, problem, other.question)
-        made = better(made, replace(choice, question=other.question), STEPS)
+        made = better(made, replace(choice, question=other.question), steps=STEPS)
         seconds = made.simulated or made.found.seconds
         value = problem.value(seconds, made.found.blocks, made.found.devices)
         found = replace(made.found, seconds=seconds, value=value)

@@ -11,7 +11,7 @@ from math import inf
 from time import monotonic
 
 from rlgraph.backends.sim.steady import run_steps
-from rlgraph.compilation.overlap import simulated
+from rlgraph.compilation.overlap import Interrupted, simulated
 from rlgraph.cost.tasks import main_step
 from rlgraph.enginespec.registry import engine
 from rlgraph.errors import ProgramError
@@ -36,7 +36,7 @@ PAYS = 0.001
 
 def with_blocks(choice: Choice) -> Choice:
     """A choice with the best block of each table whose line leaves it open, one table after the other; where none saves
-    anything the table does not stream, unless it has a tail. After Ctrl-C it has what was found until then."""
+    anything the table does not stream, unless it has a tail. After Ctrl-C it raises Interrupted with what was found."""
     shown = Shown("choosing blocks")
     with closing(shown):
         for line in choice.question.schedule.streams:
@@ -50,7 +50,7 @@ def with_blocks(choice: Choice) -> Choice:
                 except KeyboardInterrupt:
                     shown.close()
                     print(f"interrupted: the block of `{line.table}` is the best that was tried", file=sys.stderr)
-                    return search.found()
+                    raise Interrupted(search.found()) from None
                 choice = search.found()
     return choice
 
@@ -90,6 +90,21 @@ def unsaid(choice: Choice, ends: float = inf) -> Iterator[Streamed]:
                 yield Streamed(table, best, search.tried[best], search.tried[None])
 
 
+def sizes(choice: Choice, line: Stream) -> Iterator[int]:
+    """Rows of the blocks that are tried: whole groups of samples."""
+    tasks = [task for task in choice.problem.tasks if task.name.split(".")[0] == line.table]
+    whole = sum(batch.rows for task in tasks[:1] for batch in task.batches)
+    phase = main_step(choice.question.program)
+    nodes = (node for node in phase.graph.walk() if node.name.split(".")[0] == line.table)
+    rows = int(next((node.attr("n", 1) for node in nodes), 1))
+    while rows * MOST < whole:
+        rows *= TIMES
+    yield rows
+    while rows * TIMES * FEWEST <= whole:
+        rows *= TIMES
+        yield rows
+
+
 class _Search:
     """For one table."""
 
@@ -102,23 +117,10 @@ class _Search:
 
     def run(self) -> None:
         """The whole batch, and blocks from small to large."""
-        for rows in self.sizes() if self.tailed else (None, *self.sizes()):
+        found = sizes(self.choice, self.line)
+        for rows in found if self.tailed else (None, *found):
             if monotonic() < self.ends:
                 self.seconds(rows)
-
-    def sizes(self) -> Iterator[int]:
-        """Rows of whole groups of samples."""
-        tasks = [task for task in self.choice.problem.tasks if task.name.split(".")[0] == self.line.table]
-        whole = sum(batch.rows for task in tasks[:1] for batch in task.batches)
-        phase = main_step(self.choice.question.program)
-        nodes = (node for node in phase.graph.walk() if node.name.split(".")[0] == self.line.table)
-        rows = int(next((node.attr("n", 1) for node in nodes), 1))
-        while rows * MOST < whole:
-            rows *= TIMES
-        yield rows
-        while rows * TIMES * FEWEST <= whole:
-            rows *= TIMES
-            yield rows
 
     def seconds(self, rows: int | None) -> float:
         if rows not in self.tried:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, cast
@@ -27,17 +27,23 @@ from rlgraph.ops import work_of
 from rlgraph.ops.nodes import NODES, at_once, model_of
 from rlgraph.ops.work import operations
 from rlgraph.passes.accumulate import added_up
+from rlgraph.placement.beside import beside, streamed
 from rlgraph.placement.choose import (
     Choice,
     Question,
     choose,
     choose_asleep,
     choose_unfused,
+    choose_until,
     is_small,
     refused,
     with_other_engines,
     with_pieces,
 )
+from rlgraph.placement.search.watch import OutOfTime
+
+BESIDE = 2
+"""Other ways to share pools that are looked at in a small problem whose rows stream or move."""
 
 NOTED = 0.05
 """Share of a step that the host works before it is told."""
@@ -63,23 +69,33 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
         wrong = refused(replace(asked, search_seconds=ends - monotonic()))
         raise ProgramError([full, *wrong.diagnostics]) if full else wrong
     found = _fused(found, ends)
-    if found.problem.older and (left := ends - monotonic()) > 0:
+    if found.problem.older or streamed(schedule):
+        # It needs the simulator.
         from rlgraph.compilation.finalists import better
 
-        alone = choose(replace(found.question, in_turn=True, search_seconds=left))
-        alone = alone and _fused(alone, ends)
-        if alone is not None and alone.plan != found.plan:
-            found = better(found, alone)
-    if any(line.block is None for line in schedule.streams):
-        from rlgraph.compilation.blocks import with_blocks
-
-        found = with_blocks(found)
-    if any(line.under is None or line.on is None for line in schedule.tails):
-        # It needs the simulator.
-        from rlgraph.compilation.tails import with_tails
-
-        return with_tails(found)
+        return better(found, *_others(found, ends))
     return found
+
+
+def _others(choice: Choice, ends: float) -> Iterator[Choice]:
+    """Plans beside the best one that may be better than it where work overlaps that the search lays out one after the
+    other."""
+    tables, asked = streamed(choice.question.schedule), []
+    if choice.problem.older:
+        asked.append(replace(choice.question, in_turn=True))
+    if tables:
+        asked.append(replace(choice.question, streamed=tables))
+    found = [choice]
+    try:
+        for each in asked:
+            other = choose_until(ends, each)
+            if other is not None:
+                found.append(_fused(other, ends))
+                yield found[-1]
+        if tables and is_small(choice.problem, choice.question):
+            yield from map(_with_room, beside(found, BESIDE, ends))
+    except OutOfTime:
+        return
 
 
 def _may_sleep(choice: Choice, target: Target) -> bool:

@@ -17,6 +17,15 @@ from rlgraph.placement.choose import Choice
 from rlgraph.placement.search.watch import Line
 
 
+class Interrupted(Exception):
+    """Ctrl-C has ended the choice of blocks or of a tail, which was told."""
+
+    def __init__(self, choice: Choice) -> None:
+        """choice: with the best of what was tried."""
+        super().__init__()
+        self.choice = choice
+
+
 def overlapped(choice: Choice, steps: int = FEWEST) -> float | None:
     """Seconds of a step in the middle of a run, of so many. None: it cannot be simulated, or Ctrl-C has ended that,
     which is said."""

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from rlgraph.backends.sim.steady import run_steps
-from rlgraph.compilation.overlap import simulated
+from rlgraph.compilation.overlap import Interrupted, simulated
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Tail
 from rlgraph.ir.schedule import Tail as Line
@@ -28,7 +28,7 @@ PAYS = 0.001
 
 def with_tails(choice: Choice) -> Choice:
     """A choice with the best tail of each table whose line leaves something open, one table after the other; where none
-    saves anything the table has none. After Ctrl-C it has what was found until then."""
+    saves anything the table has none. After Ctrl-C it raises Interrupted with what was found."""
     shown = Shown("choosing tails")
     with closing(shown):
         for line in choice.question.schedule.tails:
@@ -42,7 +42,7 @@ def with_tails(choice: Choice) -> Choice:
                 except KeyboardInterrupt:
                     shown.close()
                     print(f"interrupted: the tail of `{line.table}` is the best that was tried", file=sys.stderr)
-                    return search.found()
+                    raise Interrupted(search.found()) from None
                 choice = search.found()
     return choice
 

@@ -108,9 +108,17 @@ class Task:
         return sum(batch.tokens().tokens for batch in self.batches)
 
 
-def tasks(program: Program, phase: Phase, workload: Workload, elsewhere: Collection[str] = ()) -> tuple[Task, ...]:
-    """In an order in which they can run. elsewhere: functions and environments that have a pool of cpus."""
-    return _Laying(program, workload, elsewhere).phase(phase)
+def tasks(
+    program: Program,
+    phase: Phase,
+    workload: Workload,
+    elsewhere: Collection[str] = (),
+    streamed: Collection[str] = (),
+) -> tuple[Task, ...]:
+    """In an order in which they can run. elsewhere: functions and environments that have a pool of cpus. streamed:
+    tables whose rows are taken as they come: what is done row by row, or by groups, begins with them then, and what
+    needs all rows waits for all that was done with them."""
+    return _Laying(program, workload, elsewhere, streamed).phase(phase)
 
 
 def stays(tasks: Sequence[Task], number: int, own: Collection[int]) -> float:
@@ -148,15 +156,31 @@ def turns_of(node: Node) -> int:
     return int(node.attr("max_turns")) if NODES[node.op].generates and NODES[node.op].foreign else 0
 
 
+def _by_rows(node: Node) -> bool:
+    """Whether it can begin with the first rows: a training adds their gradients up."""
+    op = NODES[node.op]
+    if op.trains:
+        return node.attr("micro") is not None
+    return not op.loop and node.unit is not None and node.unit.axis is not None
+
+
+def _is_number(kind: Type) -> bool:
+    return not isinstance(kind, Handle) and axis_of(kind) is None
+
+
 class _Laying:
-    def __init__(self, program: Program, workload: Workload, elsewhere: Collection[str]) -> None:
-        self.program, self.workload, self.elsewhere = program, workload, elsewhere
+    def __init__(
+        self, program: Program, workload: Workload, elsewhere: Collection[str], streamed: Collection[str]
+    ) -> None:
+        self.program, self.workload, self.elsewhere, self.streamed = program, workload, elsewhere, streamed
         self.types: Mapping[str, Type] = {}
         self.found: list[Task] = []
         self.loops = 0
         """So many have been seen."""
         self.made: dict[str, frozenset[int]] = {}
         """For each value the tasks after which it is there."""
+        self.coming: dict[str, frozenset[int]] = {}
+        """For each value whose rows are taken as they come, the tasks after which the first ones do."""
         self.lies: dict[str, tuple[str, Maker]] = {}
         """For each value with rows the one that these were made as, and who made them."""
         self.readers: dict[Type, list[int]] = {}
@@ -178,9 +202,18 @@ class _Laying:
             self.node(node, scope)
 
     def node(self, node: Node, scope: _Scope) -> None:
-        after = frozenset().union(scope.after, *(self.made.get(name, frozenset()) for name in node.inputs))
+        begun = {name: self.coming[name] for name in node.inputs if name in self.coming and _by_rows(node)}
+        if begun and NODES[node.op].trains:
+            # What sums are divided by it needs at the end.
+            begun |= {name: frozenset() for name in node.inputs if name in self.made and _is_number(self.types[name])}
+        after = scope.after.union(*(begun.get(name, self.made.get(name, frozenset())) for name in node.inputs))
         replaced = [value.type for value in node.outputs if isinstance(value.type, Handle)]
-        after |= {reader for kind in replaced for reader in self.readers.get(kind, ())}
+        last = {reader for kind in replaced for reader in self.readers.get(kind, ())}
+        if begun:
+            # It ends after all that it began with.
+            last = last.union(*(self.made[name] for name in begun))
+        else:
+            after |= last
         self.measure(node, scope)
         if NODES[node.op].loop:
             done = self.loop(node, scope, after)
@@ -188,8 +221,13 @@ class _Laying:
             done = after
         else:
             done = frozenset({self.add(node, scope, after)})
+        if begun:
+            done |= last
+        comes = bool(begun) or NODES[node.op].generates and node.name.split(".")[0] in self.streamed
         for value in node.outputs:
             self.made[value.name] = done
+            if comes and not isinstance(value.type, Handle):
+                self.coming[value.name] = after
         self.lay(node)
         for name in node.inputs:
             kind = self.types[name]

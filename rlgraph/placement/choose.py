@@ -72,6 +72,8 @@ class Question:
     """Models that are read elsewhere than they are trained."""
     fuse: bool = True
     """Trainings that can may share a pipeline."""
+    streamed: tuple[str, ...] = ()
+    """As if what takes the rows of these tables one by one began with the first of them."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ def problem_of(question: Question) -> Problem:
         if line.pool == pool.name
     }
     phase = main_step(question.program)
-    step = tuple(tasks(question.program, phase, question.workload, placed))
+    step = tuple(tasks(question.program, phase, question.workload, placed, question.streamed))
     own = components(question.program, question.schedule, question.shapes, step, question.apart)
     wrong = list(_elsewhere(own, question.cluster))
     for each in own:

@@ -182,7 +182,7 @@ def test_where_steps_overlap_generation_has_devices_of_its_own() -> None:
     assert told["steady_seconds"] == steady.found.seconds and told["in_turn_seconds"] is None
     assert told["seconds"] < 0.95 * overlapped(alone, 2)
     wrong = replace(alone, found=replace(alone.found, bound=1.0), problem=steady.problem, question=steady.question)
-    other = better(wrong, steady, 2)
+    other = better(wrong, steady, steps=2)
     assert other.plan == steady.plan and other.question == steady.question
     assert other.found.bound == 1.0 and 0 < other.found.gap < 1
 

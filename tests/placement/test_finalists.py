@@ -1,0 +1,140 @@
+"""Plans whose rows stream or move are compared by the simulator, others than the best one by whole batches among
+them."""
+
+from __future__ import annotations
+
+import random
+import signal
+from dataclasses import replace
+from itertools import islice
+from math import inf
+from unittest.mock import patch
+
+import pytest
+
+import rlgraph
+from benchmarks import brute_force
+from benchmarks.brute_force import EQUAL, coarse, compared, seconds
+from rlgraph.api.compiled import Compiled
+from rlgraph.compilation import blocks, finalists
+from rlgraph.compilation.choosing import predicted
+from rlgraph.compilation.finalists import better, refined
+from rlgraph.compilation.target import workload
+from rlgraph.cost.tasks import Task, Workload, main_step, tasks
+from rlgraph.placement.beside import beside, soonest
+from rlgraph.placement.choose import choose
+
+PROGRAM = """algorithm t
+model actor  = causal_lm("Qwen/Qwen2.5-0.5B")
+model reward = frozen(reward_lm("Qwen/Qwen2.5-7B"))
+data prompts = jsonl("prompts.jsonl", batch=32)
+step:
+    rollout = actor.generate(prompts, n=4, max_tokens=512)
+    score   = reward.score(rollout)
+    minibatch rollout(parts=2):
+        train actor(lr=1e-6):
+            minimize mean(-actor.logprobs(rollout) * score)
+"""
+APART = "1x1:a100-80gb + 1x1:h100-80gb"
+SEED = 1
+ROWS = workload("100", "mean=100,p99=250")
+
+
+def made(lines: str, cluster: str = APART, program: str = PROGRAM) -> Compiled:
+    return rlgraph.compile(program, schedule=f"schedule t\n{lines}", cluster=cluster, workload=ROWS)
+
+
+def test_nothing_that_could_be_chosen_is_faster() -> None:
+    """Of all plans, with all blocks and tails. `python benchmarks/brute_force.py --streams` does so for more."""
+    with coarse(), patch.object(brute_force, "TWO", brute_force.TWO[-2:]):
+        found = list(islice(compared(random.Random(SEED), most=70), 4))
+    assert all(own <= EQUAL for _, own, _ in found), found
+    assert any(alone > 3 * EQUAL for *_, alone in found), "or it shows nothing"
+
+
+@pytest.mark.parametrize("lines", ["stream rollout\n", "stream rollout(deal=free)\ntail rollout\n"])
+def test_a_plan_that_is_slower_by_whole_batches_wins_with_blocks(lines: str) -> None:
+    """By whole batches one pool of one device is the best; where rows stream, two are, and what is proven stays proven
+    of whole batches."""
+    found = made(lines).choice
+    alone = choose(replace(found.question, apart=()))
+    assert alone and len(alone.found.blocks) == 1 < len(found.found.blocks)
+    assert seconds(found) < 0.95 * seconds(refined(alone))
+    assert found.found.seconds > alone.found.seconds
+    assert found.found.bound <= alone.found.seconds and found.found.gap > 0
+    told = predicted(found)
+    assert told["seconds"] == found.simulated < told["in_turn_seconds"] == found.found.seconds
+    assert not found.question.streamed and found.plan.blocks
+
+
+def test_blocks_that_are_said_are_compared_too() -> None:
+    found = made("stream rollout(block=16)\n")
+    assert found.plan.blocks == (("rollout", 16),) and len(found.choice.found.blocks) == 2
+
+
+def test_what_is_said_of_pools_is_kept() -> None:
+    lines = "pool all = 1 devices\nplace actor, reward on all\nstream rollout\n"
+    [block] = made(lines, "1x2:a100-80gb").choice.found.blocks
+    assert block.name == "all"
+
+
+def test_others_share_pools_in_other_ways() -> None:
+    """The best of each, as if rows were taken as they come; a question that is searched for has them in its order."""
+    first = made("stream rollout\n").choice
+    choice = choose(replace(first.question, apart=(), streamed=("rollout",)))
+    assert choice
+    found = [choice, *beside([choice], 3, inf)]
+    assert len({each.found.blocks for each in found}) == 4
+    values = [each.found.value for each in found]
+    assert values == sorted(values) and values[0] == soonest(replace(choice, question=first.question))
+
+
+def test_what_cannot_be_better_is_not_simulated() -> None:
+    first = made("stream rollout\n").choice
+    late = replace(first.found, options=first.found.options)
+    slower = replace(first, found=late, plan=replace(first.plan, cluster="slower"))
+    asked = []
+    with (
+        patch.object(finalists, "soonest", lambda choice: 3 * first.simulated),
+        patch.object(finalists, "with_seconds", lambda choice, steps: asked.append(choice) or first),
+    ):
+        assert better(first, slower) is first
+    assert asked == [first]
+
+
+def test_ctrl_c_takes_the_best_that_was_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    """Amid the blocks of the second plan: the first one is there, and no other is tried."""
+    old, plans = blocks._Search.seconds, []
+
+    def interrupted(self: blocks._Search, rows: int | None) -> float:
+        if self.choice.plan.groups not in plans:
+            plans.append(self.choice.plan.groups)
+        if len(plans) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return old(self, rows)
+
+    with patch.object(blocks._Search, "seconds", interrupted):
+        found = made("stream rollout\n")
+    assert "interrupted: the block of `rollout`" in capsys.readouterr().err
+    assert found.plan.groups == plans[0] and len(plans) == 2 and found.choice.simulated
+
+
+def laid(step: str, *streamed: str) -> dict[str, set[str]]:
+    """For each task of a step what it waits for."""
+    text = PROGRAM.partition("step:")[0] + "step:\n" + step
+    program = rlgraph.compile(text).program
+    found: tuple[Task, ...] = tasks(program, main_step(program), Workload(), (), streamed)
+    return {each.name: {found[number].name for number in each.after} for each in found}
+
+
+def test_what_takes_rows_as_they_come_begins_with_them() -> None:
+    """And what needs all rows waits for all that was done with them."""
+    step = "    rollout = actor.generate(prompts, max_tokens=512)\n    score = reward.score(rollout)\n"
+    added = step + "    train actor(lr=1e-6):\n        minimize mean(-actor.logprobs(rollout) * score)\n"
+    whole, pieces = laid(added), laid(added, "rollout")
+    assert whole["score"] == {"rollout"} and {"score", "rollout"} <= whole["train actor"]
+    assert pieces["rollout"] == whole["rollout"] and pieces["score"] == pieces["train actor"] == whole["rollout"]
+    sliced = step + "    minibatch rollout(parts=2):\n        train actor(lr=1e-6):\n"
+    sliced += "            minimize mean(-actor.logprobs(rollout) * score)\n"
+    assert {"score", "rollout"} <= laid(sliced, "rollout")["train actor"]
+    assert laid(added, "other") == whole
