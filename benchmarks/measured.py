@@ -214,7 +214,7 @@ class _Facts:
         if self.ep > 1 and engine != "megatron":
             raise Inexpressible(f"its experts are split over devices (ep), which {engine} does not do here")
         if self.pp > 1 and "interleaved" in self.row.cells["notes"]:
-            raise Inexpressible("its pipeline is interleaved, and those here are not")
+            raise Inexpressible("its pipeline is interleaved, and it does not say in how many parts")
         if self.dp % self.ep:
             raise Inexpressible(f"ep {self.ep} does not divide its dp {self.dp}")
         # In published rows experts are split over the copies; here over the ranks of one.

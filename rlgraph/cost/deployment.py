@@ -70,9 +70,9 @@ class Deployment:
     """Of each rank's cache of keys and values; 0: as the engine chooses."""
     threads: int = 1
     """Of an engine that computes micro-batches side by side in one process."""
-    in_flight: tuple[int, int] | None = None
+    in_flight: tuple[float, float] | None = None
     """Micro-batches of a training on its first stage, and on its last one, none where another stage is meant; None: as
-    1F1B has them on the fuller one of both."""
+    1F1B has them on the fuller one of both, interleaved where stages have several parts of the layers."""
 
     @cached_property
     def spec(self) -> EngineSpec:
@@ -112,6 +112,11 @@ class Deployment:
     @cached_property
     def pp(self) -> int:
         return self.mesh.length("pp")
+
+    @cached_property
+    def chunks(self) -> int:
+        """Parts of the layers that each stage has."""
+        return self.mesh.length("chunks")
 
     @cached_property
     def ep(self) -> int:

@@ -53,7 +53,7 @@ class Training:
         """Seconds that the longest micro-batch takes longer than others, on all stages but one: the lists have
         micro-batches that are alike."""
         turn = self.busy.seconds / self.micro_batches
-        return self.passes.bubble(turn) - (self.deployment.pp - 1) * turn
+        return self.passes.bubble(turn) - self.passes.before * turn
 
     @property
     def counted(self) -> Model:
@@ -62,7 +62,7 @@ class Training:
         known = counted(
             config.shape, config.kind, how.pp, self.micro_batches, recompute=how.recompute, turned=self.turned
         )
-        return known
+        return replace(known, chunks=how.chunks)
 
     @property
     def predicted(self) -> Model:
@@ -80,7 +80,7 @@ class Fusion:
     table: Timetable
     cost: Cost
     """Until all have taken their steps."""
-    in_flight: tuple[tuple[tuple[int, int], ...], ...]
+    in_flight: tuple[tuple[tuple[float, float], ...], ...]
     """What a stage has at a time, of each model: micro-batches, if it is not the model's last stage, and if it is.
     Nothing that is no more of each than something else."""
     bound: float
@@ -139,13 +139,13 @@ def _cost(trainings: Sequence[Training], makespan: float) -> Cost:
     return busy + Cost(bubble=waits) + rest
 
 
-def _in_flight(problem: Problem, lists: Lists) -> tuple[tuple[tuple[int, int], ...], ...]:
-    found = dict[tuple[tuple[int, int], ...], None]()
+def _in_flight(problem: Problem, lists: Lists) -> tuple[tuple[tuple[float, float], ...], ...]:
+    found = dict[tuple[tuple[float, float], ...], None]()
     for stage, own in enumerate(lists):
         last = [line.stages[-1] == stage for line in problem.lines]
-        held, most = [0] * len(last), list[tuple[int, ...]]()
+        held, most = [0.0] * len(last), list[tuple[float, ...]]()
         for line, part, _ in own:
-            held[line] += 1 if part == "F" else -1
+            held[line] += (1 if part == "F" else -1) / problem.lines[line].model.chunks
             now = tuple(held)
             if not any(_covers(other, now) for other in most):
                 most = [other for other in most if not _covers(now, other)] + [now]
@@ -156,6 +156,6 @@ def _in_flight(problem: Problem, lists: Lists) -> tuple[tuple[tuple[int, int], .
     )
 
 
-def _covers(one: Sequence[int], other: Sequence[int]) -> bool:
+def _covers(one: Sequence[float], other: Sequence[float]) -> bool:
     """Whether it is no less in each number."""
     return all(map(ge, one, other))

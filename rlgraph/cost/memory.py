@@ -21,6 +21,7 @@ from rlgraph.cost.time import Batch, adapters, held, trained
 from rlgraph.cost.work import Tokens
 from rlgraph.enginespec.spec import Shares
 from rlgraph.models.families import matrices
+from rlgraph.pipelines.published import in_flight
 
 KEPT = ("weights", "optimizer")
 """What the host keeps of a model that sleeps; of one whose gradients are added up while others work, these too."""
@@ -404,11 +405,17 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens, une
 
 def _pipeline(config: ModelConfig, deployment: Deployment, kept: Activations, blocks: float) -> Bytes:
     """Of the fuller one of the first and the last stage: one forward, one backward has as many micro-batches under way
-    as stages follow, this one included (arXiv 2104.04473, section 2.2.1), and the last one has the head."""
+    as stages follow, this one included (arXiv 2104.04473, section 2.2.1), and the last one has the head. Interleaved
+    there are more."""
     layers = config.shape.layers / deployment.pp
     ahead, last = deployment.in_flight or (min(deployment.pp, blocks), 1)
+    heads = last
+    if deployment.chunks > 1 and not deployment.in_flight:
+        ahead, last = (
+            in_flight(deployment.pp, math.ceil(blocks), deployment.chunks, stage) for stage in (0, deployment.pp - 1)
+        )
     first = Bytes((("activations", layers * kept.layer * ahead + kept.working),))
-    return larger(first, _turn(last * (layers * kept.layer + kept.ends), kept)) if last else first
+    return larger(first, _turn(last * layers * kept.layer + heads * kept.ends, kept)) if last else first
 
 
 def _turn(activations: float, kept: Activations) -> Bytes:

@@ -212,6 +212,8 @@ class LatencyModel:
     """That share out the rows of a copy."""
     gathered: float = 0.0
     """Of a call's seconds those in which parameters come from other ranks."""
+    chunks: int = 1
+    """Parts of the layers on each stage."""
     row_s: float = field(init=False)
     """Seconds of a row."""
     block_s: float = field(init=False)
@@ -240,8 +242,14 @@ class LatencyModel:
 
     def bubble(self, turn: float) -> float:
         """Seconds in which stages wait. They take as long as the longest micro-batch that passes all of them (a flow
-        shop whose machines are alike: Pinedo, Scheduling, section 6.1). turn: seconds of one, on average."""
-        return (self.stages - 1) * max(turn, self.row_s * self.longest + self.block_s)
+        shop whose machines are alike: Pinedo, Scheduling, section 6.1); with several parts of the layers on a stage
+        through one part of each (arXiv 2104.04473, section 2.2.2). turn: seconds of one, on average."""
+        return self.before * max(turn, self.row_s * self.longest + self.block_s)
+
+    @property
+    def before(self) -> float:
+        """Stages that a micro-batch passes before it comes to the last one, as shares of their work on it."""
+        return (self.stages - 1) / self.chunks
 
     def waits(self, rows: float) -> tuple[float, float, float]:
         """Of these seconds those in which stages wait for each other; how many of them they do because the longest
@@ -252,7 +260,7 @@ class LatencyModel:
         turns = self.turns(rows)
         turn = (self.row_s * rows + self.block_s * turns) / turns
         found = self.bubble(turn)
-        return found, found - (self.stages - 1) * turn, turn
+        return found, found - self.before * turn, turn
 
     def cost(self, rows: float) -> Cost:
         """The same, by what it goes to."""
@@ -355,7 +363,7 @@ def latency(
         sent += layers * gathers * (nearby.all_gather(keys, deployment.cp) - latency_s)
         rounds += layers * gathers * (latency_s + rates.reduce)
     if deployment.pp > 1:
-        both = 1 if kind == "forward" else 2
+        both = deployment.chunks * (1 if kind == "forward" else 2)
         sent, rounds = sent + both * size / beside.bandwidth, rounds + both * beside.latency
     device = deployment.island.device
     compute = flops / deployment.tp / deployment.cp / (device.products(config.dtype) * rates.compute)
@@ -366,7 +374,9 @@ def latency(
     slower = crowded(deployment, rates)
     waits = 1 - rates.hides
     each = Cost(compute, memory, sent * waits, overhead=rates.row + rates.token * tokens * layers).times(slower)
-    block = Cost(communication=rounds, overhead=rates.block + rates.layer * layers).times(slower)
+    # Each part of a stage's layers is a pass of its own.
+    passing = rates.block * deployment.chunks
+    block = Cost(communication=rounds, overhead=passing + rates.layer * layers).times(slower)
     once = 0.0
     if deployment.fsdp > 1:
         # The next layer's parameters come while this one works.
@@ -374,7 +384,7 @@ def latency(
         block += Cost(communication=exchanged - min(rates.hides * exchanged, turn))
         once -= min(rates.hides * once, turn)
     call, ranks = rates.call + once, deployment.row_ranks
-    return LatencyModel(each, block, call, blocks, deployment.pp, row.longest, ranks, once)
+    return LatencyModel(each, block, call, blocks, deployment.pp, row.longest, ranks, once, deployment.chunks)
 
 
 def _gathering(

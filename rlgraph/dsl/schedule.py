@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from rlgraph.enginespec.registry import engines, faults
 from rlgraph.enginespec.spec import EngineSpec
 from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, counted, listed, nearest
 from rlgraph.ir.graph import Program
-from rlgraph.ir.mesh import AXES
+from rlgraph.ir.mesh import AXES, mesh
 from rlgraph.ir.plan import HOST, LARGEST
 from rlgraph.ir.schedule import Admit, Fuse, Placement, Pool, Refresh, Schedule, Send, Stream, Tail, Work
 from rlgraph.ir.types import Table, is_model
@@ -267,10 +266,11 @@ class _Checker(Reporter):
         else:
             self.some_engine(spans, splits, works)
         pool = self.pool_named(line.pool)
-        size = math.prod(splits.values())
-        if pool.devices % size:
-            shown = " * ".join(f"{name}={size}" for name, size in splits.items())
-            first = spans[next(iter(splits))]
+        split = mesh(**splits)
+        if pool.devices % split.size:
+            said = [name for name in splits if name in dict(split.spread)]
+            shown = " * ".join(f"{name}={splits[name]}" for name in said)
+            first, size = spans[said[0]], split.size
             total = f", {size} devices," if "*" in shown else ""
             raise self.stop(
                 "E0907",

@@ -1,16 +1,17 @@
 """Follows a schedule of `rlgraph.pipelines` on one of its stages: its list, entry by entry.
 
 A list may have the work of several models, each a pipeline over the same processes, in one direction or the other. What
-is on its way between two stages has a tag for each model and direction, and comes in the order of the micro-batches:
-two stages may take the work of different models in different orders.
+is on its way between two stages has a tag for each model, chunk and direction, and comes in the order of the
+micro-batches: two stages may take the work of different models, and chunks, in different orders.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,15 +28,22 @@ Arrive = Callable[[Tensor], Tensor]
 class Line:
     """A model's pipeline as one of its stages sees it."""
 
-    forward: Callable[[int, Arrive], tuple[Tensor | None, Tensor]]
-    """From the number of a micro-batch to what came in, None on the first stage, and to what this stage makes of it: on
-    the last one a loss."""
-    before: int | None
-    """The rank, among all, that has the stage before; None: this is the first one."""
-    after: int | None
-    """The rank that has the next stage; None: this is the last one."""
-    last: Callable[[], None] | None = None
-    """Called before the last micro-batch goes backward."""
+    forward: Callable[[int, int, Arrive], tuple[Tensor | None, Tensor]]
+    """From the number of a micro-batch and that of a chunk to what came in, None where the model begins, and to what
+    the chunk makes of it: where the model ends a loss."""
+    ranks: Sequence[int]
+    """Those that have the stages, among all, in their order. A model with several chunks goes round them."""
+    stage: int
+    """Of this process."""
+    chunks: int = 1
+    last: Callable[[int], None] | None = None
+    """Called before the last micro-batch goes backward through a chunk."""
+
+    def beside(self, chunk: int, by: int) -> tuple[int, int] | None:
+        """The rank that has what lies so much further along the model than a chunk of this stage, and of which of its
+        chunks that is; None: the model does not go so far."""
+        round_, stage = divmod(chunk * len(self.ranks) + self.stage + by, len(self.ranks))
+        return (self.ranks[stage], round_) if 0 <= round_ < self.chunks else None
 
 
 Channel = Callable[[int], dist.ProcessGroup]
@@ -48,42 +56,56 @@ def follow(entries: Sequence[Entry], lines: Sequence[Line], channel: Channel) ->
 
     All stages call it, with the lists of one schedule. What never goes backward is not kept.
     """
-    to_come = Counter(entry.line for entry in entries if entry.part == "B")
-    trained = set(to_come)
-    begun = [0] * len(lines)
-    flights: list[deque[tuple[Tensor | None, Tensor]]] = [deque() for _ in lines]
-    under_way: deque[tuple[Any, Tensor]] = deque()
+    to_come = Counter((entry.line, entry.chunk) for entry in entries if entry.part == "B")
+    trained, begun = set(to_come), Counter[tuple[int, int]]()
+    flights: dict[tuple[int, int], deque[tuple[Tensor | None, Tensor, Any]]] = defaultdict(deque)
+    under_way: list[tuple[Any, Tensor]] = []
+    *before, every = accumulate((line.chunks for line in lines), initial=0)
+    for tag in range(2 * every):
+        # Made, where there is one for each tag, in the same order on all stages.
+        channel(tag)
 
-    def send(tensor: Tensor, to: int, tag: int) -> None:
+    def tag_of(number: int, chunk: int, back: bool) -> int:
+        """Of what a chunk is sent."""
+        return 2 * (before[number] + chunk) + back
+
+    def send(tensor: Tensor, to: int, tag: int) -> Any:
         tensor = tensor.detach().contiguous()
-        under_way.append((dist.isend(tensor, to, channel(tag), tag), tensor))
+        work = dist.isend(tensor, to, channel(tag), tag)
+        under_way.append((work, tensor))
+        return work
 
-    def receive(tensor: Tensor, source: int | None, tag: int) -> Tensor:
+    def receive(tensor: Tensor, source: int, tag: int) -> Tensor:
         work = dist.irecv(tensor, source, channel(tag), tag)
         assert work is not None
         work.wait()
         return tensor
 
-    for number, part, _ in entries:
-        line, ahead, back = lines[number], 2 * number, 2 * number + 1
+    for number, part, chunk in entries:
+        line, here = lines[number], (number, chunk)
+        earlier, later = (line.beside(chunk, by) for by in (-1, 1))
         if part == "B":
-            came, made = flights[number].popleft()
-            to_come[number] -= 1
-            if not to_come[number] and line.last:
-                line.last()
-            given = None if line.after is None else receive(torch.empty_like(made), line.after, back)
+            came, made, sent = flights[here].popleft()
+            to_come[here] -= 1
+            if not to_come[here] and line.last:
+                line.last(chunk)
+            given = later and receive(torch.empty_like(made), later[0], tag_of(number, chunk, True))
+            if sent is not None:
+                # What comes back has arrived before. Gloo says so to those only who wait.
+                sent.wait()
             torch.autograd.backward(made, given)
-            if line.before is not None:
+            if earlier is not None:
                 assert came is not None and came.grad is not None
-                send(came.grad, line.before, back)
+                send(came.grad, earlier[0], tag_of(number, earlier[1], True))
         else:
-            came, made = line.forward(begun[number], partial(receive, source=line.before, tag=ahead))
-            begun[number] += 1
-            if line.after is not None:
-                send(made, line.after, ahead)
-            if number in trained:
-                flights[number].append((came, made))
-        while under_way and under_way[0][0].is_completed():
-            under_way.popleft()
+            assert part == "F", "no stage computes halves of a backward"
+            source = -1 if earlier is None else earlier[0]
+            arrive = partial(receive, source=source, tag=tag_of(number, chunk, False))
+            came, made = line.forward(begun[here], chunk, arrive)
+            begun[here] += 1
+            sent = None if later is None else send(made, later[0], tag_of(number, later[1], False))
+            if here in trained:
+                flights[here].append((came, made, sent))
+        under_way = [each for each in under_way if not each[0].is_completed()]
     for work, _ in under_way:
         work.wait()

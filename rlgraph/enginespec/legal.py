@@ -36,7 +36,22 @@ def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm
         found.append(f"{engine} {fault}: use {_use(_instead(spec, shape))}")
     for axis, misfits in spec.misfits.items():
         found += _misfits(axis, mesh.length(axis), shape, misfits)
-    return found
+    return [*found, *_rounds(spec, shape, mesh)]
+
+
+def _rounds(spec: EngineSpec, shape: Shape, mesh: Mesh) -> list[str]:
+    """Of a mesh whose stages have several parts of a model each: it has to have as many stages, one behind the other,
+    as there are parts."""
+    stages, chunks = mesh.length("pp"), mesh.length("chunks")
+    if chunks == 1 or "chunks" not in spec.axes:
+        return []
+    if stages == 1:
+        return [f"chunks={chunks} are parts of the layers on each of several stages, and there is one: say `pp=`, too"]
+
+    def misfits(shape: Shape, chunks: int) -> list[str]:
+        return spec.misfits["pp"](shape, stages * chunks) if "pp" in spec.misfits else []
+
+    return _misfits("chunks", chunks, shape, misfits, f" on pp={stages}") if not misfits(shape, 1) else []
 
 
 def _twice(spec: EngineSpec, mesh: Mesh) -> list[str]:
@@ -76,7 +91,7 @@ def families(spec: EngineSpec) -> list[str]:
     return [name for name, shape in plain.items() if spec.experts >= bool(shape.experts) and not spec.faults(shape)]
 
 
-def _misfits(axis: str, size: int, shape: Shape, misfits: Misfits) -> list[str]:
+def _misfits(axis: str, size: int, shape: Shape, misfits: Misfits, where: str = "") -> list[str]:
     """What is wrong with a size, in one sentence, with the sizes next to it that have no fault."""
     found = misfits(shape, size)
     if not found:
@@ -84,7 +99,7 @@ def _misfits(axis: str, size: int, shape: Shape, misfits: Misfits) -> list[str]:
     below = next(other for other in range(size - 1, 0, -1) if not misfits(shape, other))
     above = next((other for other in range(size + 1, 2 * size + 1) if not misfits(shape, other)), None)
     nearest = f"{axis}={below}" if above is None else f"{axis}={below} or {axis}={above}"
-    return [f"{axis}={size} {' and '.join(found)}: the nearest that fits is {nearest}"]
+    return [f"{axis}={size}{where} {' and '.join(found)}: the nearest that fits is {nearest}"]
 
 
 def tensor_misfits(shape: Shape, tp: int, entire: bool = False) -> list[str]:

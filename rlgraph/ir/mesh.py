@@ -13,12 +13,14 @@ class MeshAxis:
     """A way to spread a model's work over devices."""
 
     name: str
-    splits: Literal["rows", "layers", "tensors", "experts", "tokens", "shards"]
+    splits: Literal["rows", "layers", "rounds", "tensors", "experts", "tokens", "shards"]
     """What its ranks share out."""
     doc: str
     """What its size counts."""
     usual: bool = True
     """Every mesh has it, if only with one rank; of the others those that split."""
+    spread: bool = True
+    """There is a rank for each place along it; else each rank has all of these places."""
 
 
 AXES = (
@@ -26,6 +28,7 @@ AXES = (
     MeshAxis("ep", "experts", "devices over which experts are split", usual=False),
     MeshAxis("cp", "tokens", "devices over which each row's tokens are split", usual=False),
     MeshAxis("fsdp", "shards", "devices that share out each layer's parameters and the rows of a copy", usual=False),
+    MeshAxis("chunks", "rounds", "parts of the layers that each stage has, far from each other", False, False),
     MeshAxis("pp", "layers", "stages in which the layers lie one after another"),
     MeshAxis("dp", "rows", "copies that share the rows"),
 )
@@ -35,6 +38,9 @@ its spec says."""
 
 LISTED = tuple(sorted(AXES, key=lambda axis: not axis.usual))
 """As schedules list them: the usual ones first."""
+
+_WITHIN = frozenset(axis.name for axis in AXES if not axis.spread)
+"""Those that lie within each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,13 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        return math.prod(size for _, size in self.axes)
+        """How many ranks there are."""
+        return math.prod(size for _, size in self.spread)
+
+    @property
+    def spread(self) -> tuple[tuple[str, int], ...]:
+        """The axes along which there are ranks."""
+        return tuple(axis for axis in self.axes if axis[0] not in _WITHIN)
 
     def length(self, axis: str) -> int:
         """The size of an axis; 1 where there is none of this name."""
@@ -58,7 +70,7 @@ class Mesh:
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where a rank is on each axis."""
         found = {}
-        for name, size in reversed(self.axes):
+        for name, size in reversed(self.spread):
             rank, found[name] = divmod(rank, size)
         return found
 
@@ -69,7 +81,7 @@ class Mesh:
     def rank(self, **coordinates: int) -> int:
         """The rank at these coordinates, 0 on the axes that are left out."""
         found = 0
-        for name, size in self.axes:
+        for name, size in self.spread:
             found = found * size + coordinates.get(name, 0)
         return found
 
@@ -80,11 +92,11 @@ class Mesh:
 
     def ranks(self, **coordinates: int) -> Iterator[int]:
         """The ranks with these coordinates, whatever the others are, in order."""
-        known = dict(self.axes)
+        known = dict(self.spread)
         if any(at for name, at in coordinates.items() if name not in known):
             return
         found = [0]
-        for name, size in self.axes:
+        for name, size in known.items():
             at = coordinates.get(name)
             there = range(size) if at is None else range(at, at + 1)
             found = [rank * size + index for rank in found for index in there]
@@ -93,7 +105,7 @@ class Mesh:
     @property
     def splits(self) -> tuple[str, ...]:
         """The axes along which there are several ranks."""
-        return tuple(name for name, size in self.axes if size > 1)
+        return tuple(name for name, size in self.spread if size > 1)
 
     @property
     def copy_size(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.ir.layout import Local, Parameter, Piece, Range, first_layer, from_layer, share
@@ -21,8 +21,8 @@ class Cuts:
 
     shapes: Mapping[str, tuple[int, ...]]
     """Of the global tensors."""
-    layers: Range
-    """Those that the rank has."""
+    layers: tuple[Range, ...]
+    """Those that the rank has, one range after the other."""
     tp: int
     """How many tensor-parallel ranks there are."""
     index: int
@@ -34,7 +34,9 @@ class Cuts:
     def of(cls, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind, of: Sequence[Parameter] | None = None) -> Cuts:
         """of: those parameters that are cut; None: all of the model."""
         shapes = {parameter.name: parameter.shape for parameter in (parameters(shape, kind) if of is None else of)}
-        layers = share(shape.layers, mesh.length("pp"), mesh.at(rank, "pp"))
+        # A stage has some layers of each round over all stages.
+        stages, stage, rounds = mesh.length("pp"), mesh.at(rank, "pp"), mesh.length("chunks")
+        layers = tuple(share(shape.layers, rounds * stages, each * stages + stage) for each in range(rounds))
         experts = share(shape.experts, mesh.length("ep"), mesh.at(rank, "ep"))
         return cls(shapes, layers, mesh.length("tp"), mesh.at(rank, "tp"), experts)
 
@@ -62,25 +64,32 @@ class Cuts:
         for source, (start, stop) in parts:
             box = [(0, length) for length in self.shapes[source]]
             axis = dim + _stacked(source)
-            if _stacked(source):
-                box[0] = self._layers_of(source)
             if ".experts." in source:
                 box[1] = self.experts
             box[axis] = (start, stop)
-            pieces.append(Piece(source, tuple(box), tuple(at * (place == axis) for place in range(len(box)))))
+            place = [at * (number == axis) for number in range(len(box))]
             at += stop - start
+            if not _stacked(source):
+                pieces.append(Piece(source, tuple(box), tuple(place)))
+                continue
+            place[0] = 0
+            for layers in self._layers_of(source):
+                pieces.append(Piece(source, (layers, *box[1:]), tuple(place)))
+                place[0] += layers[1] - layers[0]
         shape = [high - low for low, high in box]
         shape[axis] = at if size is None else size
         if _stacked(source):
+            shape[0] = place[0]
             # Layers count from 0 on each rank.
-            name = from_layer(name, max(0, first_layer(source) - self.layers[0]))
+            first = first_layer(source)
+            name = from_layer(name, sum(min(max(first - start, 0), stop - start) for start, stop in self.layers))
         return Local(name, tuple(shape), tuple(piece for piece in pieces if _filled(piece)))
 
-    def _layers_of(self, source: str) -> Range:
+    def _layers_of(self, source: str) -> Iterator[Range]:
         """Those that the rank has of the layers that have such a tensor."""
         first, most = first_layer(source), self.shapes[source][0]
-        start, stop = (min(max(layer - first, 0), most) for layer in self.layers)
-        return start, stop
+        for start, stop in self.layers:
+            yield min(max(start - first, 0), most), min(max(stop - first, 0), most)
 
     def _size(self, source: str, dim: int) -> int:
         return self.shapes[source][dim + _stacked(source)]

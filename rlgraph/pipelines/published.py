@@ -29,19 +29,36 @@ def interleaved(model: Model) -> Lists:
     Where the stages do not divide the micro-batches, which the paper asks for, groups are as alike as possible, none
     with fewer than there are stages, and memory is that of the largest.
     """
-    stages, count = model.stages, model.micro_batches
-    groups = max(1, count // stages)
-    sizes = [count // groups + (group < count % groups) for group in range(groups)]
-    forwards = [Entry(0, "F", chunk) for size in sizes for chunk in range(model.chunks) for _ in range(size)]
-    backwards = [Entry(0, "B", chunk) for size in sizes for chunk in reversed(range(model.chunks)) for _ in range(size)]
+    stages, sizes = model.stages, _groups(model.stages, model.micro_batches)
+    goes = forwards(stages, model.micro_batches, model.chunks)
+    returns = [Entry(0, "B", chunk) for size in sizes for chunk in reversed(range(model.chunks)) for _ in range(size)]
     found = []
     for stage in range(stages):
-        ahead = min(len(forwards), 2 * (stages - stage - 1) + (model.chunks - 1) * sizes[0] + 1)
-        own = forwards[:ahead]
-        for back, further in zip(backwards, forwards[ahead:], strict=False):
+        ahead = round(model.chunks * in_flight(stages, model.micro_batches, model.chunks, stage))
+        own = goes[:ahead]
+        for back, further in zip(returns, goes[ahead:], strict=False):
             own += [back, further]
-        found.append((*own, *backwards[len(forwards) - ahead :]))
+        found.append((*own, *returns[len(goes) - ahead :]))
     return tuple(found)
+
+
+def in_flight(stages: int, micro_batches: int, chunks: int, stage: int) -> float:
+    """Micro-batches that a stage has at most at a time by `interleaved`: one that is in some of the stage's chunks
+    counts as so much of it."""
+    warm_up = 2 * (stages - stage - 1) + (chunks - 1) * _groups(stages, micro_batches)[0] + 1
+    return min(micro_batches, warm_up / chunks)
+
+
+def forwards(stages: int, micro_batches: int, chunks: int) -> list[Entry]:
+    """In which order any stage has them go forward, where all chunks of a group come before the next group."""
+    sizes = _groups(stages, micro_batches)
+    return [Entry(0, "F", chunk) for size in sizes for chunk in range(chunks) for _ in range(size)]
+
+
+def _groups(stages: int, micro_batches: int) -> list[int]:
+    """As many as there can be with no fewer micro-batches than stages, the largest first."""
+    groups = max(1, micro_batches // stages)
+    return [micro_batches // groups + (group < micro_batches % groups) for group in range(groups)]
 
 
 def zero_bubble(model: Model) -> Lists:

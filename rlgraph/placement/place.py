@@ -312,13 +312,14 @@ class _Placer:
         """What is wrong with the size of an axis, but for what is known; where nothing is, with several of them."""
         wrong = [
             (text, axis)
-            for axis, size in seat.mesh.axes
+            for axis, size in seat.mesh.spread
             for text in problems(shape, seat.engine, Mesh(((axis, size),)), cast(ModelKind, model.kind))
             if text not in known
         ]
         if not wrong:
             found = problems(shape, seat.engine, seat.mesh, cast(ModelKind, model.kind))
-            wrong = [(text, seat.mesh.splits[-1]) for text in found if text not in known]
+            axes = [axis for axis, size in seat.mesh.axes if size > 1]
+            wrong = [(text, _axis(text, axes)) for text in found if text not in known]
         yield from (Diagnostic("E0911", f"`{model.name}`: {text}", pin.at(axis)) for text, axis in wrong)
 
     # The plan
@@ -448,6 +449,11 @@ def _ungathered(model: str, split: Mesh, pin: Placement) -> Iterator[Diagnostic]
     if pin.gather and split.length("fsdp") == 1:
         message = f"`{model}`: no rank shares its parameters out, so that none are gathered"
         yield Diagnostic("E0912", message, pin.at("gather"), "leave `gather` out, or say over how many ranks: `fsdp=2`")
+
+
+def _axis(text: str, axes: Sequence[str]) -> str:
+    """Of which axis something is said; of several the last one."""
+    return next((axis for axis in axes if text.startswith(f"{axis}=")), axes[-1])
 
 
 def _repeated(a: Mesh, b: Mesh) -> tuple[tuple[Mesh, Mesh], int]:

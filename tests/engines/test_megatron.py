@@ -56,6 +56,10 @@ MESHES = {
     "tp2pp2": mesh(pp=2, tp=2),
     "tp2dp2": mesh(dp=2, tp=2),
     "pp2dp2": mesh(dp=2, pp=2),
+    "pp2chunks2": mesh(pp=2, chunks=2),
+    "pp2chunks4": mesh(pp=2, chunks=4),
+    "tp2pp2chunks2": mesh(pp=2, tp=2, chunks=2),
+    "pp2dp2chunks2": mesh(dp=2, pp=2, chunks=2),
     "tp4": mesh(tp=4),
     "pp4": mesh(pp=4),
     "ep2": mesh(ep=2),
@@ -101,6 +105,8 @@ def spec_of(folder: Path, model: str, kind: ModelKind = "causal_lm") -> ModelSpe
         ("tp4", ["qwen2", "phi3"]),
         ("tp1", ["window", "granite", "gemma2", "gemma3_text"]),
         ("tp2pp2", ["window", "gemma2", "gemma3_text"]),
+        ("pp2chunks2", ["tied", "gemma3_text"]),
+        ("tp2pp2chunks2", ["window", "deepseek_v3"]),
         ("cp2tp2", ["granite"]),
         ("tp1", ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "moonlight"]),
         ("tp2pp2", ["qwen2_moe"]),
@@ -202,6 +208,9 @@ def check(spec: ModelSpec, task: Task, trained: list[Trained]) -> None:
         ("pp2dp2", "tied", True),
         ("tp4", "qwen2", True),
         ("pp4", "tied", True),
+        ("pp2chunks2", "tied", True),
+        ("tp2pp2chunks2", "gemma3_text", True),
+        ("pp2dp2chunks2", "llama", True),
         ("tp2pp2", "window", True),
         ("tp2", "granite", True),
         ("tp2dp2", "gemma2", True),
@@ -502,7 +511,9 @@ def test_weights_that_do_not_come_are_nobodys(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["causal_lm", "value_lm"])
-@pytest.mark.parametrize("model,split", [("qwen2", "dp2"), ("tied", "pp2dp2"), ("qwen3_moe", "ep2dp2")])
+@pytest.mark.parametrize(
+    "model,split", [("qwen2", "dp2"), ("tied", "pp2dp2"), ("tied", "pp2dp2chunks2"), ("qwen3_moe", "ep2dp2")]
+)
 def test_gradients_of_grpo_and_ppo_that_travel_while_others_are_computed(
     ranks: Ranks, folder: Path, kind: ModelKind, model: str, split: str
 ) -> None:
@@ -519,6 +530,25 @@ def test_gradients_of_grpo_and_ppo_that_travel_while_others_are_computed(
             torch.testing.assert_close(
                 tensor, expected[name], rtol=0, atol=1e-10, msg=lambda text, at=name: f"{at}: {text}"
             )
+
+
+@pytest.mark.parametrize("kind", ["causal_lm", "value_lm"])
+@pytest.mark.parametrize(
+    "model,split", [("tied", "pp2chunks2"), ("deep", "pp2chunks2"), ("deep", "pp2chunks4"), ("deep", "tp2pp2chunks2")]
+)
+def test_gradients_of_stages_with_several_parts_of_a_model(
+    ranks: Ranks, folder: Path, kind: ModelKind, model: str, split: str
+) -> None:
+    """With fewer micro-batches than stages, with as many, and with numbers of them that stages do not divide."""
+    spec = replace(spec_of(folder, model, kind), dtype="float64")
+    like = TransformersEngine.open(spec_of(folder, model, kind)).state()
+    for count in (1, 2, 3, 5):
+        blocks = tuple(tuple(range(at, 12, count)) for at in range(count))
+        task = Clipped(rows(12), (blocks,), OPTIONS)
+        expected = whole(ranks.run(MESHES["tp1"], gradients, spec, task, False), like)
+        for name, tensor in whole(ranks.run(MESHES[split], gradients, spec, task, False), like).items():
+            assert expected[name].abs().max() > 0
+            torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-10)
 
 
 def together(mesh: Mesh, specs: tuple[ModelSpec, ...], task: Task, turned: bool) -> list[Trained]:
@@ -543,7 +573,9 @@ def together(mesh: Mesh, specs: tuple[ModelSpec, ...], task: Task, turned: bool)
     return found
 
 
-@pytest.mark.parametrize("split,turned", [("pp2", True), ("pp2", False), ("tp2pp2", True), ("pp2dp2", True)])
+@pytest.mark.parametrize(
+    "split,turned", [("pp2", True), ("pp2", False), ("tp2pp2", True), ("pp2dp2", True), ("pp2chunks2", True)]
+)
 def test_an_actor_and_a_critic_in_one_pipeline_have_the_gradients_that_they_have_alone(
     ranks: Ranks, folder: Path, split: str, turned: bool
 ) -> None:
@@ -577,7 +609,7 @@ def recomputed(mesh: Mesh, spec: ModelSpec, task: Task) -> list[Trained]:
     return [Trained(updates(each, spec.kind, task, own), each.state(), each.layout()) for each in engines]
 
 
-@pytest.mark.parametrize("split", ["tp2", "pp2", "tp2dp2", "cp2"])
+@pytest.mark.parametrize("split", ["tp2", "pp2", "pp2chunks2", "tp2dp2", "cp2"])
 def test_layers_that_are_computed_again_train_as_they_did(ranks: Ranks, folder: Path, split: str) -> None:
     spec, task = spec_of(folder, "tied"), task_for(MESHES[split])
     found = ranks.run(MESHES[split], recomputed, spec, task)

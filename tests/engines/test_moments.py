@@ -92,6 +92,7 @@ DENSE = [
     ("megatron", mesh(pp=2, tp=2)),
     ("transformers", mesh(dp=2)),
     ("megatron", mesh()),
+    ("megatron", mesh(dp=2, pp=2, chunks=2)),
     ("megatron", mesh(dp=2, tp=2)),
     ("transformers", mesh(fsdp=2)),
     ("megatron", mesh(cp=2, dp=2)),

@@ -56,6 +56,7 @@ def splits(draw: DrawFn, engine: str) -> tuple[Shape, Mesh]:
     pp = draw(st.sampled_from([pp for pp in (1, 2, 3) if shape.layers % pp == 0])) if engine == "megatron" else 1
     sizes = [ep for ep in (1, 2, 3) if engine == "megatron" and shape.experts and shape.experts % ep == 0]
     cp = draw(st.sampled_from((1, 2))) if engine == "megatron" else 1
-    over = mesh(2, pp, tp, ep=draw(st.sampled_from(sizes or [1])), cp=cp)
+    chunks = draw(st.sampled_from([each for each in (1, 2, 3) if pp > 1 and shape.layers % (each * pp) == 0] or [1]))
+    over = mesh(2, pp, tp, ep=draw(st.sampled_from(sizes or [1])), cp=cp, chunks=chunks)
     assume(not problems(shape, engine, over))
     return shape, over

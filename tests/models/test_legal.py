@@ -25,6 +25,7 @@ SHAPE = Shape("qwen2", vocab=50, hidden=16, ffn=24, layers=4, heads=4, kv_heads=
         ("transformers", mesh(4)),
         ("megatron", mesh(2, 4, 2)),
         ("megatron", mesh(1, 1, 4)),
+        ("megatron", mesh(2, 2, chunks=2)),
         ("vllm", mesh(3, 1, 4)),
     ],
 )
@@ -51,8 +52,24 @@ def test_a_legal_split_has_no_problems(engine: str, over: Mesh) -> None:
         (
             "megatron",
             Mesh((("tp", 2), ("fsdp", 2))),
-            ["megatron does not split along fsdp, but fsdp=2: it can use dp, pp, cp, ep, tp"],
+            ["megatron does not split along fsdp, but fsdp=2: it can use dp, pp, chunks, cp, ep, tp"],
         ),
+        (
+            "megatron",
+            mesh(pp=2, chunks=3),
+            ["chunks=3 on pp=2 does not divide the 4 layers: the nearest that fits is chunks=2"],
+        ),
+        (
+            "megatron",
+            mesh(chunks=2),
+            ["chunks=2 are parts of the layers on each of several stages, and there is one: say `pp=`, too"],
+        ),
+        (
+            "megatron",
+            mesh(pp=3, chunks=2),
+            ["pp=3 does not divide the 4 layers: the nearest that fits is pp=2 or pp=4"],
+        ),
+        ("vllm", mesh(chunks=2), ["vllm does not split along chunks, but chunks=2: it can use dp, ep, tp"]),
         ("vllm", mesh(ep=2), ["ep=2 splits experts, of which this model has none: the nearest that fits is ep=1"]),
     ],
 )

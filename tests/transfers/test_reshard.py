@@ -203,7 +203,7 @@ def check(
 LAYOUTS = {"transformers": transformers.layout, "megatron": megatron.layout, "vllm": vllm.layout}
 
 
-AXES = {"transformers": ("fsdp", "tp"), "megatron": ("tp", "pp", "ep"), "vllm": ("tp", "ep")}
+AXES = {"transformers": ("fsdp", "tp"), "megatron": ("tp", "pp", "ep", "chunks"), "vllm": ("tp", "ep")}
 """Along which an engine splits a copy."""
 
 

@@ -80,7 +80,9 @@ class MegatronEngine:
         self._distributed, self._block_tokens, self._recompute = distributed_optimizer, block_tokens, recompute
         self._logit_numbers = logit_numbers
         self._later = later
-        self._pipeline = Pipeline(self._model, shape, spec.kind, codec.pad_id, logit_numbers, self._stages)
+        self._pipeline = Pipeline(
+            self._model, shape, spec.kind, codec.pad_id, logit_numbers, self._stages, mesh.length("chunks")
+        )
         self._trainer: Trainer | None = None
         self.rest = Sleeper()
         self._adds = False

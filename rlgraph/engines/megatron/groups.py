@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -68,6 +69,11 @@ class Stages:
 
     def size(self) -> int:
         return len(self._ranks)
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Among all, that have the stages, the first stage first."""
+        return self._ranks
 
     def beside(self, by: int) -> int | None:
         """The rank, among all, with the stage that is so many further; None where there is none."""

@@ -44,6 +44,7 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
             config,
             shape,
             stages.rank(),
+            mesh.length("chunks"),
             SimpleNamespace(module=Experts, params={"shape": shape}) if shape.experts else None,
             SimpleNamespace(module=LatentAttention, params={"shape": shape}) if shape.latent else None,
         ),

@@ -23,23 +23,26 @@ from torch import Tensor, nn
 from rlgraph.engines.megatron.context import Share
 from rlgraph.engines.norm import rms_norm
 from rlgraph.engines.varlen import How, attend
+from rlgraph.ir.layout import share
 from rlgraph.models.shape import Shape
 
 
 def layers(
-    config: TransformerConfig, shape: Shape, rank: int, network: Any = None, attention: Any = None
+    config: TransformerConfig, shape: Shape, rank: int, chunks: int, network: Any = None, attention: Any = None
 ) -> TransformerBlockSubmodules:
     """Those of a stage, with the parameters of Megatron-core's local specification. network, attention: modules in
     place of its feed-forward network, in layers that have experts, and of its attention."""
-    stage = config.num_layers // config.pipeline_model_parallel_size
-    found = [
-        _layer(config, shape, network if rank * stage + place >= shape.dense else None, attention)
-        for place in range(stage)
+    parts = chunks * config.pipeline_model_parallel_size
+    numbers = [
+        number
+        for part in range(rank, parts, config.pipeline_model_parallel_size)
+        for number in range(*share(config.num_layers, parts, part))
     ]
+    found = [_layer(config, shape, number, network if number >= shape.dense else None, attention) for number in numbers]
     return TransformerBlockSubmodules(found, WideNorm if shape.wide_norms else Norm)
 
 
-def _layer(config: TransformerConfig, shape: Shape, network: Any, attention: Any) -> Any:
+def _layer(config: TransformerConfig, shape: Shape, number: int, network: Any, attention: Any) -> Any:
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
     parts, norm = layer.submodules, WideNorm if shape.wide_norms else Norm
     parts.input_layernorm = parts.pre_mlp_layernorm = norm
@@ -52,7 +55,7 @@ def _layer(config: TransformerConfig, shape: Shape, network: Any, attention: Any
         parts.self_attention = attention
         return layer
     own = parts.self_attention.submodules
-    own.core_attention = partial(Attention, shape=shape)
+    own.core_attention = partial(Attention, shape=shape, number=number)
     if config.qk_layernorm:
         own.q_layernorm = own.k_layernorm = norm
     return layer
@@ -115,10 +118,10 @@ class Angles:
 class Attention(nn.Module):
     """Rotates queries and keys, and attends row by row."""
 
-    def __init__(self, *, shape: Shape, layer_number: int, **_: Any) -> None:
-        """layer_number: from 1 on, among those of all stages."""
+    def __init__(self, *, shape: Shape, number: int, **_: Any) -> None:
+        """number: of its layer, among those of all stages. Megatron's own one knows no chunks."""
         super().__init__()
-        narrow = layer_number - 1 in shape.narrow
+        narrow = number in shape.narrow
         self._turn = -1 if narrow else 0
         self._how = How(shape.score_scale or None, shape.window if narrow else None, shape.score_cap or None)
 

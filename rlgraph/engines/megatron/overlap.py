@@ -23,24 +23,26 @@ class Overlap:
         # As the backward pass comes by the last one of each; experts' lie among the others.
         self._groups = sorted(groups, key=lambda group: -min(place[id(weight)] for weight in group.params))
         self._missing: list[set[nn.Parameter]] = []
-        self._last = False
+        self._final: set[int] = set()
+        """Of which weights there will be no more gradients than the next ones, by their ids."""
         self._hooks = [self._watch(weight, at) for at, group in enumerate(self._groups) for weight in group.params]
         self.clear()
 
     def clear(self) -> None:
         """Nothing is started; Megatron itself never starts any."""
-        self._last, self._started = False, 0
+        self._started = 0
+        self._final.clear()
         self._missing = [set(group.params) for group in self._groups]
         for group in self._groups:
             group.is_last_microbatch = False
 
-    def complete(self) -> None:
-        """What is added from now on makes a step's gradients complete."""
-        self._last = True
+    def complete(self, part: nn.Module) -> None:
+        """What is added from now on makes a step's gradients of a part's weights complete."""
+        self._final.update(map(id, part.parameters()))
 
     def finish(self) -> None:
         """Starts what was not."""
-        self._last = False
+        self._final.clear()
         for group in self._groups[self._started :]:
             group.start_grad_sync()
         self._started = len(self._groups)
@@ -54,7 +56,7 @@ class Overlap:
         return accumulated
 
     def _made(self, weight: nn.Parameter, at: int) -> None:
-        if not self._last:
+        if id(weight) not in self._final:
             return
         assert at >= self._started, "a gradient was added to a bucket that has been sent"
         self._missing[at].discard(weight)

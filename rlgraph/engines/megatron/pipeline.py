@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlgraph.engines.base import Micro
 from rlgraph.engines.chunks import in_chunks
@@ -17,6 +17,7 @@ from rlgraph.engines.megatron.batches import Batch, Head, batch_of
 from rlgraph.engines.megatron.context import Context
 from rlgraph.engines.megatron.groups import Stages
 from rlgraph.engines.megatron.modules import Angles, Places, vocabulary_weight
+from rlgraph.engines.megatron.parts import parts
 from rlgraph.engines.megatron.shim import device
 from rlgraph.engines.pipelined import Arrive, Line, follow
 from rlgraph.engines.varlen import capped
@@ -26,17 +27,24 @@ from rlgraph.models.shape import Shape
 from rlgraph.pipelines.counted import counted
 from rlgraph.pipelines.fuse import drawn
 from rlgraph.pipelines.problem import Model, Problem
-from rlgraph.pipelines.published import one_f_one_b
-from rlgraph.pipelines.timetable import Entry
+from rlgraph.pipelines.published import alone, forwards
 
 
 class Pipeline:
     """One model's stages; every rank of a pipeline calls it with the same rows."""
 
     def __init__(
-        self, model: GPTModel, shape: Shape, kind: ModelKind, pad_id: int, logit_numbers: int, stages: Stages
+        self,
+        model: GPTModel,
+        shape: Shape,
+        kind: ModelKind,
+        pad_id: int,
+        logit_numbers: int,
+        stages: Stages,
+        chunks: int,
     ) -> None:
         self.stages, self._model, self._pad_id = stages, model, pad_id
+        self._parts = parts(model, chunks, stages)
         self._angles = Angles(model.config, shape)
         self._shape, self._kind = shape, kind
         self._places, self._context = Places(model), Context()
@@ -47,58 +55,67 @@ class Pipeline:
         """The answers to each batch's calls; nothing on ranks before the last stage."""
         found = []
 
-        def forward(number: int, arrive: Arrive) -> tuple[Tensor | None, Tensor]:
-            came, output, batch = self._run(batches[number], arrive)
-            if self.stages.beside(1) is None:
+        def forward(number: int, chunk: int, arrive: Arrive) -> tuple[Tensor | None, Tensor]:
+            came, output, batch = self._run(batches[number], chunk, arrive)
+            if self._parts[chunk].post_process:
                 found.append(batch.answers(output[0], self._head))
             return came, output
 
-        follow([Entry(0, "F")] * len(batches), [self._line(forward)], self.stages.channel)
+        order = forwards(self.stages.size(), len(batches), len(self._parts))
+        follow(order, [self._line(forward)], self.stages.channel)
         return found
 
     def model(self, micro_batches: int) -> Model:
         """By which lists of several are made."""
         again = bool(self._model.config.recompute_granularity)
         size, turned = self.stages.size(), self.stages.turned
-        return counted(self._shape, self._kind, size, micro_batches, recompute=again, turned=turned)
+        found = counted(self._shape, self._kind, size, micro_batches, recompute=again, turned=turned)
+        return replace(found, chunks=len(self._parts))
 
     def training(
-        self, blocks: Sequence[Any], micro: Callable[[Any], Micro], last: Callable[[], None] | None
+        self, blocks: Sequence[Any], micro: Callable[[Any], Micro], last: Callable[[nn.Module], None] | None
     ) -> tuple[Line, list[Tensor]]:
         """The blocks as micro-batches of a schedule, and where the losses come on the last stage."""
         losses: list[Tensor] = []
+        begun: dict[int, tuple[Micro, Batch]] = {}
+        """What has not gone through all chunks."""
 
-        def forward(number: int, arrive: Arrive) -> tuple[Tensor | None, Tensor]:
-            part = micro(blocks[number])
-            came, output, batch = self._run(batch_of(part.calls, self._pad_id), arrive)
-            if self.stages.beside(1) is not None:
+        def forward(number: int, chunk: int, arrive: Arrive) -> tuple[Tensor | None, Tensor]:
+            if chunk == 0:
+                made = micro(blocks[number])
+                begun[number] = made, batch_of(made.calls, self._pad_id)
+            part, rows = begun.pop(number) if chunk == len(self._parts) - 1 else begun[number]
+            came, output, batch = self._run(rows, chunk, arrive)
+            if not self._parts[chunk].post_process:
                 return came, output
             value = part.loss(batch.answers(output[0], self._head))
             losses.append(value.detach())
             # The stages before wait for a gradient, even if it is 0.
             return came, value if value.requires_grad else value + 0 * output[0, 0, 0]
 
-        return replace(self._line(forward), last=last), losses
+        complete = None if last is None else (lambda chunk: last(self._parts[chunk]))
+        return replace(self._line(forward), last=complete), losses
 
-    def _line(self, forward: Callable[[int, Arrive], tuple[Tensor | None, Tensor]]) -> Line:
-        return Line(forward, self.stages.beside(-1), self.stages.beside(1))
+    def _line(self, forward: Callable[[int, int, Arrive], tuple[Tensor | None, Tensor]]) -> Line:
+        return Line(forward, self.stages.ranks, self.stages.rank(), len(self._parts))
 
-    def _run(self, batch: Batch, arrive: Arrive) -> tuple[Tensor | None, Tensor, Batch]:
-        """Of one stage: what came in; the hidden states, or on the last one the output at the batch's places, [1, M,
+    def _run(self, batch: Batch, chunk: int, arrive: Arrive) -> tuple[Tensor | None, Tensor, Batch]:
+        """Of one chunk: what came in; the hidden states, or from the last one the output at the batch's places, [1, M,
         outputs]; and the batch as this rank has it."""
+        model = self._parts[chunk]
         part, share = self._context.part(batch, self._pad_id)
         self._places.set(part.places.to(device()))
         packed = self._angles.of(part.lengths, share, device())
         came = None
-        if self.stages.beside(-1) is not None:
-            config = self._model.config
+        if not model.pre_process:
+            config = model.config
             tokens = part.ids.shape[1] // (config.tensor_model_parallel_size if config.sequence_parallel else 1)
             came = arrive(torch.empty(tokens, 1, config.hidden_size, dtype=config.pipeline_dtype, device=device()))
             came.requires_grad_(torch.is_grad_enabled())
-        self._model.set_input_tensor(came)
-        output: Tensor = self._model(part.ids.to(device()), None, None, packed_seq_params=packed)
+        model.set_input_tensor(came)
+        output: Tensor = model(part.ids.to(device()), None, None, packed_seq_params=packed)
         # It would keep it until the next one.
-        self._model.set_input_tensor(None)
+        model.set_input_tensor(None)
         return came, output, part
 
 
@@ -106,11 +123,11 @@ Training = tuple[Pipeline, Sequence[Any], Callable[[Any], Micro]]
 """Blocks of rows, and what their loss is."""
 
 
-def gradients(trainings: Sequence[Training], last: Callable[[], None] | None = None) -> list[float]:
+def gradients(trainings: Sequence[Training], last: Callable[[nn.Module], None] | None = None) -> list[float]:
     """Adds those of the blocks' losses to the gradients of the weights; returns the sum of each training's losses, 0 on
-    ranks before its model's last stage. last: called before each model's last pass backward.
+    ranks before its model's last stage. last: called before the last pass backward through each part of a model.
 
-    One model goes by 1F1B; several, over the same ranks, fill each other's bubbles.
+    One model goes by 1F1B, interleaved if it has chunks; several, over the same ranks, fill each other's bubbles.
     """
     parts = [(pipeline, *pipeline.training(blocks, micro, last), len(blocks)) for pipeline, blocks, micro in trainings]
     busy = [(pipeline.stages, line, pipeline.model(blocks)) for pipeline, line, _, blocks in parts if blocks]
@@ -119,7 +136,7 @@ def gradients(trainings: Sequence[Training], last: Callable[[], None] | None = N
         if others:
             entries = drawn(Problem(tuple(each for _, _, each in busy)))[stages.place]
         else:
-            entries = one_f_one_b(model)[stages.rank()]
+            entries = alone(model)[stages.rank()]
         with torch.enable_grad():
             follow(entries, [line for _, line, _ in busy], stages.channel)
     return [float(sum(losses)) for _, _, losses, _ in parts]

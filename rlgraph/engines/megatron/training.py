@@ -15,6 +15,7 @@ from megatron.core.distributed import (
 )
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from torch import nn
 
 from rlgraph.engines.base import HalfChanged, NotFinite, TrainOptions
 from rlgraph.engines.megatron.arrival import Arrival
@@ -83,9 +84,10 @@ class Trainer:
         if self._arrival:
             self._arrival.wait()
 
-    def complete(self) -> None:
-        """The next pass backward is the last one before the step: gradients travel as it makes them."""
-        self._overlap.complete()
+    def complete(self, part: nn.Module) -> None:
+        """The next pass backward through a part of the model is the last one before the step: gradients travel as it
+        makes them."""
+        self._overlap.complete(part)
 
     def sum(self) -> None:
         """Adds up what all ranks have of each gradient."""

@@ -381,7 +381,8 @@ class Options:
         else:
             held = deployment.process(self.constants), deployment.copied(2).process(self.constants)
         fuses = component.work == "train" and component.model in self.fuses
-        fuses = fuses and deployment.pp > 1 and deployment.spec.fuses
+        # Bounds of what trainings take together know no parts of stages.
+        fuses = fuses and deployment.pp > 1 and deployment.chunks == 1 and deployment.spec.fuses
         return Strategy(deployment, found, memory, idle, held, alike, fuses)
 
     def batches(self, component: Component) -> list[Batch]:
@@ -467,17 +468,18 @@ def legal(
     sizes = dict(said)
     if any(size > 1 and name not in [axis.name for axis in axes] for name, size in said):
         return ()
-    # What is wrong with one axis does not depend on the others.
+    # What is wrong with one axis does not depend on the others, if there are ranks along it.
     able = [
         [
             (axis.name, size)
             for size in ([sizes[axis.name]] if axis.name in sizes else _sizes(axis, shape, per_node, tokens))
-            if not problems(shape, engine, mesh(**{axis.name: size}), kind)
+            if not axis.spread or not problems(shape, engine, mesh(**{axis.name: size}), kind)
         ]
         for axis in axes
     ]
     columns = spec_of(engine).columns
     found = (mesh(**dict(sizes)) for sizes in product(*able))
+    found = (split for split in found if split.axes == split.spread or not problems(shape, engine, split, kind))
     alone = (split for split in found if sum(split.length(axis) > 1 for axis in columns) < 2)
     return tuple(split for split in alone if said or split.length("fsdp") * split.length("tp") <= _NODES * per_node)
 
@@ -488,10 +490,12 @@ def _power(most: int) -> int:
 
 
 def _sizes(axis: MeshAxis, shape: Shape, per_node: int, tokens: int) -> Sequence[int]:
-    """That are tried: of stages any, else powers of two, over two nodes at most; what is shared out is also over whole
-    nodes, up to eight. tokens: as `legal` has it."""
+    """That are tried: of stages any, no parts of them, else powers of two, over two nodes at most; what is shared out
+    is also over whole nodes, up to eight. tokens: as `legal` has it."""
     if axis.splits == "layers":
         return range(1, min(shape.layers, 64) + 1)
+    if axis.splits == "rounds":
+        return [1]
     powers = [2**power for power in range(12) if 2**power <= 2 * per_node]
     if axis.splits == "tokens":
         return [each for each in powers if each <= tokens]
