@@ -88,12 +88,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def chosen(folder: Path, line: str, batch: int = 128, cluster: str = "2x8:h100-80gb", before: str = "") -> Compiled:
+def chosen(
+    folder: Path,
+    line: str,
+    batch: int = 128,
+    cluster: str = "2x8:h100-80gb",
+    before: str = "",
+    schedule: str = SCHEDULE,
+) -> Compiled:
     source = (Path(rlgraph.__file__).parent / "algorithms/ppo.rlf").read_text()
     text = source.replace("model critic   = value_lm(base)", SMALL).replace("batch=1024", f"batch={batch}")
     path = folder / "ppo.rlf"
     path.write_text(text.replace("reward_lm(judge)", "reward_lm(base)"))
-    return rlgraph.compile(path, schedule=SCHEDULE + before + line, cluster=cluster, fuse=False)
+    return rlgraph.compile(path, schedule=schedule + before + line, cluster=cluster, fuse=False)
 
 
 def test_it_takes_as_long_as_the_lists_that_ranks_follow(folder: Path) -> None:
@@ -119,6 +126,16 @@ def test_it_takes_as_long_as_the_lists_that_ranks_follow(folder: Path) -> None:
     # Beside the bubbles an order is saved; rows come in mini-batches of other lengths than the average.
     assert saved == pytest.approx(len(pieces) * (each.in_turn - each.table.makespan), rel=0.25)
     assert found.seconds < without.seconds
+
+
+def test_models_in_several_parts_share_a_pipeline_too(folder: Path) -> None:
+    made = [chosen(folder, LINE, schedule=SCHEDULE.replace("pp=4", f"pp=2{more}")) for more in ("", ", chunks=2")]
+    (one,), (two,) = (fusions(each.choice).values() for each in made)
+    assert [model.chunks for model in two.problem.models] == [2, 2]
+    assert len(two.lists[0]) == 2 * len(one.lists[0])
+    assert two.bound <= two.table.makespan < 1.05 * one.table.makespan
+    assert simulate(made[1]).seconds == pytest.approx(made[1].told["predicted"]["seconds"], rel=0.03)
+    assert memory(made[1].choice)["learn"].fits
 
 
 def test_micro_batches_of_both_are_in_memory(folder: Path) -> None:

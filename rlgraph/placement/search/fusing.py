@@ -106,7 +106,8 @@ class Fusing:
         last one, if there are none that are shorter than an option's. The forward of another one that is as long may be
         a quarter of it, where this one's is a third (`TaskModel.filled`)."""
         _, _, forward, backward = option.filled[self.training[number]]
-        return (option.strategy.deployment.pp - 1) // 2 * (forward + backward) * _ALIKE
+        deployment = option.strategy.deployment
+        return (deployment.pp - 1) // 2 * (forward + backward) / deployment.chunks * _ALIKE
 
     def durations(self, chosen: Sequence[Option], pieces: Pieces, taken: Taken = exactly) -> dict[int, Sequence[float]]:
         """Seconds of each component's tasks. taken: what trainings take together."""

@@ -381,8 +381,7 @@ class Options:
         else:
             held = deployment.process(self.constants), deployment.copied(2).process(self.constants)
         fuses = component.work == "train" and component.model in self.fuses
-        # Bounds of what trainings take together know no parts of stages.
-        fuses = fuses and deployment.pp > 1 and deployment.chunks == 1 and deployment.spec.fuses
+        fuses = fuses and deployment.pp > 1 and deployment.spec.fuses
         return Strategy(deployment, found, memory, idle, held, alike, fuses)
 
     def batches(self, component: Component) -> list[Batch]:

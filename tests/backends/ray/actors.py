@@ -28,10 +28,10 @@ REPLAYED, SAMPLED = 5, 2
 """Steps that are fed what one process sampled, and steps after them that sample for themselves."""
 
 
-def weights(seed: int) -> str:
+def weights(seed: int, layers: int = 2) -> str:
     """Random weights whose heads are wide enough for vLLM. Nine tokens, which no two ranks share evenly."""
     return (
-        f'random("qwen2", seed={seed}, hidden_size=64, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, '
+        f'random("qwen2", seed={seed}, hidden_size=64, intermediate_size=24, num_hidden_layers={layers}, num_attention_heads=2, '
         'num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.1, tokenizer=chars("abcd>x"))'
     )
 
@@ -47,7 +47,7 @@ RATE = "lr=0.003, eps=0.001"
 for weights on which the loss does not depend; and it would not see a gradient of the wrong size."""
 
 LORA = "causal_lm(base, lora=lora(rank=3, alpha=6.0))"
-SHIPPED = {"experts": "grpo", "lora": "grpo"}
+SHIPPED = {"deep": "grpo", "experts": "grpo", "lora": "grpo"}
 """The program of those that are called otherwise."""
 
 PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
@@ -58,6 +58,10 @@ PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "lora": (
         {"max_tokens=1024": "max_tokens=5", "lr=1e-6": RATE, "parts=4": "parts=2", "causal_lm(base)": LORA},
         {"base": weights(3), "n": "4", "prompts": 'jsonl("gsm8k.jsonl", batch=5)', "beta": "0.05"},
+    ),
+    "deep": (
+        {"max_tokens=1024": "max_tokens=5", "lr=1e-6": RATE, "parts=4": "parts=2"},
+        {"base": weights(0, 4), "n": "4", "prompts": 'jsonl("gsm8k.jsonl", batch=5)', "beta": "0.05"},
     ),
     "experts": (
         {"max_tokens=1024": "max_tokens=5", "lr=1e-6": RATE, "parts=4": "parts=2"},

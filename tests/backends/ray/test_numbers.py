@@ -104,6 +104,16 @@ place actor.train, ref on learn(engine=megatron, ep=2)
 place actor.generate on play(engine=vllm, ep=2)
 """,
     ),
+    "deep: pp2 in two parts to two": Case(
+        "deep",
+        """
+pool learn = 2 devices
+pool play = 2 devices
+place actor.train, ref on learn(engine=megatron, pp=2, chunks=2)
+place actor.generate on play(engine=vllm)
+""",
+        {("actor", "train"): {"micro_tokens": TOKENS}},
+    ),
     "ppo: pp2, fused": Case(
         "ppo",
         """
@@ -176,7 +186,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def local(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Local]:
     """All programs in this process."""
     made = tmp_path_factory.mktemp("local")
-    return {name: run_local(name, folder, made) for name in ("experts", "grpo", "lora", "ppo")}
+    return {name: run_local(name, folder, made) for name in ("deep", "experts", "grpo", "lora", "ppo")}
 
 
 @pytest.fixture(scope="module")
