@@ -53,7 +53,7 @@ class Mesh:
     @property
     def size(self) -> int:
         """How many ranks there are."""
-        return math.prod(size for _, size in self.spread)
+        return math.prod(size for name, size in self.axes if name not in _WITHIN)
 
     @property
     def spread(self) -> tuple[tuple[str, int], ...]:
@@ -105,7 +105,7 @@ class Mesh:
     @property
     def splits(self) -> tuple[str, ...]:
         """The axes along which there are several ranks."""
-        return tuple(name for name, size in self.spread if size > 1)
+        return tuple(name for name, size in self.axes if size > 1 and name not in _WITHIN)
 
     @property
     def copy_size(self) -> int:
