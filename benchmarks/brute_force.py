@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import rlgraph
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.steady import FEWEST, run_steps
+from rlgraph.clusters.cluster import Island
 from rlgraph.compilation import blocks as streamed
 from rlgraph.compilation import tails as moved
 from rlgraph.compilation.finalists import refined
@@ -48,7 +49,7 @@ from rlgraph.placement.search import options as searched
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.option import Option
-from rlgraph.placement.search.partitions import packed, sizes
+from rlgraph.placement.search.partitions import packed, sizes, used
 from rlgraph.placement.search.problem import Blocks, Problem
 from rlgraph.placement.tails import copies_of
 
@@ -115,31 +116,38 @@ def shares(question: Question, problem: Problem) -> Iterator[tuple[Blocks, tuple
     """Partitions with sizes of their pools, and the options of each component."""
     islands = problem.cluster.islands
     for blocks in candidates(problem, question):
-        for devices in product(*(sizes(islands[block.island]) for block in blocks)):
-            used = [0] * len(islands)
-            for block, count in zip(blocks, devices, strict=True):
-                used[block.island] += count
-            room = all(count <= island.devices for count, island in zip(used, islands, strict=True))
+        for devices in product(*(sizes(problem.island(block)) for block in blocks)):
+            taken = zip(used(islands, blocks, devices), islands, strict=True)
+            room = all(count <= island.devices for count, island in taken)
             if room and packed(islands, blocks, devices):
                 own: list[list[Option]] = [[] for _ in problem.components]
                 for block, count in zip(blocks, devices, strict=True):
                     for number in block.components:
-                        own[number] = list(options(problem, problem.components[number], block.island, count))
+                        own[number] = list(options(problem, problem.components[number], problem.island(block), count))
                 yield blocks, devices, own
 
 
-def options(problem: Problem, component: Component, island: int, devices: int) -> Iterator[Option]:
+def options(problem: Problem, component: Component, island: Island, devices: int) -> Iterator[Option]:
     made = problem.options
-    for split in made.splits(component, problem.cluster.islands[island]):
-        for full in made.knobs(component, split):
-            strategy = made.whole(component, full)
-            for copies in range(1, strategy.room(devices) + 1):
-                for each in made.options(component, strategy, copies):
-                    yield from (each.between(cache, cache) for cache in range(each.high.cache + 1))
+    yield from _alike(problem, component, island, devices)
     if id(component) in made.parts:
         _, *halves = made.parts[id(component)]
         for trainer, reader in product(*(options(problem, half, island, devices) for half in halves)):
             yield from made.beside(component, trainer, [reader])
+
+
+def _alike(problem: Problem, component: Component, island: Island, devices: int) -> Iterator[Option]:
+    """With one split for all that it does."""
+    made = problem.options
+    if island.inner:
+        # A pool over several islands has all but the last of them whole.
+        yield from _alike(problem, component, island.inner, island.inner.devices)
+    for split in made.splits(component, island):
+        for full in made.knobs(component, split):
+            strategy = made.whole(component, full)
+            for copies in range(strategy.beyond + 1, strategy.room(devices) + 1):
+                for each in made.options(component, strategy, copies):
+                    yield from (each.between(cache, cache) for cache in range(each.high.cache + 1))
 
 
 def simulated(choice: Choice) -> float:

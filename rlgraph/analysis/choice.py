@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from rlgraph.clusters.units import show, shown_seconds
 from rlgraph.compilation.choosing import hosted, memory, work_seconds
 from rlgraph.compilation.hosts import fullest, hosts
 from rlgraph.errors import counted
+from rlgraph.ir.plan import Pool
 from rlgraph.placement.choose import Choice
 
 
@@ -37,8 +39,8 @@ def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
         peak = full[pool.name]
         yield ""
         yield (
-            f"{counted(pool.devices, 'device')} in `{pool.name}`: at most {show(peak.bytes, 'bytes')} of "
-            f"{show(peak.capacity, 'bytes')}, "
+            f"{counted(pool.devices, 'device')} in `{pool.name}`{_kinds(choice, pool)}: "
+            f"at most {show(peak.bytes, 'bytes')} of {show(peak.capacity, 'bytes')}, "
             f"during {peak.moment}" + (f"; tight, {peak.bytes / peak.capacity:.1%} full" if peak.tight else "")
         )
         yield from _rows(choice, pool.name)
@@ -48,6 +50,14 @@ def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
             yield f"  in the host's memory, {show(peak.host, 'bytes')} for each device{of_it}, while others work:"
             cells = [(name, f"sleeps during {', '.join(others) or 'nothing'}") for name, others in peak.asleep]
             yield from (f"    {line}" for line in table("<<", cells))
+
+
+def _kinds(choice: Choice, pool: Pool) -> str:
+    """How many devices it has of each group of the cluster, where these are several."""
+    cluster = choice.question.cluster
+    numbers = Counter(cluster.island(pool.first + device) for device in range(pool.devices))
+    names = [f"{count} {cluster.islands[number].device.name}" for number, count in numbers.items()]
+    return f" ({' and '.join(names)})" if len(names) > 1 else ""
 
 
 def headline(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterator[str]:

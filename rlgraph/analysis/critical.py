@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from rlgraph.cost import time
-from rlgraph.cost.predict import TaskModel
+from rlgraph.cost.predict import task_model
 from rlgraph.cost.tasks import Task
 from rlgraph.cost.timetable import Order, Pools, starts
 from rlgraph.ops import work_of
@@ -136,7 +136,7 @@ def parts_of(problem: Problem, number: int, option: Option, at: int) -> dict[str
 
 def _parts(problem: Problem, component: Component, option: Option, at: int) -> dict[str, float]:
     task, deployment = problem.tasks[at], option.deployment
-    found = TaskModel(task.op, component.config, deployment, problem.constants, task.batches)
+    found = task_model(task.op, component.config, deployment, problem.constants, task.batches)
     cost = asdict(found.cost(deployment.dp))
     if option.offload:
         cost["offload"] = option.moved[component.tasks.index(at)] / task.times

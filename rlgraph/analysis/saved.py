@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.cost.constants import defaults
-from rlgraph.cost.predict import Predictor, TaskModel
+from rlgraph.cost.predict import Predictor, task_model
 from rlgraph.cost.tasks import Task, stays
 from rlgraph.models.shape import Shape
 from rlgraph.placement.place import config_of
@@ -45,7 +45,7 @@ def seconds_of(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
             continue
         group = plan.role(task.model, task.op)
         deployment = predictor.deployment(task.model, group)
-        model = TaskModel(task.op, predictor.configs[task.model], deployment, predictor.constants, task.batches)
+        model = task_model(task.op, predictor.configs[task.model], deployment, predictor.constants, task.batches)
         own = [
             at for at, each in enumerate(step) if each.model == task.model and plan.role(each.model, each.op) == group
         ]

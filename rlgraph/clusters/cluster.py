@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
@@ -73,19 +74,30 @@ class Island:
     """Seconds that a message within a node takes beside its bytes."""
     network_latency: float
     """Seconds that a message between two nodes takes beside its bytes."""
+    parts: tuple[Island, ...] = ()
+    """Of several islands as one (`Cluster.joined`), which has the least of each of their numbers; copies of a model
+    fill one after the other."""
+    inner: Island | None = None
+    """Of several: all but the last one."""
+    between: float = inf
+    """Of several: bytes a second of one device to a device of another one of them, in each direction."""
+    between_latency: float = 0.0
+    """Of several: seconds that a message between two of them takes beside its bytes."""
 
     @property
     def devices(self) -> int:
-        return self.nodes * self.per_node
+        return sum(part.devices for part in self.parts) if self.parts else self.nodes * self.per_node
 
     @property
     def host_memory(self) -> float:
         """Bytes of a node's host."""
-        return self.per_node * self.device.host_memory
+        return min([part.host_memory for part in self.parts], default=self.per_node * self.device.host_memory)
 
     def near(self, reach: int) -> bool:
         """Whether so many devices in a row, one such group behind the other from the start of a node, are always on one
         node."""
+        if self.parts:
+            return all(part.near(reach) for part in self.parts)
         return reach <= self.per_node and (self.nodes == 1 or self.per_node % reach == 0)
 
     # Teams: devices next to each other, as tensor-parallel ranks are. One that a node has room for lies on one, and
@@ -110,6 +122,38 @@ class Island:
         nodes, before = divmod(team, self.per_node // size)
         return nodes * self.per_node + before * size + place
 
+    # Copies of a model: so many devices, in teams. Each lies within one island.
+
+    def copies(self, team: int, size: int, devices: int) -> int:
+        """How many copies there are among `devices` in a row from the start of a node."""
+        if not self.parts:
+            return self.teams(team, devices) // (size // team)
+        found = 0
+        for part in self.parts:
+            found += part.copies(team, size, min(devices, part.devices))
+            devices -= min(devices, part.devices)
+        return found
+
+    def span(self, team: int, size: int, copies: int) -> int:
+        """How many devices in a row from the start of a node so many copies lie among, up to the last of the last."""
+        before = 0
+        for part in self.parts:
+            room = part.copies(team, size, part.devices)
+            if copies <= room:
+                return before + part.span(team, size, copies)
+            before, copies = before + part.devices, copies - room
+        return before + self.reach(team, copies * (size // team))
+
+    def rank(self, team: int, size: int, number: int) -> int:
+        """The device of a rank of copies, both counted from 0 from the start of a node."""
+        before = 0
+        for part in self.parts:
+            room = part.copies(team, size, part.devices) * size
+            if number < room:
+                return before + part.member(team, number)
+            before, number = before + part.devices, number - room
+        return before + self.member(team, number)
+
     def beside(self, size: int, teams: int) -> bool:
         """Whether neighbours among so many teams in a row, one such row behind the other, are on one node: of two that
         make a row, or of all that fill a node."""
@@ -126,13 +170,40 @@ class Cluster:
     """Seconds that a message between two islands takes beside its bytes."""
     text: str
     """As the user would write it: the same cluster has the same text."""
+    _joined: dict[tuple[int, ...], Island] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def devices(self) -> int:
         return sum(island.devices for island in self.islands)
 
+    def joined(self, numbers: tuple[int, ...]) -> Island:
+        """Some of its islands as one, in this order; of one it is that one."""
+        if len(numbers) == 1:
+            return self.islands[numbers[0]]
+        if numbers not in self._joined:
+            parts = tuple(self.islands[number] for number in numbers)
+            self._joined[numbers] = Island(
+                sum(part.nodes for part in parts),
+                min(part.per_node for part in parts),
+                _weakest([part.device for part in parts]),
+                min(part.network for part in parts),
+                max(part.link_latency for part in parts),
+                max(part.network_latency for part in parts),
+                parts,
+                self.joined(numbers[:-1]),
+                self.between,
+                self.between_latency,
+            )
+        return self._joined[numbers]
+
+    def over(self, first: int, devices: int) -> Island:
+        """The island that so many devices in a row are on, or all of those as one."""
+        ends = self.island(first), self.island(first + max(1, devices) - 1)
+        return self.joined(tuple(range(ends[0], ends[1] + 1)))
+
     def apart(self, source: Island, target: Island) -> tuple[float, float] | None:
-        """Bytes a second of a device and seconds of a message from one of its islands to another; None within one."""
+        """Bytes a second of a device and seconds of a message from one of its islands, or several as one, to another;
+        None within one."""
         return None if source is target else (self.between, self.between_latency)
 
     def island(self, first: int) -> int:
@@ -159,3 +230,19 @@ class Cluster:
                 return before + device // island.per_node
             device, before = device - island.devices, before + island.nodes
         raise IndexError(f"the cluster has {self.devices} devices")
+
+
+def _weakest(devices: Sequence[Device]) -> Device:
+    """What all of some devices have at least."""
+    dtypes = dict.fromkeys(dtype for device in devices for dtype, _ in device.flops)
+    return Device(
+        " and ".join(dict.fromkeys(device.name for device in devices)),
+        min(device.memory for device in devices),
+        tuple((dtype, min(device.products(dtype) for device in devices)) for dtype in dtypes),
+        min(device.streamed for device in devices),
+        min(device.link for device in devices),
+        min(device.network for device in devices),
+        min(device.host for device in devices),
+        max(device.price for device in devices),
+        host_memory=min(device.host_memory for device in devices),
+    )

@@ -49,7 +49,13 @@ class Link:
 
 
 def between_copies(island: Island, one: int, copies: int, share: float) -> Link:
-    """Of the copies of a group, each on so many devices in a row."""
+    """Of the copies of a group, each on so many devices in a row; of those of several islands as slow as the slowest
+    part of a ring through all of them."""
+    if island.parts:
+        wide = [across(part, one, share) for part in island.parts]
+        members = min(max(1, part.per_node // one) for part in island.parts)
+        bandwidth = min([island.between * members * share, *(each.bandwidth for each in wide)])
+        return Link(bandwidth, max(island.between_latency, *(each.latency for each in wide)))
     if one * copies <= island.per_node:
         return Link(island.device.link * share, island.link_latency)
     return across(island, one, share)

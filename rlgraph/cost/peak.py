@@ -41,6 +41,8 @@ class Peak:
     """What is there then, the largest first."""
     capacity: float
     """Bytes of the device that a plan may use."""
+    device: str
+    """What it is called."""
     moments: tuple[tuple[str, float], ...]
     """The bytes on that device during each task of the pool, in the order of the tasks."""
     host: float = 0.0
@@ -84,8 +86,7 @@ def peaks(
     for pool in plan.pools:
         groups = [group for group in plan.groups if group.pool == pool.name and group.models]
         if groups:
-            island = cluster.islands[cluster.island(pool.first)]
-            found[pool.name] = _Filling(predictor, tasks, pool, groups, accumulated).peak(usable(island, constants))
+            found[pool.name] = _Filling(predictor, tasks, pool, groups, accumulated).peak()
     return found
 
 
@@ -209,20 +210,27 @@ class _Filling:
                     return Bytes((("weights", -float(count(config.shape, config.kind) * config.item)),))
         return Bytes()
 
-    def peak(self, capacity: float) -> Peak:
-        # Devices that the same groups are on hold the same: one of each kind is looked at.
-        kinds: dict[tuple[bool, ...], int] = {}
+    def peak(self) -> Peak:
+        # Devices that the same groups are on hold the same: one of each kind is looked at, on each island.
+        kinds: dict[tuple[int, tuple[bool, ...]], int] = {}
         held = [set(group.devices) for group in self.groups]
         for device in sorted(set().union(*held)):
-            kinds.setdefault(tuple(device in each for each in held), device)
-        return max((self.on(device, capacity) for device in kinds.values()), key=lambda each: each.bytes)
+            kinds.setdefault((self.island(device), tuple(device in each for each in held)), device)
+        return max((self.on(device) for device in kinds.values()), key=lambda each: each.bytes - each.capacity)
 
-    def on(self, device: int, capacity: float) -> Peak:
+    def island(self, device: int) -> int:
+        """The number of that which a device of the pool is in."""
+        return self.predictor.cluster.island(self.pool.first + device)
+
+    def on(self, device: int) -> Peak:
+        island = self.predictor.cluster.islands[self.island(device)]
         here = [(task.name, self.parts(device, task, group)) for task, group in self.work if device in group.devices]
         resting: list[tuple[str, Parts]] = [("", tuple(self.staying(device, None)))]
         moment, parts = max(here or resting, key=lambda each: _sum(each[1]))
         largest = tuple(sorted(parts, key=lambda part: -part[2]))
-        return Peak(moment, largest, capacity, tuple((name, _sum(each)) for name, each in here), *self.away(device))
+        moments = tuple((name, _sum(each)) for name, each in here)
+        capacity = usable(island, self.predictor.constants)
+        return Peak(moment, largest, capacity, island.device.name, moments, *self.away(device))
 
     def away(self, device: int) -> tuple[float, tuple[tuple[str, tuple[str, ...]], ...]]:
         """What the host keeps of models that a device has off-loaded, all that cannot be made again or brought; and who

@@ -131,6 +131,70 @@ class TaskModel:
         return rows(self.tokens * mine / self.rows if self.rows else 0.0, self.deployment.island, self.constants)
 
 
+class Spread(TaskModel):
+    """The same where copies lie on several islands: rows are dealt evenly, so that what the slowest copy takes is what
+    all take. Those that are trained exchange with each other from island to island."""
+
+    __slots__ = ("parts",)
+
+    def __init__(
+        self,
+        operation: str,
+        config: ModelConfig,
+        deployment: Deployment,
+        constants: Constants,
+        batches: Sequence[Batch],
+        alike: TaskModel | None = None,
+    ) -> None:
+        known: Sequence[TaskModel | None] = (None,) * len(deployment.island.parts)
+        if isinstance(alike, Spread):
+            known = alike.parts
+        own = [replace(deployment, island=part) for part in deployment.island.parts]
+        self.parts: tuple[TaskModel, ...] = tuple(
+            TaskModel(operation, config, each, constants, batches, other)
+            for each, other in zip(own, known, strict=True)
+        )
+        for each in self.parts:
+            if each.update:
+                each.update = replace(each.update, island=deployment.island)
+        first, *_ = self.parts
+        self.deployment, self.constants, self.batches = deployment, constants, batches
+        self.one, self.tokens, self.rows = first.one, first.tokens, first.rows
+        self.passes, self.generation, self.update = first.passes, first.generation, first.update
+
+    def slowest(self, copies: int) -> TaskModel:
+        """On the island whose copies take the longest."""
+        return max(self.parts, key=lambda each: each.seconds(copies))
+
+    def work(self, copies: int) -> Cost:
+        return max((each.work(copies) for each in self.parts), key=lambda cost: cost.seconds)
+
+    def cost(self, copies: int) -> Cost:
+        return self.slowest(copies).cost(copies)
+
+    def seconds(self, copies: int) -> float:
+        return max([each.seconds(copies) for each in self.parts])
+
+    def filled(self, copies: int) -> tuple[float, float, float, float]:
+        return self.slowest(copies).filled(copies)
+
+    def training(self, config: ModelConfig, copies: int, turned: bool) -> Training:
+        return self.slowest(copies).training(config, copies, turned)
+
+
+def task_model(
+    operation: str,
+    config: ModelConfig,
+    deployment: Deployment,
+    constants: Constants,
+    batches: Sequence[Batch],
+    alike: TaskModel | None = None,
+) -> TaskModel:
+    """On one island or on several. Arguments as `TaskModel` has them."""
+    kind = Spread if deployment.island.parts else TaskModel
+    return kind(operation, config, deployment, constants, batches, alike)
+
+
 def footprint(operation: str, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
     """The memory of the work on the fullest rank."""
     return memory_model(operation, config, deployment, batches).at(deployment.dp)
@@ -196,16 +260,29 @@ class Predictor:
         self._pools = {pool.name: pool for pool in plan.pools}
 
     def island(self, group: Group) -> Island:
-        """Where a group is: what needs no devices is beside the first ones."""
-        first = self._pools[group.pool].first if group.models else 0
-        return self.cluster.islands[self.cluster.island(first)]
+        """Where a group's pool is: what needs no devices is beside the first ones."""
+        if not group.models:
+            return self.cluster.islands[0]
+        pool = self._pools[group.pool]
+        return self.cluster.over(pool.first, pool.devices)
 
-    def deployment(self, model: str, group: Group) -> Deployment:
-        """Where and how a group works with a model."""
+    def lies(self, group: Group, copy: int | None = None) -> Island:
+        """Where a group has its processes, or those of one of its copies: of a pool over several islands it may be on
+        fewer."""
+        found = self.island(group)
+        if not found.parts:
+            return found
+        first, devices = self._pools[group.pool].first, group.devices
+        if copy is not None:
+            devices = devices[copy * group.mesh.copy_size :][: group.mesh.copy_size]
+        return self.cluster.joined(tuple(sorted({self.cluster.island(first + device) for device in devices})))
+
+    def deployment(self, model: str, group: Group, copy: int | None = None) -> Deployment:
+        """Where and how a group, or one of its copies, works with a model."""
         how = self.plan.holding(model, group.name)
         return Deployment(
             group.engine,
-            self.island(group),
+            self.lies(group, copy),
             group.mesh,
             how.micro_tokens,
             how.recompute,
@@ -219,7 +296,7 @@ class Predictor:
     def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         """The work alone, on all copies of the group that does it, or on so many of them."""
         deployment = self.deployment(model, self.plan.role(model, planned_as(operation)))
-        found = TaskModel(operation, self.configs[model], deployment, self.constants, batches)
+        found = task_model(operation, self.configs[model], deployment, self.constants, batches)
         return found.work(copies or deployment.dp)
 
     def fused(self, works: Sequence[tuple[str, Sequence[Batch]]]) -> Fusion:
@@ -227,16 +304,17 @@ class Predictor:
         found = []
         for model, batches in works:
             deployment, shared = self.deployment(model, self.plan.role(model, "train")), self.plan.fused_with(model)
-            task = TaskModel("train", self.configs[model], deployment, self.constants, batches)
+            task = task_model("train", self.configs[model], deployment, self.constants, batches)
             found.append(task.training(self.configs[model], deployment.dp, bool(shared and model in shared.turned)))
         return fusion(found)
 
     def sampled(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> Sampled:
         """The work of one copy that samples, on its rows alone: tokens of each, so many samples of a prompt behind each
         other."""
-        deployment, config = self.deployment(model, self.plan.role(model, planned_as(operation))), self.configs[model]
+        group, config = self.plan.role(model, planned_as(operation)), self.configs[model]
+        deployment = self.deployment(model, group, copy)
         found = []
         for thread in range(deployment.threads):
             start, stop = (samples * each for each in share(len(answers) // samples, deployment.threads, thread))
@@ -256,7 +334,7 @@ class Predictor:
     def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
         """An edge between two groups, or to so many copies of the second."""
         sending, found = self.plan.group(source), self.plan.group(target)
-        if apart := self.cluster.apart(self.island(sending), self.island(found)):
+        if sending.pool != found.pool and (apart := self.cluster.apart(self.island(sending), self.island(found))):
             # Each copy has a link of its own; the host, and a process that runs a function, is one.
             ends = [group.mesh.length("dp") if group.models else 1 for group in (sending, found)]
             return sent_apart(tokens / min(ends[0], copies or ends[1]), apart, self.constants)

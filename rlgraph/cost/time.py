@@ -528,15 +528,19 @@ def sync(
 
     together: both are on the same devices, and each keeps what it holds of them; what moves then is its share less the
     overlap (HybridFlow, arXiv 2409.19256, table 2). Where tensors are split finer than in training, some device holds
-    nothing of its part. Else all nodes of the target get them once over the
-    network, as fast as a node of the source sends or one of theirs takes them, each passing on what it got; copies on a
-    node get them from each other.
+    nothing of its part. Else, and where one of them has copies on an island on which the other has none, all nodes of
+    the target get them once over the network, as fast as a node of the source sends or one of theirs takes them, each
+    passing on what it got; copies on a node get them from each other.
 
     apart: bytes a second of a device and seconds of a message between islands, where the two are on different ones.
     """
     size = work.trained_parameters(config.shape, config.kind) * config.trained_item
     overhead = constants.sync + constants.tensor * work.tensor_count(config.shape, config.kind)
     one, merged = target.parts, merging(config, target, constants)
+    if together and source.island != target.island:
+        # Of a pool over several islands one has copies where the other has none.
+        wider = max(source.island, target.island, key=lambda each: len(each.parts))
+        together, apart = False, (wider.between, wider.between_latency)
     if together:
         held = size / source.parts if target.tp <= source.tp else 0.0
         near = link_of(source, max(source.mesh.copy_size, target.mesh.copy_size), constants)

@@ -6,9 +6,10 @@ recomputation, off-loading. `rlgraph.placement.search` says how; what is minimiz
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import accumulate, combinations
 from math import inf
 from time import monotonic
 
@@ -29,8 +30,8 @@ from rlgraph.placement.search.fusing import Pieces
 from rlgraph.placement.search.incumbent import Found
 from rlgraph.placement.search.option import Option
 from rlgraph.placement.search.options import Options
-from rlgraph.placement.search.partitions import distinct, located, partitions
-from rlgraph.placement.search.problem import Blocks, Goal, Problem
+from rlgraph.placement.search.partitions import distinct, laid, partitions
+from rlgraph.placement.search.problem import Block, Blocks, Goal, Problem
 from rlgraph.placement.search.refuse import refuse
 from rlgraph.placement.search.search import Fuse, Search
 from rlgraph.placement.search.ways import Ways
@@ -312,7 +313,7 @@ def candidates(problem: Problem, question: Question) -> list[Blocks]:
 
 def _candidates(problem: Problem, question: Question, unplaced: Collection[int]) -> list[Blocks]:
     fixed = [(pool.name, pool.devices) for pool in question.schedule.pools if pool.devices]
-    found = partitions(problem.components, question.cluster, fixed, unplaced)
+    found = partitions(problem.components, question.cluster, fixed, unplaced, is_small(problem, question))
     return list(distinct(found, problem.tasks, problem.components))
 
 
@@ -344,8 +345,11 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
     located = tuple(
         replace(pool, first=first[names.index(pool.name)]) if pool.name in names else pool for pool in plan.pools
     )
-    islands = {name: problem.island(block) for name, block in zip(names, found.blocks, strict=True)}
-    groups = tuple(_on_nodes(group, islands[group.pool]) if group.models else group for group in plan.groups)
+    islands = {
+        name: (problem.island(block), _turned(question.cluster, block, devices))
+        for name, block, devices in zip(names, found.blocks, found.devices, strict=True)
+    }
+    groups = tuple(_on_nodes(group, *islands[group.pool]) if group.models else group for group in plan.groups)
     holdings: dict[tuple[str, str], Holding] = {}
     every = [part for number, option in enumerate(found.options) for part in problem.parts(number, option)]
     for component, option in every:
@@ -367,10 +371,35 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
     return replace(plan, pools=located, groups=groups, cluster=question.cluster.text, fused=fused)
 
 
-def _on_nodes(group: Group, island: Island) -> Group:
-    """Without tensor-parallel ranks on two nodes where one has room for them."""
-    tp = spec_of(group.engine).width(group.mesh)
-    return replace(group, devices=tuple(island.member(tp, device) for device in group.devices))
+def _on_nodes(group: Group, island: Island, turned: int) -> Group:
+    """Without tensor-parallel ranks on two nodes where one has room for them, and without a copy on two islands.
+    turned: devices of the last of several islands, if those come first."""
+    tp, size = spec_of(group.engine).width(group.mesh), group.mesh.copy_size
+
+    def ranks(order: Sequence[int]) -> list[int]:
+        return [island.rank(tp, size, number) for number in order]
+
+    found = ranks(group.devices)
+    if island.inner:
+        whole = island.inner.devices
+        copies = [found[at : at + size] for at in range(0, len(found), size)]
+        if any(_astride(island, copy) for copy in copies):
+            # Who has to move the least would lie on two of them.
+            found = ranks(range(len(found)))
+        found = [device + turned if device < whole else device - whole * (turned > 0) for device in found]
+    return replace(group, devices=tuple(found))
+
+
+def _astride(island: Island, devices: Sequence[int]) -> bool:
+    """Whether devices lie on more than one of its parts."""
+    ends = [*accumulate(part.devices for part in island.parts)]
+    return len({bisect(ends, device) for device in devices}) > 1
+
+
+def _turned(cluster: Cluster, block: Block, devices: int) -> int:
+    """Of a pool over several islands the devices of the last one, if that comes first in the cluster; else 0."""
+    before = block.others and block.island < block.others[0]
+    return devices - sum(cluster.islands[number].devices for number in block.others) if before else 0
 
 
 def _placement(component: Component, pool: str, option: Option) -> Placement:
@@ -389,11 +418,6 @@ def _name(held: Sequence[Component]) -> str:
 
 def _firsts(cluster: Cluster, found: Found) -> list[int]:
     """Where each pool begins."""
-    firsts = [0] * len(found.blocks)
-    at = 0
-    for number, island in enumerate(cluster.islands):
-        own = [pool for pool, block in enumerate(found.blocks) if block.island == number]
-        for pool, first in zip(own, located(island, [found.devices[pool] for pool in own]), strict=True):
-            firsts[pool] = at + first
-        at += island.devices
-    return firsts
+    before = [*accumulate((island.devices for island in cluster.islands), initial=0)]
+    pieces = laid(cluster.islands, found.blocks, found.devices)
+    return [before[number] + first for (number, first, _), *_ in pieces]

@@ -146,9 +146,10 @@ def load_plan(path: str | Path) -> Compilation:
     )
     if file.plan.cluster:
         # It loads the cost model, which a plan without a cluster does without.
+        from rlgraph.planfiles.islands import astride
         from rlgraph.planfiles.memory import too_full
 
-        if wrong := too_full(found):
+        if wrong := [*astride(found), *too_full(found)]:
             raise ProgramError(wrong)
     return found
 

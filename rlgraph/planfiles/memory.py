@@ -53,7 +53,7 @@ def too_full(
     step = tasks(program, main_step(program), workload)
     accumulated = added_up(program, plan)
     found = peaks(plan, step, configs, cluster, constants, accumulated=accumulated)
-    wrong = [_told(compiled, cluster, pool, peak) for pool, peak in found.items() if not peak.fits]
+    wrong = [_told(compiled, pool, peak) for pool, peak in found.items() if not peak.fits]
     asleep = lodgings(plan, step, configs, cluster, constants, accumulated)
     full = [(node, each) for node, each in asleep.items() if not each.fits]
     return [*wrong, *(_crowded(compiled, plan, *each) for each in full[:1])]
@@ -73,7 +73,7 @@ def _crowded(compiled: Compilation, plan: Plan, node: int, found: Lodging) -> Di
     return Diagnostic("E0958", told(node, found), span, hint)
 
 
-def _told(compiled: Compilation, cluster: Cluster, name: str, peak: Peak) -> Diagnostic:
+def _told(compiled: Compilation, name: str, peak: Peak) -> Diagnostic:
     """At the setting of the largest part, or at the pool."""
     plan = compiled.plan
     number, pool = next((number, pool) for number, pool in enumerate(plan.pools) if pool.name == name)
@@ -89,11 +89,10 @@ def _told(compiled: Compilation, cluster: Cluster, name: str, peak: Peak) -> Dia
                 hint = f"make `{setting}` smaller"
             elif left >= 1:
                 hint = f"`{setting}` of at most {int(left)} fits"
-    device = cluster.islands[cluster.island(pool.first)].device.name
     moment = f"during `{peak.moment}`" if peak.moment else "all the time"
     message = (
-        f"`{name}` needs {show(peak.bytes, 'bytes')} on each {device} {moment}, and {show(peak.capacity, 'bytes')} can "
-        f"be used: the {what} of `{model}` are {show(size, 'bytes')} of it"
+        f"`{name}` needs {show(peak.bytes, 'bytes')} on each {peak.device} {moment}, and "
+        f"{show(peak.capacity, 'bytes')} can be used: the {what} of `{model}` are {show(size, 'bytes')} of it"
     )
     if compiled.file is not None:
         return Diagnostic("E0958", message, Document(compiled.source).span(path), hint)

@@ -55,7 +55,7 @@ class Alike(Free):
         return Cost(compute=self.score * sum(batch.rows for batch in batches) / (copies or COPIES))
 
     def sampled(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> Sampled:
         self.asked.append([int(tokens) for tokens in answers])
         pace, seconds, ends = Pace(0.0, self.read, 1000, step), self.read * len(answers), [0.0] * len(answers)

@@ -177,7 +177,7 @@ def test_the_search_counts_in_the_same_way(seed: int) -> None:
         problem = Problem(problem.components, problem.cluster, options, problem.goal)
         trained = [component.model for component in problem.components if component.work == "train"]
     devices = problem.cluster.islands[0].devices
-    options = [everything(problem, number, 0, devices) for number in range(len(problem.components))]
+    options = [everything(problem, number, (0,), devices) for number in range(len(problem.components))]
     if not all(options):
         pytest.skip("a part has no option on so many devices")
     chosen = [dice.choice(own) for own in options]

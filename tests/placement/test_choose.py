@@ -18,6 +18,7 @@ from rlgraph.analysis.critical import critical_path
 from rlgraph.analysis.simulate import simulate
 from rlgraph.api.compiled import Compiled
 from rlgraph.cli import status
+from rlgraph.clusters.cluster import Cluster
 from rlgraph.clusters.read import read_cluster
 from rlgraph.compilation.choosing import memory, predicted
 from rlgraph.compilation.compile import with_dtypes
@@ -31,7 +32,7 @@ from rlgraph.cost.predict import ROW_BYTES
 from rlgraph.cost.tasks import stays
 from rlgraph.enginespec.registry import engine
 from rlgraph.errors import ProgramError
-from rlgraph.ir.plan import HOST
+from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.placement.choose import choose, refused
 from rlgraph.placement.search import watch
 from rlgraph.placement.search.problem import peak as counted
@@ -135,15 +136,14 @@ def test_attention_that_needs_a_gpu() -> None:
 @pytest.mark.parametrize("name", ["ppo", "grpo", "remax", "sft", "async_grpo", "dapo", "agent"])
 @pytest.mark.parametrize("cluster", ["1x8:a100-80gb", "2x4:h100-80gb + 2x8:h20-96gb"])
 def test_a_plan_is_whole(name: str, cluster: str) -> None:
-    """All work has a group of a pool that lies on one island, no two pools share a device, and all of them fit."""
+    """All work has a group, each copy of which lies on one island, no two pools share a device, and all of them fit."""
     found = chosen(name, cluster)
     plan, wanted = found.plan, found.choice.question.cluster
     taken: list[int] = []
     for pool in plan.pools:
         if pool.name != HOST:
-            devices = range(pool.first, pool.first + pool.devices)
-            assert len({wanted.island(device) for device in devices}) == 1
-            taken += devices
+            taken += range(pool.first, pool.first + pool.devices)
+    assert not any(astride(plan, group, wanted) for group in plan.groups)
     assert len(taken) == len(set(taken)) <= wanted.devices
     assert all(
         group.mesh.size <= next(p.devices for p in plan.pools if p.name == group.pool) or group.name == HOST
@@ -151,6 +151,13 @@ def test_a_plan_is_whole(name: str, cluster: str) -> None:
     )
     assert all(peak.fits for peak in memory(found.choice).values())
     assert found.choice.found.gap <= 0.01
+
+
+def astride(plan: Plan, group: Group, cluster: Cluster) -> bool:
+    """Whether a copy lies on two islands."""
+    size, first = group.mesh.copy_size, next(pool.first for pool in plan.pools if pool.name == group.pool)
+    copies = [group.devices[at : at + size] for at in range(0, len(group.devices), size)]
+    return any(len({cluster.island(first + device) for device in copy}) > 1 for copy in copies)
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo", "sft"])
@@ -571,10 +578,11 @@ def test_too_large_says_what_where_when_and_what_helps(capsys: pytest.CaptureFix
             "pool play = 7 devices\nplace ref on play\n",
             "E0932",
         ),
-        ("1x4:h100 + 1x8:a100", "schedule ppo\npool learn = 9 devices\nplace actor, critic on learn\n", "E0932"),
+        ("1x4:h100 + 1x8:cpu", "schedule ppo\npool learn = 9 devices\nplace actor, critic on learn\n", "E0932"),
         (
-            "1x4:h100 + 1x8:a100",
-            "schedule ppo\npool learn = 6 devices\nplace actor on learn\npool play = 5 devices\nplace ref on play\n",
+            "1x4:h100 + 1x4:a100",
+            "schedule ppo\npool learn = 3 devices\nplace actor on learn\npool play = 3 devices\nplace ref on play\n"
+            "pool judge = 2 devices\nplace reward on judge\n",
             "E0932",
         ),
         ("1x2:l4(memory=4GiB)", None, "E0930"),

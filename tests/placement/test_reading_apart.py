@@ -42,11 +42,12 @@ MOST = 20000
 
 
 @cache
-def several(seed: int, older: int = 0) -> tuple[Ways, tuple[tuple[str, int], ...]]:
-    """A random problem in which some models are read and trained, and its ways; the pools that are declared."""
+def several(seed: int, older: int = 0, over: bool = False) -> tuple[Ways, tuple[tuple[str, int], ...]]:
+    """A random problem in which some models are read and trained, and its ways; the pools that are declared. over:
+    pools may lie over several islands."""
     dice = random.Random(seed)
     while True:
-        case = attempted(dice, EVEN, 1e9, 1, older)
+        case = attempted(dice, EVEN, 1e9, 1, older, over=over)
         if case is None:
             continue
         old = case.problem
@@ -71,7 +72,7 @@ def several(seed: int, older: int = 0) -> tuple[Ways, tuple[tuple[str, int], ...
                 components = list(chain.from_iterable(own.get(id(each), [each]) for each in first.components))
                 problems.append(Problem(components, *first.given[1:]))
         ways = Ways(problems)
-        if 0 < count(ways, case.fixed) <= MOST:
+        if 0 < count(ways, case.fixed, over) <= MOST:
             return ways, case.fixed
 
 
@@ -87,14 +88,14 @@ def parted(whole: Component, ops: list[str]) -> tuple[Component, Component, Comp
 
 
 def plans(
-    ways: Ways, fixed: tuple[tuple[str, int], ...]
+    ways: Ways, fixed: tuple[tuple[str, int], ...], over: bool = False
 ) -> Iterator[tuple[Case, Blocks, tuple[int, ...], list[list[Option]]]]:
     """Of each way, with the options of each component. Who reads apart is where anything else is done, too."""
     for problem in ways.problems:
         case = Case(problem, fixed)
         readers = {number for number, each in enumerate(problem.components) if each.apart and each.work == "read"}
         trainers = {target: source for source, target in problem.syncs if target in readers}
-        for blocks in partitions(problem.components, problem.cluster, fixed):
+        for blocks in partitions(problem.components, problem.cluster, fixed, over=over):
             home = {number: at for at, block in enumerate(blocks) for number in block.components}
             alone = any(readers >= {*block.components} and not block.devices for block in blocks)
             if alone or any(home[source] == home[target] for target, source in trainers.items()):
@@ -103,18 +104,18 @@ def plans(
                 own: list[list[Option]] = [[] for _ in problem.components]
                 for block, size in zip(blocks, devices, strict=True):
                     for number in block.components:
-                        own[number] = options_of(problem, number, block.island, size)
+                        own[number] = options_of(problem, number, block.islands, size)
                 yield case, blocks, devices, own
 
 
 @cache
-def options_of(problem: Problem, number: int, place: int, devices: int) -> list[Option]:
+def options_of(problem: Problem, number: int, islands: tuple[int, ...], devices: int) -> list[Option]:
     """All options of a component, and all pairs of options of what trains and what reads of it that are worth it."""
     component = problem.components[number]
-    found = all_of(problem, component, place, devices)
+    found = all_of(problem, component, islands, devices)
     if id(component) in problem.options.parts:
         _, *halves = problem.options.parts[id(component)]
-        for trainer, reader in product(*(all_of(problem, half, place, devices) for half in halves)):
+        for trainer, reader in product(*(all_of(problem, half, islands, devices) for half in halves)):
             made = list(problem.options.beside(component, trainer, [reader]))
             assert [each.seconds for each in made] == worth_it(problem, component, trainer, reader)
             found += made
@@ -138,36 +139,36 @@ def worth_it(problem: Problem, whole: Component, trainer: Option, reader: Option
     return [tuple(seconds)] if faster and trainer.split != reader.split else []
 
 
-def all_of(problem: Problem, component: Component, place: int, devices: int) -> list[Option]:
-    island, options = problem.cluster.islands[place], problem.options
+def all_of(problem: Problem, component: Component, islands: tuple[int, ...], devices: int) -> list[Option]:
+    island, options = problem.cluster.joined(islands), problem.options
     strategies = [
         options.whole(component, full)
         for split in options.splits(component, island)
         for full in options.knobs(component, split)
     ]
-    return [
+    return [*(all_of(problem, component, islands[:-1], island.inner.devices) if island.inner else [])] + [
         option
         for strategy in strategies
-        for copies in range(1, strategy.room(devices) + 1)
+        for copies in range(strategy.beyond + 1, strategy.room(devices) + 1)
         for made in options.made(component, strategy, copies)
         for option in sized(made)
     ]
 
 
-def count(ways: Ways, fixed: tuple[tuple[str, int], ...]) -> int:
+def count(ways: Ways, fixed: tuple[tuple[str, int], ...], over: bool = False) -> int:
     found = 0
-    for *_, options in plans(ways, fixed):
+    for *_, options in plans(ways, fixed, over):
         found += prod(map(len, options))
         if found > MOST:
             break
     return found
 
 
-def brute(ways: Ways, fixed: tuple[tuple[str, int], ...]) -> float:
+def brute(ways: Ways, fixed: tuple[tuple[str, int], ...], over: bool = False) -> float:
     return min(
         (
             valued(case, blocks, devices, chosen)
-            for case, blocks, devices, options in plans(ways, fixed)
+            for case, blocks, devices, options in plans(ways, fixed, over)
             for chosen in product(*options)
         ),
         default=inf,
@@ -180,8 +181,17 @@ SEEDS = (*range(40), 45, 79, 111, 139, 282, 298, 300, 301)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_plan_is_better(seed: int) -> None:
-    ways, fixed = several(seed, older=max(0, seed % 4 - 2))
-    least, found = brute(ways, fixed), searched(ways, fixed)
+    compare(seed)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_no_plan_is_better_where_pools_lie_over_islands(seed: int) -> None:
+    compare(seed, over=True)
+
+
+def compare(seed: int, over: bool = False) -> None:
+    ways, fixed = several(seed, max(0, seed % 4 - 2), over)
+    least, found = brute(ways, fixed, over), searched(ways, fixed, over)
     assert (found is None) == (least == inf)
     if found is not None:
         assert found.value == pytest.approx(least, rel=1e-9)
@@ -196,8 +206,8 @@ def test_some_of_these_plans_read_apart() -> None:
     assert any(isinstance(option, Apart) for each in found for option in each.options)
 
 
-def searched(ways: Ways, fixed: tuple[tuple[str, int], ...]) -> Found | None:
-    among = list(partitions(ways.parted.components, ways.parted.cluster, fixed, ways.readers))
+def searched(ways: Ways, fixed: tuple[tuple[str, int], ...], over: bool = False) -> Found | None:
+    among = list(partitions(ways.parted.components, ways.parted.cluster, fixed, ways.readers, over))
     return Search(ways.problems[0], among, 0.0, ways=ways).run()
 
 

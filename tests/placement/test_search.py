@@ -37,7 +37,7 @@ from rlgraph.placement.search.incumbent import Found, Incumbent
 from rlgraph.placement.search.option import Option, Strategy
 from rlgraph.placement.search.option import unbeaten as not_beaten
 from rlgraph.placement.search.options import Options
-from rlgraph.placement.search.partitions import packed, partitions, sizes
+from rlgraph.placement.search.partitions import packed, partitions, sizes, used
 from rlgraph.placement.search.problem import Block, Blocks, Problem, peak
 from rlgraph.placement.search.search import Search
 
@@ -87,10 +87,12 @@ class Case:
 
     problem: Problem
     fixed: tuple[tuple[str, int], ...]
+    over: bool = False
+    """Pools may lie over several islands."""
 
     @property
     def candidates(self) -> list[Blocks]:
-        return list(partitions(self.problem.components, self.problem.cluster, self.fixed))
+        return list(partitions(self.problem.components, self.problem.cluster, self.fixed, over=self.over))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -113,12 +115,13 @@ def random_case(
     older: int = 0,
     fuses: bool = False,
     small: bool = False,
+    over: bool = False,
 ) -> Case:
-    """A random problem that brute force can solve. longer: so many times as long are its rows. older: steps that are
+    """A random problem that brute force can solve. over: pools may lie over several islands. longer: so many times as long are its rows. older: steps that are
     under way beside one. fuses: some trainings may share a pipeline. small: hosts have little memory."""
     dice = random.Random(seed)
     while True:
-        case = attempted(dice, nodes, between, longer, older, fuses)
+        case = attempted(dice, nodes, between, longer, older, fuses, over)
         if case is not None and small:
             case = with_small_hosts(dice, case)
         if case is not None and 0 < count(case) <= MOST:
@@ -137,11 +140,17 @@ def with_small_hosts(dice: random.Random, case: Case) -> Case | None:
     )
     options = Options(problem.tasks, CONSTANTS, problem.options.engines, apart=problem.options.apart)
     small = Problem(problem.components, replace(problem.cluster, islands=islands), options, problem.goal)
-    return Case(small, case.fixed)
+    return Case(small, case.fixed, case.over)
 
 
 def attempted(
-    dice: random.Random, nodes: Nodes, between: float, longer: int, older: int, fuses: bool = False
+    dice: random.Random,
+    nodes: Nodes,
+    between: float,
+    longer: int,
+    older: int,
+    fuses: bool = False,
+    over: bool = False,
 ) -> Case | None:
     names = dice.sample(sorted(WORK), dice.randint(1, 3))
     if fuses:
@@ -150,12 +159,15 @@ def attempted(
         return None
     step = tasks(dice, names, longer)
     fixed: tuple[tuple[str, int], ...] = ()
-    islands = tuple(island(dice, nodes, slow=fuses) for _ in range(dice.choice((1, 1, 2))))
+    islands = tuple(island(dice, nodes, slow=fuses) for _ in range(dice.choice((2, 2, 3) if over else (1, 1, 2))))
     cluster = Cluster(islands, between, 1e4 / between, "random")
     if cluster.devices > 8:
         return None
     if dice.random() < 0.3:
-        fixed = (("pinned", dice.choice([size for size in (1, 2, 4) if size <= min(i.devices for i in islands)])),)
+        most = cluster.devices if over else min(each.devices for each in islands)
+        fixed = (
+            ("pinned", dice.choice([size for size in ((1, 2, 3, 4, 6, 8) if over else (1, 2, 4)) if size <= most])),
+        )
     found = [component(dice, name, work, step, fixed, deep=fuses) for name in names for work in EVERY[name]]
     pairs = [frozenset(names[:2])] if fuses else []
     if fixed and not any(each.pin for each in found) or pairs and not beside(*names[:2], step):
@@ -163,10 +175,13 @@ def attempted(
     engines = ("megatron", "vllm") if fuses else dice.choice(ENGINES)
     goal = dice.choice(("time", "time", "cost"))
     need = memory(dice, Problem(found, cluster, Options(step, CONSTANTS, engines), goal))
-    islands = tuple(replace(each, device=replace(each.device, memory=int(need))) for each in islands)
+    rooms = [int(need * (dice.choice((1.0, 1.0, 1.5)) if over else 1.0)) for _ in islands]
+    islands = tuple(
+        replace(each, device=replace(each.device, memory=room)) for each, room in zip(islands, rooms, strict=True)
+    )
     cluster = replace(cluster, islands=islands)
     options = Options(step, CONSTANTS, engines, apart=len(islands) > 1, fuses=names[:2] if fuses else ())
-    return Case(Problem(found, cluster, options, goal, older=older, pairs=pairs), fixed)
+    return Case(Problem(found, cluster, options, goal, older=older, pairs=pairs), fixed, over)
 
 
 def beside(one: str, other: str, step: Sequence[Task]) -> bool:
@@ -255,7 +270,10 @@ def component(
 def memory(dice: random.Random, problem: Problem) -> float:
     """Bytes of a device, so that some plans fit and others do not."""
     least = [
-        min((option.peak for option in everything(problem, number, 0, problem.cluster.islands[0].devices)), default=0.0)
+        min(
+            (option.peak for option in everything(problem, number, (0,), problem.cluster.islands[0].devices)),
+            default=0.0,
+        )
         for number in range(len(problem.components))
     ]
     return 1.06 * dice.choice((max(least), max(least), sum(least))) * dice.uniform(1.0, 1.5)
@@ -265,12 +283,15 @@ def memory(dice: random.Random, problem: Problem) -> float:
 
 
 @cache
-def everything(problem: Problem, number: int, place: int, devices: int) -> list[Option]:
-    """All options of a component on so many devices of an island, with every number of copies."""
-    return [
+def everything(problem: Problem, number: int, islands: tuple[int, ...], devices: int) -> list[Option]:
+    """All options of a component on so many devices of an island, with every number of copies. Of several islands all
+    but the last one are whole: there are those that lie on these alone, too."""
+    inner = problem.cluster.joined(islands).inner
+    fewer = everything(problem, number, islands[:-1], inner.devices) if inner else []
+    return fewer + [
         option
-        for strategy in strategies(problem, number, place)
-        for copies in range(1, strategy.room(devices) + 1)
+        for strategy in strategies(problem, number, islands)
+        for copies in range(strategy.beyond + 1, strategy.room(devices) + 1)
         for made in problem.options.made(problem.components[number], strategy, copies)
         for option in sized(made)
     ]
@@ -282,23 +303,21 @@ def sized(option: Option) -> list[Option]:
 
 
 @cache
-def strategies(problem: Problem, number: int, place: int) -> list[Strategy]:
+def strategies(problem: Problem, number: int, islands: tuple[int, ...]) -> list[Strategy]:
     """Of a component on an island, also those that do not fit there."""
     component, options = problem.components[number], problem.options
-    splits = options.splits(component, problem.cluster.islands[place])
+    splits = options.splits(component, problem.cluster.joined(islands))
     return [options.whole(component, full) for split in splits for full in options.knobs(component, split)]
 
 
 def allocations(case: Case, blocks: Blocks) -> Iterator[tuple[int, ...]]:
     """Every number of devices of each pool of a partition."""
     islands = case.problem.cluster.islands
-    choices = [(block.devices,) if block.devices else sizes(islands[block.island]) for block in blocks]
+    own = [case.problem.island(block) for block in blocks]
+    choices = [(block.devices,) if block.devices else sizes(each) for block, each in zip(blocks, own, strict=True)]
     for found in product(*choices):
-        used = [
-            sum(n for n, block in zip(found, blocks, strict=True) if block.island == at) for at in range(len(islands))
-        ]
-        enough = all(total <= whole.devices for total, whole in zip(used, islands, strict=True))
-        if enough and packed(islands, blocks, found):
+        taken = zip(used(islands, blocks, found), islands, strict=True)
+        if all(count <= whole.devices for count, whole in taken) and packed(islands, blocks, found):
             yield found
 
 
@@ -309,7 +328,7 @@ def plans(case: Case) -> Iterator[tuple[Blocks, tuple[int, ...], list[list[Optio
             options: list[list[Option]] = [[] for _ in case.problem.components]
             for block, size in zip(blocks, devices, strict=True):
                 for number in block.components:
-                    options[number] = everything(case.problem, number, block.island, size)
+                    options[number] = everything(case.problem, number, block.islands, size)
             yield blocks, devices, options
 
 
@@ -360,6 +379,12 @@ def test_no_plan_is_better_on_uneven_nodes_and_slow_links(seed: int) -> None:
     compare(random_case(seed, UNEVEN, 1e5))
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_no_plan_is_better_where_pools_lie_over_islands(seed: int) -> None:
+    """Two or three unlike islands, of even and uneven nodes; pools of one and of several among the choices."""
+    compare(random_case(seed, EVEN + UNEVEN * (seed % 2), (1e9, 1e7)[seed % 3 == 0], over=True))
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_no_plan_is_better_for_long_rows(seed: int) -> None:
     compare(random_case(seed, longer=64))
@@ -373,7 +398,7 @@ def test_no_plan_is_better_where_hosts_have_little_memory(seed: int) -> None:
 def test_pools_on_one_node_share_its_hosts_memory() -> None:
     """Each of two has room for what sleeps there; both have on two nodes, and not on one."""
     problem = random_case(0, small=True).problem
-    own = [everything(problem, number, 0, 1) for number in range(len(problem.components))]
+    own = [everything(problem, number, (0,), 1) for number in range(len(problem.components))]
     option = next(option for options in own for option in options if option.host)
     first, cluster = problem.cluster.islands[0], problem.cluster
     blocks = (Block((0,), 0), Block((1,), 0))
@@ -458,9 +483,9 @@ def test_where_steps_overlap_other_plans_are_better() -> None:
 def test_long_rows_are_split_by_tokens() -> None:
     """Where that is faster plans do it; short ones are not."""
     cases = [random_case(seed, longer=64) for seed in range(30)]
-    tried = {option.deployment.cp for case in cases for option in everything(case.problem, 0, 0, 8)}
+    tried = {option.deployment.cp for case in cases for option in everything(case.problem, 0, (0,), 8)}
     assert tried == {1, 2}
-    assert all(option.deployment.cp == 1 for option in everything(random_case(0).problem, 0, 0, 8))
+    assert all(option.deployment.cp == 1 for option in everything(random_case(0).problem, 0, (0,), 8))
     found = [Search(case.problem, case.candidates, 0.0).run() for case in cases]
     assert any(option.deployment.cp > 1 for each in found if each for option in each.options)
 

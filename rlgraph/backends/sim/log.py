@@ -27,7 +27,7 @@ class Prediction(Protocol):
         ...
 
     def sampled(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> Sampled:
         """Of one copy that samples, on its rows alone: tokens of each row, so many samples for each prompt."""
         ...

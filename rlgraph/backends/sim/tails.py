@@ -8,8 +8,8 @@ from rlgraph.backends.sim.together import Ends, Rows
 from rlgraph.cost.sampled import Pace, Sampled
 from rlgraph.cost.sampled import Together as Copy
 
-Sampling = Callable[[Sequence[float], Sequence[float]], Sampled]
-"""What one copy takes to sample rows: tokens of their prompts and of their answers."""
+Sampling = Callable[[int, Sequence[float], Sequence[float]], Sampled]
+"""What a copy takes to sample rows: tokens of their prompts and of their answers."""
 
 
 def moved(
@@ -28,7 +28,7 @@ def moved(
                 places.append((copy, row))
                 prompts.append(copies[copy].prompts[row] + copies[copy].answers[row] - left[copy][row])
                 answers.append(left[copy][row])
-        own, pace = followed[taking], sampling(prompts, answers).pace
+        own, pace = followed[taking], sampling(taking, prompts, answers).pace
         assert pace is not None
         number = own.join(now, pace, answers, more=True)
         after = own.ends()

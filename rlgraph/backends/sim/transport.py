@@ -151,7 +151,7 @@ class SimTransport:
             spent = self.begun(order, batches)
             rows: SampledRows | None = None
             if NODES[node.op].generates:
-                each = self.sampling_copies(order, shared_out(made.values[node.name], order))
+                each = self.sampling_copies(order, shared_out(made.values[node.name], order), order.copy or 0)
                 slowest = max((own.alone.cost for own in each), key=lambda cost: cost.seconds)
                 rows = SampledRows(each, last_of, slowest.seconds)
                 answering = self.answering(node, order, made)
@@ -183,15 +183,15 @@ class SimTransport:
         busiest = ceil(rows / self.program.workers(code_of(node)))
         return {"environment": self.log.predictor.host(node.op, turns * busiest).seconds}
 
-    def sampling_copies(self, order: Order, shared: Sequence[Held]) -> list[CopyRows]:
-        """Of each copy of a group the rows that it samples, in the order in which they begin; copies without rows take
-        no time."""
+    def sampling_copies(self, order: Order, shared: Sequence[Held], first_copy: int) -> list[CopyRows]:
+        """Of each copy of a group, from one of them on, the rows that it samples, in the order in which they begin;
+        copies without rows take no time."""
         node, found = order.node, list[CopyRows]()
         model, kept, samples = order.frame.values[model_of(node)], rows_each(node), node.attr("n")
-        for rows in shared:
+        for copy, rows in enumerate(shared, first_copy):
             first = rows.in_turn(kept)
             prompts, answers = (each[first].reshape(-1).tolist() for each in rows.begun(kept, samples))
-            alone = self.log.predictor.sampled(model, node.op, prompts, answers, samples)
+            alone = self.log.predictor.sampled(model, node.op, prompts, answers, samples, copy)
             found.append(CopyRows(alone, prompts, answers))
         return found
 
@@ -243,8 +243,8 @@ class SimTransport:
             held = [each.values[node.name] for each in made]
             dealt = [Dealt(mine, [held[number] for number in mine], rows_each(node)) for mine in shares]
             copies = [
-                CopyRows(NOTHING, (), ()) if own.rows is None else self.sampling_copies(order, [own.rows])[0]
-                for own in dealt
+                CopyRows(NOTHING, (), ()) if own.rows is None else self.sampling_copies(order, [own.rows], copy)[0]
+                for copy, own in enumerate(dealt)
             ]
             rows = SampledRows(copies, last_of)
             sampling.enter_context(self.sampling(order, whole, rows))
@@ -291,8 +291,8 @@ class SimTransport:
                     going = (int(group) * samples + sample for group in groups for sample in range(samples))
                     places |= {(copy, row): to[part] for row in going if rows.ends[copy][row] > rows.there}
 
-        def sampling(prompts: Sequence[float], answers: Sequence[float]) -> Sampled:
-            return self.log.predictor.sampled(model, order.node.op, prompts, answers, 1)
+        def sampling(copy: int, prompts: Sequence[float], answers: Sequence[float]) -> Sampled:
+            return self.log.predictor.sampled(model, order.node.op, prompts, answers, 1, copy)
 
         return moved(rows.copies, rows.ends, rows.there, places, sampling)
 

@@ -15,13 +15,16 @@ from rlgraph.placement.search.incumbent import Incumbent
 from rlgraph.placement.search.option import Option, Ranks, unbeaten
 from rlgraph.placement.search.problem import Block, Blocks, Problem
 
+Devices = tuple[tuple[tuple[int, ...], int], ...]
+"""Islands, one or several as one, and the most devices there."""
+
 
 class Candidates:
     """Options of one component, any of which may be chosen: fastest first, at least one. What bounds ask of them is
     worked out once."""
 
-    def __init__(self, options: Sequence[Option], devices: tuple[tuple[int, int], ...] = ()) -> None:
-        """devices: where these are all that there may be, islands and the most devices there."""
+    def __init__(self, options: Sequence[Option], devices: Devices = ()) -> None:
+        """devices: where these are all that there may be."""
         self.options, self.devices = options, devices
         self.brought: dict[tuple[Candidates, bool], tuple[float, Sequence[float]]] = {}
         """Transfers of weights from these to others, which may share their pool."""
@@ -90,18 +93,18 @@ class Bounds:
         self.problem, self.incumbent, self.way = problem, incumbent, way
         self.fuses = bool(problem.fusing.partners)
         """Whether trainings may share a pipeline."""
-        self._fit: dict[tuple[tuple[int, ...], int, int], Pool | None] = {}
+        self._fit: dict[tuple[tuple[int, ...], tuple[int, ...], int], Pool | None] = {}
         self._lasting: dict[tuple[object, ...], Shared] = {}
-        self._anywhere: dict[tuple[int, tuple[tuple[int, int], ...]], Candidates] = {}
+        self._anywhere: dict[tuple[int, Devices], Candidates] = {}
 
     def choices(self, blocks: Blocks, devices: Sequence[int]) -> Choices | None:
         """Of all components, with so many devices of each pool; None if a pool cannot hold its own. One that has no
         pool yet may have any of these."""
         found: dict[int, Candidates] = {}
         if unplaced := self.problem.unplaced(blocks):
-            largest: dict[int, int] = {}
+            largest: dict[tuple[int, ...], int] = {}
             for block, size in zip(blocks, devices, strict=True):
-                largest[block.island] = max(size, largest.get(block.island, 0))
+                largest[block.islands] = max(size, largest.get(block.islands, 0))
             found = {number: self.anywhere(number, tuple(sorted(largest.items()))) for number in unplaced}
             if not all(own.options for own in found.values()):
                 return None
@@ -112,11 +115,11 @@ class Bounds:
             found |= own.choices
         return found
 
-    def anywhere(self, number: int, devices: tuple[tuple[int, int], ...]) -> Candidates:
+    def anywhere(self, number: int, devices: Devices) -> Candidates:
         """The options of a component on any of some pools: devices of the largest one on each island."""
         if (number, devices) not in self._anywhere:
-            component, islands = self.problem.components[number], self.problem.cluster.islands
-            own = [self.problem.options.of(component, islands[at], size) for at, size in devices]
+            component, joined = self.problem.components[number], self.problem.cluster.joined
+            own = [self.problem.options.of(component, joined(at), size) for at, size in devices]
             found = Candidates(sorted(chain.from_iterable(own), key=attrgetter("order")), devices)
             self._anywhere[number, devices] = found
         return self._anywhere[number, devices]
@@ -144,7 +147,7 @@ class Bounds:
 
     def pool(self, block: Block, devices: int) -> Pool | None:
         """These, and what they are where trainings share a pipeline."""
-        key = (block.components, block.island, devices)
+        key = (block.components, block.islands, devices)
         if key not in self._fit:
             self._fit[key] = self._fitting(block, devices)
         return self._fit[key]

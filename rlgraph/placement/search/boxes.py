@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from rlgraph.clusters.cluster import Cluster
-from rlgraph.placement.search.partitions import packed, sizes
+from rlgraph.placement.search.partitions import packed, sizes, used
 from rlgraph.placement.search.problem import Blocks
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -19,16 +19,21 @@ class Boxes:
     def __init__(self, cluster: Cluster, candidates: Iterable[Blocks] = ()) -> None:
         """candidates: the partitions of which there are boxes."""
         self.cluster = cluster
-        self.sizes = [sizes(island) for island in cluster.islands]
-        # Pools that a schedule declares may have sizes that the search would not choose.
-        for block in {block for blocks in candidates for block in blocks if block.devices}:
-            self.sizes[block.island] = tuple(sorted({*self.sizes[block.island], block.devices}))
+        self.sizes: dict[tuple[int, ...], tuple[int, ...]]
+        self.sizes = {(number,): sizes(island) for number, island in enumerate(cluster.islands)}
+        """By the islands that a pool lies on."""
+        for block in {block for blocks in candidates for block in blocks if block.others or block.devices}:
+            if block.islands not in self.sizes:
+                self.sizes[block.islands] = sizes(cluster.joined(block.islands))
+            # Pools that a schedule declares may have sizes that the search would not choose.
+            if block.devices:
+                self.sizes[block.islands] = tuple(sorted({*self.sizes[block.islands], block.devices}))
 
     def whole(self, blocks: Blocks) -> Box:
         """All sizes of a partition's pools."""
         low, high = [], []
         for block in blocks:
-            known = self.sizes[block.island]
+            known = self.sizes[block.islands]
             place = _place(known, block.devices) if block.devices else None
             low.append(0 if place is None else place)
             high.append(len(known) - 1 if place is None else place)
@@ -38,13 +43,13 @@ class Boxes:
         """Without sizes that leave too few devices for the other pools; None if nothing is left."""
         low, high = box
         counts = self.counts(blocks, low)
-        used: dict[int, int] = {}
-        for block, count in zip(blocks, counts, strict=True):
-            used[block.island] = used.get(block.island, 0) + count
+        taken = used(self.cluster.islands, blocks, counts)
+        if any(count > island.devices for count, island in zip(taken, self.cluster.islands, strict=True)):
+            return None
         tops = []
         for block, count, top, bottom in zip(blocks, counts, high, low, strict=True):
-            known = self.sizes[block.island]
-            left = self.cluster.islands[block.island].devices - used[block.island] + count
+            known = self.sizes[block.islands]
+            left = self.cluster.islands[block.island].devices - taken[block.island] + count
             while top >= bottom and known[top] > left:
                 top = _place(known, left, top)
             if top < bottom:
@@ -61,9 +66,9 @@ class Boxes:
         low, high = box
         widest = max(
             range(len(blocks)),
-            key=lambda at: self.sizes[blocks[at].island][high[at]] / self.sizes[blocks[at].island][low[at]],
+            key=lambda at: self.sizes[blocks[at].islands][high[at]] / self.sizes[blocks[at].islands][low[at]],
         )
-        known = self.sizes[blocks[widest].island]
+        known = self.sizes[blocks[widest].islands]
         middle = math.sqrt(known[low[widest]] * known[high[widest]])
         cut = low[widest]
         while cut + 1 < high[widest] and known[cut + 1] <= middle:
@@ -74,20 +79,21 @@ class Boxes:
 
     def counts(self, blocks: Blocks, places: Sequence[int]) -> tuple[int, ...]:
         """Devices of each pool."""
-        return tuple(self.sizes[block.island][place] for block, place in zip(blocks, places, strict=True))
+        return tuple(self.sizes[block.islands][place] for block, place in zip(blocks, places, strict=True))
 
     def middle(self, blocks: Blocks, box: Box) -> tuple[int, ...]:
         """An allocation of a box that uses its devices: the least of each, and the rest in proportion to what each may
         have."""
         low, high = self.counts(blocks, box[0]), self.counts(blocks, box[1])
         found = list(low)
+        taken = used(self.cluster.islands, blocks, low)
         for island, whole in enumerate(self.cluster.islands):
             mine = [at for at, block in enumerate(blocks) if block.island == island]
-            left = whole.devices - sum(low[at] for at in mine)
+            left = whole.devices - taken[island]
             wish = sum(high[at] - low[at] for at in mine)
             for at in mine:
                 more = left * (high[at] - low[at]) / wish if wish else 0
-                known = self.sizes[island]
+                known = self.sizes[blocks[at].islands]
                 found[at] = max(low[at], known[_place(known, int(low[at] + more))])
         return tuple(min(a, b) for a, b in zip(found, high, strict=True))
 

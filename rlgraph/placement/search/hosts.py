@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rlgraph.clusters.cluster import Island
 from rlgraph.placement.search.option import Option
-from rlgraph.placement.search.partitions import located
+from rlgraph.placement.search.partitions import laid
 from rlgraph.placement.search.problem import Blocks, Problem
 
 
@@ -17,15 +17,13 @@ def lodged(problem: Problem, blocks: Blocks, devices: Sequence[int], chosen: Seq
     if not any(option.host for option in chosen):
         return True
     asleep = [sum(chosen[each].host for each in block.components) for block in blocks]
-    for number, island in enumerate(problem.cluster.islands):
-        own = [at for at, block in enumerate(blocks) if block.island == number]
-        nodes = defaultdict[int, float](float)
-        for at, first in zip(own, located(island, [devices[at] for at in own]), strict=True):
-            for node, share in _shares(island, first, devices[at]) if asleep[at] else ():
-                nodes[node] += share * asleep[at]
-        if max(nodes.values(), default=0.0) > problem.options.lodges(island):
-            return False
-    return True
+    nodes = defaultdict[tuple[int, int], float](float)
+    for at, pieces in enumerate(laid(problem.cluster.islands, blocks, devices)):
+        for number, first, size in pieces if asleep[at] else ():
+            for node, share in _shares(problem.cluster.islands[number], first, size):
+                nodes[number, node] += share * asleep[at]
+    islands = problem.cluster.islands
+    return all(size <= problem.options.lodges(islands[number]) for (number, _), size in nodes.items())
 
 
 def _shares(island: Island, first: int, size: int) -> Iterator[tuple[int, float]]:

@@ -256,8 +256,7 @@ class Option:
     @property
     def devices(self) -> int:
         """In a row that it lies among."""
-        island, tp = self.island, self.strategy.deployment.tp
-        return island.reach(tp, self.copies * (self.strategy.size // tp))
+        return self.island.span(self.strategy.deployment.tp, self.strategy.size, self.copies)
 
 
 class Apart(Option):
@@ -312,6 +311,7 @@ class Strategy:
         *(
             "_floors",
             "_seconds",
+            "beyond",
             "cache",
             "caches",
             "deployment",
@@ -347,8 +347,11 @@ class Strategy:
         """What each of the component's tasks takes, and what it needs."""
         self.idle = tuple(idle)
         """Of what the component does outside of the step, for which it is there all the same."""
-        self.near = self.room(deployment.island.per_node)
-        """Copies that one node has room for."""
+        inner = deployment.island.inner
+        self.beyond = inner.copies(deployment.tp, self.size, inner.devices) if inner else 0
+        """On several islands there are more copies than this, or the last one has none."""
+        self.near = 0 if inner else self.room(deployment.island.per_node)
+        """Copies that one node has room for, where all may lie on one."""
         self._seconds: dict[int, tuple[float, ...]] = {}
         """By the copies."""
         self.made: dict[int, tuple[Option, ...]] = {}
@@ -367,8 +370,7 @@ class Strategy:
 
     def room(self, devices: int) -> int:
         """How many copies so many devices in a row have room for."""
-        tp = self.deployment.tp
-        return self.deployment.island.teams(tp, devices) // (self.size // tp)
+        return self.deployment.island.copies(self.deployment.tp, self.size, devices)
 
     def needs(self, copies: int) -> tuple[float, tuple[float, ...]]:
         """Bytes that stay on each device of so many copies unless the model is off-loaded, and more of them during each
@@ -377,8 +379,9 @@ class Strategy:
 
     def kept(self, copies: int) -> float:
         """Bytes that the hosts of so many copies keep while the model sleeps, on the fullest node."""
-        island, tp = self.deployment.island, self.deployment.tp
-        most = island.per_node if tp > island.per_node else island.per_node // tp * tp
+        tp = self.deployment.tp
+        parts = self.deployment.island.parts or (self.deployment.island,)
+        most = max(part.per_node if tp > part.per_node else part.per_node // tp * tp for part in parts)
         kept = max((each.kept(copies) for each in (*self.memory, *self.idle)), default=0.0)
         return kept * min(most, copies * self.size)
 

@@ -15,7 +15,7 @@ from rlgraph.cost.decoding import at_once, cached
 from rlgraph.cost.deployment import Deployment
 from rlgraph.cost.memory import MemoryModel
 from rlgraph.cost.peak import lodges, usable
-from rlgraph.cost.predict import TaskModel, memory_model, onload
+from rlgraph.cost.predict import memory_model, onload, task_model
 from rlgraph.cost.tasks import Task, stays
 from rlgraph.cost.time import Batch, sync
 from rlgraph.enginespec.legal import adapted, problems
@@ -98,7 +98,9 @@ class Options:
             known = self.known(component, island)
             rooms = [self.room(component, island, own[0].room(devices)) for own in known]
             pair = [self.of(part, island, _rounded(devices)) for part in self.parts.get(id(component), ())[1:]]
-            front = (id(component), id(island), *rooms, *map(id, pair))
+            # Of several islands it may need fewer.
+            inner = self.of(component, island.inner, min(devices, island.inner.devices)) if island.inner else ()
+            front = (id(component), id(island), *rooms, *map(id, pair), id(inner))
             if front not in self._fronts:
                 found = [
                     option
@@ -107,6 +109,8 @@ class Options:
                 ]
                 if pair:
                     found += self.separate(component, *pair)
+                if inner:
+                    found = [*dict.fromkeys((*inner, *found))]
                 self._fronts[front] = tuple(undominated(found, usable(island, self.constants), self.lodges(island)))
             self._found[key] = self._fronts[front]
         return self._found[key]
@@ -129,6 +133,8 @@ class Options:
             found: dict[Ranks, Sequence[Option]] = {}
             for own, room in zip(able, rooms, strict=True):
                 found |= self.filled(component, own, room)
+            if island.inner:
+                found |= self.sharing(component, island.inner, min(devices, island.inner.devices))
             self._sharing[key] = found
         return self._sharing[key]
 
@@ -223,6 +229,8 @@ class Options:
 
     def all(self, component: Component, island: Island, devices: int) -> Iterator[Option]:
         """All options that may be worth it, also those that do not fit beside others."""
+        if island.inner:
+            yield from self.all(component, island.inner, min(devices, island.inner.devices))
         for strategy in chain.from_iterable(self.known(component, island)):
             for copies in self.numbers(component, strategy, strategy.room(devices)):
                 yield from self.made(component, strategy, copies)
@@ -241,7 +249,7 @@ class Options:
         if self.sleeps(strategy.deployment) and not component.brought:
             # Fewer on a node put less to sleep there.
             found += [each for each in self.copies(component, min(most, strategy.near)) if each not in found]
-        return found
+        return [each for each in found if each > strategy.beyond] if strategy.beyond else found
 
     def paying(self, component: Component, strategy: Strategy, most: int) -> list[int]:
         """Of at most so many copies those numbers that are faster than more of them, and the first that is not."""
@@ -249,6 +257,8 @@ class Options:
             alike, found = _alike(component, strategy.deployment), []
             before: tuple[float, ...] = ()
             for copies in self.copies(component, most):
+                if copies <= strategy.beyond:
+                    break
                 found.append(copies)
                 seconds = self.made(component, strategy, copies)[0].seconds
                 # Fewer copies have less to exchange. Where that does not pay, still fewer do not pay either.
@@ -304,7 +314,7 @@ class Options:
                 strategy = self.whole(component, full, alike)
                 alike = alike or strategy
                 most = strategy.room(island.devices)
-                if most and strategy.least(most) <= fit:
+                if most > strategy.beyond and strategy.least(most) <= fit:
                     yield strategy
 
     def splits(self, component: Component, island: Island) -> Iterator[Deployment]:
@@ -313,7 +323,8 @@ class Options:
         for engine in [pin.engine] if pin and pin.engine else self.able(component):
             for split in legal(config.shape, engine, config.kind, island.per_node, said, tokens):
                 able = all(spec_of(engine).does(each, split.splits) for each in component.operations)
-                if able and split.size <= island.devices:
+                rooms = [part.devices for part in island.parts or (island,)]
+                if able and split.size <= min(rooms):
                     found = Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
                     ways = adapted(spec_of(engine), config.shape, (pin.adapters if pin else None) or "")
                     gathers: Sequence[str] = ("",)
@@ -371,7 +382,7 @@ class Options:
 
         resting = [op for op in component.operations if op not in dict(done)]
         found = [
-            TaskModel(op, config, deployment, self.constants, batches, own)
+            task_model(op, config, deployment, self.constants, batches, own)
             for (op, batches), own in zip_longest(done, alike.tasks if alike else ())
         ]
         memory = [needs(op, batches, own) for (op, batches), own in zip_longest(done, alike.memory if alike else ())]
@@ -381,7 +392,7 @@ class Options:
         else:
             held = deployment.process(self.constants), deployment.copied(2).process(self.constants)
         fuses = component.work == "train" and component.model in self.fuses
-        fuses = fuses and deployment.pp > 1 and deployment.spec.fuses
+        fuses = fuses and deployment.pp > 1 and deployment.spec.fuses and not deployment.island.parts
         return Strategy(deployment, found, memory, idle, held, alike, fuses)
 
     def batches(self, component: Component) -> list[Batch]:
@@ -543,9 +554,9 @@ def _sent(component: Component, deployment: Deployment, split: Split) -> tuple[o
     if not component.linked:
         return None, ()
     reach, per_node = deployment.size, deployment.island.per_node
-    if _alike(component, deployment) or per_node & (per_node - 1):
+    if _alike(component, deployment) or per_node & (per_node - 1) or deployment.island.parts:
         # Tensors are split by powers of two, which may not divide such a node: only the same split is sure to be as
-        # good.
+        # good. So it is of several islands, from and to which others go that lie on one of them.
         return (split, deployment.adapters), ()
     width = -min(reach * split.copies, per_node)
     if component.brought:

@@ -34,6 +34,14 @@ class Block:
     """Of a pool that the schedule declares."""
     devices: int = 0
     """Of such a pool; 0: free."""
+    others: tuple[int, ...] = ()
+    """Of a pool that lies over several islands all but `island`, which it has whole; of that one it has those devices
+    that are next to them."""
+
+    @property
+    def islands(self) -> tuple[int, ...]:
+        """In the order in which copies fill them."""
+        return (*self.others, self.island)
 
 
 Blocks = tuple[Block, ...]
@@ -300,7 +308,10 @@ class Problem:
         """Dollars a second of the devices of all pools."""
         found = 0.0
         for block, count in zip(blocks, devices, strict=True):
-            found += count * self.island(block).device.price
+            for number in block.others:
+                whole = self.cluster.islands[number]
+                found, count = found + whole.devices * whole.device.price, count - whole.devices
+            found += count * self.cluster.islands[block.island].device.price
         return found / 3600
 
     def unplaced(self, blocks: Blocks) -> list[int]:
@@ -309,7 +320,7 @@ class Problem:
         return [] if len(home) == len(self.components) else sorted({*range(len(self.components))} - home)
 
     def island(self, block: Block) -> Island:
-        return self.cluster.islands[block.island]
+        return self.cluster.joined(block.islands) if block.others else self.cluster.islands[block.island]
 
     def value(self, seconds: float, blocks: Blocks, devices: Sequence[int]) -> float:
         """What is minimized."""

@@ -16,6 +16,7 @@ from rlgraph.ir.schedule import Pool, Schedule
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.option import Option
 from rlgraph.placement.search.options import Options
+from rlgraph.placement.search.partitions import lie, lie_over
 from rlgraph.placement.search.problem import Problem
 from rlgraph.placement.search.watch import OutOfTime
 
@@ -41,7 +42,9 @@ def refuse(
     if wanted > problem.cluster.devices:
         return [_too_many(wanted, problem.cluster, schedule)]
     sized = sorted((pool for pool in schedule.pools if pool.devices), key=lambda pool: -pool.devices)
-    if not _lie([pool.devices for pool in sized], [island.devices for island in problem.cluster.islands]):
+    rooms = [island.devices for island in problem.cluster.islands]
+    own = [pool.devices for pool in sized]
+    if not lie(own, rooms) and not lie_over(own, problem.cluster):
         return [_astride(sized, problem.cluster)]
     try:
         hint = _way_out(problem, schedule, fits, free)
@@ -108,25 +111,14 @@ def _too_many(wanted: int, cluster: Cluster, schedule: Schedule) -> Diagnostic:
     return Diagnostic("E0932", message, schedule.span, "make the pools smaller, or the cluster larger")
 
 
-def _lie(pools: Sequence[int], rooms: Sequence[int]) -> bool:
-    """Whether pools of so many devices, the largest first, can each lie within one island; rooms: what is left of
-    these."""
-    return not pools or any(
-        _lie(pools[1:], sorted([*rooms[:at], room - pools[0], *rooms[at + 1 :]]))
-        for at, room in enumerate(rooms)
-        if room >= pools[0] and room not in rooms[:at]
-    )
-
-
 def _astride(pools: Sequence[Pool], cluster: Cluster) -> Diagnostic:
-    most = max(island.devices for island in cluster.islands)
-    if pools[0].devices > most:
-        told = f"`{pools[0].name}` has {pools[0].devices} devices, and the largest has {most}"
-    else:
-        sizes = ", ".join(f"`{pool.name}` has {pool.devices}" for pool in pools)
-        told = f"{sizes} devices, for which they have no room"
-    message = f"a pool lies in one group of {cluster.text}: {told}"
-    return Diagnostic("E0932", message, pools[0].span, "make pools smaller, or a group larger")
+    sizes = ", ".join(f"`{pool.name}` has {pool.devices}" for pool in pools)
+    message = f"pools have no room in the groups of {cluster.text}: {sizes} devices"
+    hint = (
+        "a pool lies in one group, or has all devices of groups that stand beside each other, gpus or cpus, and some "
+        "of the next one"
+    )
+    return Diagnostic("E0932", message, pools[0].span, hint)
 
 
 def _together(problem: Problem, schedule: Schedule, hint: str) -> Diagnostic:

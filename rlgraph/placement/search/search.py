@@ -200,16 +200,16 @@ class Search:
     def joined(self, problem: Problem, found: Found) -> tuple[Blocks, tuple[int, ...]]:
         """Its pools, those of an island as one whose trainings may share pipelines; not those that a schedule
         declares."""
-        trained: dict[int, list[int]] = {}
+        trained: dict[tuple[int, ...], list[int]] = {}
         for number, block in enumerate(found.blocks):
             if not block.name and not problem.fusing.partners.keys().isdisjoint(block.components):
-                trained.setdefault(block.island, []).append(number)
+                trained.setdefault(block.islands, []).append(number)
         blocks, devices = dict(enumerate(found.blocks)), dict(enumerate(found.devices))
         for first, *others in trained.values():
             components = sorted(each for number in (first, *others) for each in blocks[number].components)
             blocks[first] = replace(blocks[first], components=tuple(components))
             most = sum(devices[number] for number in (first, *others))
-            devices[first] = max(size for size in self.boxes.sizes[blocks[first].island] if size <= most)
+            devices[first] = max(size for size in self.boxes.sizes[blocks[first].islands] if size <= most)
             for number in others:
                 del blocks[number], devices[number]
         return tuple(blocks.values()), tuple(devices.values())

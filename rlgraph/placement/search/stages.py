@@ -17,7 +17,7 @@ class Stages:
     def __init__(self, boxes: Boxes, bounds: Bounds) -> None:
         self.boxes, self.bounds = boxes, bounds
         self.problem, self.incumbent = bounds.problem, bounds.incumbent
-        self._loads: dict[tuple[tuple[int, ...], int, int], Sequence[float] | None] = {}
+        self._loads: dict[tuple[tuple[int, ...], tuple[int, ...], int], Sequence[float] | None] = {}
 
     def tighten(self, blocks: Blocks, box: Box) -> Box | None:
         """A box without sizes with which a pool alone would make the step too long, whatever the others have; None if
@@ -63,8 +63,8 @@ class Stages:
 
     def loads(self, block: Block, place: int) -> Sequence[float] | None:
         """The least seconds that a pool is busy in each stage; None if its components do not fit."""
-        devices = self.boxes.sizes[block.island][place]
-        key = (block.components, block.island, devices)
+        devices = self.boxes.sizes[block.islands][place]
+        key = (block.components, block.islands, devices)
         if key not in self._loads:
             self._loads[key] = self._busy(block, devices)
         return self._loads[key]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlgraph.placement.search.bounds import Bounds, Candidates, Choices, least
 from rlgraph.placement.search.incumbent import Incumbent
-from rlgraph.placement.search.problem import Block, Blocks, Problem
+from rlgraph.placement.search.problem import Blocks, Problem
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ class Ways:
         other, parted = self.problems[way], self.parted.components
         numbers = [other.own[each.model, each.operations[-1]] for each in parted]
         return tuple(
-            Block(tuple(sorted(numbers[each] for each in block.components)), block.island, block.name, block.devices)
-            for block in blocks
+            replace(block, components=tuple(sorted(numbers[each] for each in block.components))) for block in blocks
         )
 
 
@@ -71,13 +70,13 @@ class Undecided(Bounds):
     def joined(self, number: int, anywhere: Candidates) -> Sequence[float]:
         """The least seconds of a reader's tasks with its training, on as many devices."""
         if anywhere not in self._joined:
-            reader, islands, whole = self.problem.components[number], self.problem.cluster.islands, self._whole
+            reader, joined, whole = self.problem.components[number], self.problem.cluster.joined, self._whole
             together = whole.components[whole.own[reader.model, reader.operations[0]]]
             places = [together.tasks.index(task) for task in reader.tasks]
             found = [
                 [option.seconds[at] for at in places]
                 for at, devices in anywhere.devices
-                for option in whole.options.of(together, islands[at], devices)
+                for option in whole.options.of(together, joined(at), devices)
             ]
             self._joined[anywhere] = least(found) if found else [math.inf] * len(places)
         return self._joined[anywhere]
