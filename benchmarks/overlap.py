@@ -242,9 +242,18 @@ def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, fl
             return super().work(model, operation, batches, copies).times(times.get(work_of(operation) or "", 1.0))
 
         def sampled(
-            self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+            self,
+            model: str,
+            operation: str,
+            prompts: Sequence[float],
+            answers: Sequence[float],
+            samples: int,
+            copy: int,
         ) -> Sampled:
-            alone, factor = super().sampled(model, operation, prompts, answers, samples), times.get("generates", 1.0)
+            alone, factor = (
+                super().sampled(model, operation, prompts, answers, samples, copy),
+                times.get("generates", 1.0),
+            )
             return Sampled(alone.cost.times(factor), [factor * end for end in alone.ends])
 
     known = Measured(found.plan, model_configs(made), found.cluster, calibration.constants)

@@ -83,7 +83,7 @@ class Toy:
         return _cost(self.scoring * sum(batch.rows for batch in batches) / (copies or COPIES))
 
     def sampled(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> Sampled:
         from rlgraph.cost.sampled import Pace, Sampled, Together
 

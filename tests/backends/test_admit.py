@@ -172,7 +172,7 @@ class Narrow(Alike):
     """A copy decodes two rows at a time."""
 
     def sampled(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> Sampled:
         self.asked.append([int(tokens) for tokens in answers])
         pace, copy = Pace(0.0, 0.0, 2, step), Together()

@@ -137,9 +137,15 @@ def test_a_simulated_training_begins_before_the_batch_is_there(folder: Path) -> 
 
     class Sampling(Fixed):
         def sampled(
-            self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+            self,
+            model: str,
+            operation: str,
+            prompts: Sequence[float],
+            answers: Sequence[float],
+            samples: int,
+            copy: int,
         ) -> Sampled:
-            return super().sampled(model, operation, prompts, [10 * length for length in answers], samples)
+            return super().sampled(model, operation, prompts, [10 * length for length in answers], samples, copy)
 
     whole, ends = made(folder), {}
     answers = Workload(Lengths((2.0,)), Lengths((*[1.0] * 19, 5.0)))

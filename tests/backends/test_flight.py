@@ -76,7 +76,7 @@ class Seconds(Free):
         return Cost(compute=self.takes[operation])
 
     def sampled(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> Sampled:
         takes = self.takes[operation]
         return Sampled(Cost(compute=takes), [takes] * len(answers))
@@ -265,7 +265,7 @@ class Uneven(Seconds):
         self.batches = 0
 
     def sampled(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> Sampled:
         self.batches += 1
         takes = 40.0 if self.batches % 3 == 1 else 10.0

@@ -85,7 +85,7 @@ class Chance:
         return Cost(compute=self.seconds(40.0))
 
     def sampled(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> Sampled:
         return Sampled(Cost(compute=max(answers, default=0.0)), answers, Pace(0.0, 0.0, 1000, lambda rows: 1.0))
 

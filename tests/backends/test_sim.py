@@ -56,7 +56,7 @@ class Fixed:
         return Cost(compute=sum(batch.rows for batch in batches))
 
     def sampled(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> Sampled:
         return Sampled(Cost(compute=max(answers, default=0.0)), answers)
 
@@ -217,10 +217,16 @@ def test_copies_of_a_model_end_apart(folder: Path) -> None:
             self.asked: list[list[float]] = []
 
         def sampled(
-            self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int
+            self,
+            model: str,
+            operation: str,
+            prompts: Sequence[float],
+            answers: Sequence[float],
+            samples: int,
+            copy: int,
         ) -> Sampled:
             self.asked.append(list(answers))
-            return super().sampled(model, operation, prompts, answers, samples)
+            return super().sampled(model, operation, prompts, answers, samples, copy)
 
     def sampling(copies: int, block: int = 0) -> tuple[list[list[float]], list[Work]]:
         """The rows of each copy, and the works."""
