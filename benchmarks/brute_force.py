@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice, product
@@ -197,7 +197,7 @@ def draw_streaming(dice: random.Random) -> tuple[str, str, str, Workload]:
     return text, f"schedule small\n{lines}", dice.choice(TWO), lengths
 
 
-def compared(dice: random.Random, most: int = FEWER) -> Iterator[tuple[str, float, float]]:
+def compared(dice: random.Random) -> Iterator[tuple[str, float, float]]:
     """Of random problems whose rows stream: what it is, by which share the plan of the compiler is slower than the best
     one with the best block and tail, and by which share the best plan without streams is with its own."""
     while True:
@@ -208,15 +208,21 @@ def compared(dice: random.Random, most: int = FEWER) -> Iterator[tuple[str, floa
             if not {each.code for each in error.diagnostics} <= {"E0930", "E0933"}:
                 raise
             continue
-        plans = list(every(choice, most))
+        plans = list(every(choice, FEWER))
         if len(plans) < 2:
             continue
-        tried = [seconds(each) for plan in plans for each in streaming(plan)]
-        alone = choose(replace(choice.question, apart=()))
-        assert alone
+        tried, own, alone = beside_all(choice, plans)
         kind = "tail" if choice.question.schedule.tails else "stream"
-        name = f"{len(plans):>4} plans, {len(tried):>4} with a {kind} or none, on {cluster}"
-        yield name, seconds(choice) / min(tried) - 1, seconds(refined(alone)) / min(tried) - 1
+        yield f"{len(plans):>4} plans, {tried:>4} with a {kind} or none, on {cluster}", own, alone
+
+
+def beside_all(choice: Choice, plans: Sequence[Choice]) -> tuple[int, float, float]:
+    """How many blocks and tails plans have together, by which share a choice is slower than the best of all of them,
+    and by which share the best plan without streams is with its own."""
+    tried = [seconds(each) for plan in plans for each in streaming(plan)]
+    alone = choose(replace(choice.question, apart=()))
+    assert alone
+    return len(tried), seconds(choice) / min(tried) - 1, seconds(refined(alone)) / min(tried) - 1
 
 
 def compare(cases: int, seed: int) -> None:

@@ -44,6 +44,10 @@ SMALL = (64, 5)
 
 NEAR = 0.01
 
+JOINED = 3
+"""Components of a `SMALL` problem up to which pools over several groups of a cluster are searched: PPO's five take six
+times as long with them."""
+
 SPARE = 0.01
 """By which share of its seconds, or price, a plan has to be better to leave less memory than its count may be off."""
 
@@ -313,7 +317,8 @@ def candidates(problem: Problem, question: Question) -> list[Blocks]:
 
 def _candidates(problem: Problem, question: Question, unplaced: Collection[int]) -> list[Blocks]:
     fixed = [(pool.name, pool.devices) for pool in question.schedule.pools if pool.devices]
-    found = partitions(problem.components, question.cluster, fixed, unplaced, is_small(problem, question))
+    over = is_small(problem, question) and len(problem.components) <= JOINED
+    found = partitions(problem.components, question.cluster, fixed, unplaced, over)
     return list(distinct(found, problem.tasks, problem.components))
 
 

@@ -3,18 +3,15 @@ them."""
 
 from __future__ import annotations
 
-import random
 import signal
 from dataclasses import replace
-from itertools import islice
 from math import inf
 from unittest.mock import patch
 
 import pytest
 
 import rlgraph
-from benchmarks import brute_force
-from benchmarks.brute_force import EQUAL, coarse, compared, seconds
+from benchmarks.brute_force import EQUAL, FEWER, beside_all, coarse, every, seconds
 from rlgraph.api.compiled import Compiled
 from rlgraph.compilation import blocks, finalists
 from rlgraph.compilation.choosing import predicted
@@ -27,16 +24,15 @@ from rlgraph.placement.choose import choose
 PROGRAM = """algorithm t
 model actor  = causal_lm("Qwen/Qwen2.5-0.5B")
 model reward = frozen(reward_lm("Qwen/Qwen2.5-7B"))
-data prompts = jsonl("prompts.jsonl", batch=32)
+data prompts = jsonl("prompts.jsonl", batch=16)
 step:
-    rollout = actor.generate(prompts, n=4, max_tokens=512)
+    rollout = actor.generate(prompts, n=2, max_tokens=512)
     score   = reward.score(rollout)
     minibatch rollout(parts=2):
         train actor(lr=1e-6):
             minimize mean(-actor.logprobs(rollout) * score)
 """
 APART = "1x1:a100-80gb + 1x1:h100-80gb"
-SEED = 1
 ROWS = workload("100", "mean=100,p99=250")
 
 
@@ -45,11 +41,13 @@ def made(lines: str, cluster: str = APART, program: str = PROGRAM) -> Compiled:
 
 
 def test_nothing_that_could_be_chosen_is_faster() -> None:
-    """Of all plans, with all blocks and tails. `python benchmarks/brute_force.py --streams` does so for more."""
-    with coarse(), patch.object(brute_force, "TWO", brute_force.TWO[-2:]):
-        found = list(islice(compared(random.Random(SEED), most=70), 4))
-    assert all(own <= EQUAL for _, own, _ in found), found
-    assert any(alone > 3 * EQUAL for *_, alone in found), "or it shows nothing"
+    """Of all plans, with all blocks. `python benchmarks/brute_force.py --streams` does so for random programs."""
+    with coarse():
+        choice = made("stream rollout\n").choice
+        plans = list(every(choice, FEWER))
+        _, own, alone = beside_all(choice, plans)
+    assert len(plans) > 100 and own <= EQUAL
+    assert alone > 3 * EQUAL, "or it shows nothing"
 
 
 @pytest.mark.parametrize("lines", ["stream rollout\n", "stream rollout(deal=free)\ntail rollout\n"])
@@ -59,7 +57,7 @@ def test_a_plan_that_is_slower_by_whole_batches_wins_with_blocks(lines: str) -> 
     found = made(lines).choice
     alone = choose(replace(found.question, apart=()))
     assert alone and len(alone.found.blocks) == 1 < len(found.found.blocks)
-    assert seconds(found) < 0.95 * seconds(refined(alone))
+    assert seconds(found) < 0.97 * seconds(refined(alone))
     assert found.found.seconds > alone.found.seconds
     assert found.found.bound <= alone.found.seconds and found.found.gap > 0
     told = predicted(found)
@@ -68,8 +66,8 @@ def test_a_plan_that_is_slower_by_whole_batches_wins_with_blocks(lines: str) -> 
 
 
 def test_blocks_that_are_said_are_compared_too() -> None:
-    found = made("stream rollout(block=16)\n")
-    assert found.plan.blocks == (("rollout", 16),) and len(found.choice.found.blocks) == 2
+    found = made("stream rollout(block=2)\n")
+    assert found.plan.blocks == (("rollout", 2),) and len(found.choice.found.blocks) == 2
 
 
 def test_what_is_said_of_pools_is_kept() -> None:
