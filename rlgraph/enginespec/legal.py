@@ -91,13 +91,17 @@ def families(spec: EngineSpec) -> list[str]:
     return [name for name, shape in plain.items() if spec.experts >= bool(shape.experts) and not spec.faults(shape)]
 
 
+_SIZES = 1 << 14
+"""Up to which others are tried beside one that does not fit: no model has as many layers, heads or experts."""
+
+
 def _misfits(axis: str, size: int, shape: Shape, misfits: Misfits, where: str = "") -> list[str]:
     """What is wrong with a size, in one sentence, with the sizes next to it that have no fault."""
     found = misfits(shape, size)
     if not found:
         return []
-    below = next(other for other in range(size - 1, 0, -1) if not misfits(shape, other))
-    above = next((other for other in range(size + 1, 2 * size + 1) if not misfits(shape, other)), None)
+    below = next(other for other in range(min(size - 1, _SIZES), 0, -1) if not misfits(shape, other))
+    above = next((other for other in range(size + 1, min(2 * size, _SIZES) + 1) if not misfits(shape, other)), None)
     nearest = f"{axis}={below}" if above is None else f"{axis}={below} or {axis}={above}"
     return [f"{axis}={size}{where} {' and '.join(found)}: the nearest that fits is {nearest}"]
 
