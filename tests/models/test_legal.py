@@ -61,6 +61,11 @@ def test_a_legal_split_has_no_problems(engine: str, over: Mesh) -> None:
         ),
         (
             "megatron",
+            mesh(pp=2, chunks=10**11),
+            ["chunks=100000000000 on pp=2 does not divide the 4 layers: the nearest that fits is chunks=2"],
+        ),
+        (
+            "megatron",
             mesh(chunks=2),
             ["chunks=2 are parts of the layers on each of several stages, and there is one: say `pp=`, too"],
         ),
