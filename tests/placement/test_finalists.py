@@ -36,8 +36,8 @@ APART = "1x1:a100-80gb + 1x1:h100-80gb"
 ROWS = workload("100", "mean=100,p99=250")
 
 
-def made(lines: str, cluster: str = APART, program: str = PROGRAM) -> Compiled:
-    return rlgraph.compile(program, schedule=f"schedule t\n{lines}", cluster=cluster, workload=ROWS)
+def made(lines: str, cluster: str = APART) -> Compiled:
+    return rlgraph.compile(PROGRAM, schedule=f"schedule t\n{lines}", cluster=cluster, workload=ROWS)
 
 
 def test_nothing_that_could_be_chosen_is_faster() -> None:
