@@ -17,7 +17,7 @@ from rlgraph.pipelines.counted import counted
 from rlgraph.pipelines.dispatch import dispatched, plain, urgent
 from rlgraph.pipelines.fuse import drawn
 from rlgraph.pipelines.problem import Model, Problem
-from rlgraph.pipelines.published import one_f_one_b
+from rlgraph.pipelines.published import alone
 from rlgraph.pipelines.timetable import Lists, Timetable, timetable
 
 
@@ -90,9 +90,10 @@ class Fusion:
 
 
 def fusion(trainings: Sequence[Training]) -> Fusion:
-    """Trainings that begin together: one goes by 1F1B, several fill each other's bubbles. All have rows."""
+    """Trainings that begin together: one goes by 1F1B, interleaved if it has chunks, several fill each other's bubbles.
+    All have rows."""
     counts = [each.counted for each in trainings]
-    lists = drawn(Problem(tuple(counts))) if len(counts) > 1 else one_f_one_b(counts[0])
+    lists = drawn(Problem(tuple(counts))) if len(counts) > 1 else alone(counts[0])
     problem = Problem(tuple(each.predicted for each in trainings))
     table = timetable(problem, lists)
     return Fusion(

@@ -15,7 +15,7 @@ from rlgraph.compilation.choosing import fusions
 from rlgraph.pipelines.counted import counted
 from rlgraph.pipelines.fuse import drawn
 from rlgraph.pipelines.problem import Problem
-from rlgraph.pipelines.published import one_f_one_b
+from rlgraph.pipelines.published import interleaved, one_f_one_b
 from tests.viz.charts import bars_of
 
 ROOT = Path(rlgraph.__file__).parent.parent
@@ -56,6 +56,13 @@ def together(folder: Path) -> Compiled:
 @pytest.fixture(scope="module")
 def apart(folder: Path) -> Compiled:
     return rlgraph.compile(folder / "ppo.rlf", schedule=folder / "apart.rls", cluster="2x8:h100-80gb", fuse=False)
+
+
+def test_a_model_in_chunks_is_interleaved(folder: Path) -> None:
+    text = "schedule early\npool all = 8 devices\nplace actor.train on all(engine=megatron, tp=2, pp=2, chunks=2)\n"
+    [one] = pipelines(rlgraph.compile(EARLY, schedule=text, cluster="1x8:h100-80gb"))
+    [model] = one.fusion.problem.models
+    assert model.chunks == 2 and one.fusion.lists == interleaved(model)
 
 
 def test_lists_are_those_that_ranks_make(together: Compiled, apart: Compiled) -> None:
