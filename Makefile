@@ -72,7 +72,7 @@ test-processors: $(VENV)/.test ## the tests of numbers as older processors would
 check: $(VENV)/.engines ## style and types; those of Ray and vLLM are part of ours
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo 'not laid out by `ruff format`: run it'; exit 1; }
-	@$(BIN)/mypy
+	@$(BIN)/mypy --num-workers 2
 
 docs: $(VENV)/.base ## the documents as a site in build/docs
 	@$(PIP) --editable '.[docs]'

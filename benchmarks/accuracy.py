@@ -77,7 +77,12 @@ class Compared:
 def _compiled(experiment: Experiment, lengths: Workload, offload: bool) -> Compiled:
     schedule = experiment.schedule or None
     return rlgraph.compile(
-        experiment.program, schedule=schedule, cluster=experiment.cluster, workload=lengths, offload=offload
+        experiment.program,
+        schedule=schedule,
+        cluster=experiment.cluster,
+        workload=lengths,
+        offload=offload,
+        stream=False,
     )
 
 

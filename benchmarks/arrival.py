@@ -72,7 +72,7 @@ def job(mesh: Mesh, tokens: int, updates: int, times: int) -> list[list[float]]:
 
 
 def measured(sizes: list[int], updates: int, times: int) -> list[dict[str, Any]]:
-    ranks, found = Ranks(2, ["rlgraph.engines.megatron.engine"]), []
+    ranks, found = Ranks(2), []
     try:
         for tokens in sizes:
             waiting, later = ranks.run(mesh(dp=2), job, tokens, updates, times)[0]

@@ -84,7 +84,9 @@ class Case:
         if "span" in str(self.lag):
             schedule += "refresh actor on play(by=keep)\n"
         lengths = replace(workload(prompts, answers, 1.0), alike=alike)
-        made = rlgraph.compile(program, self.set, schedule=schedule, cluster=self.cluster, workload=lengths)
+        made = rlgraph.compile(
+            program, self.set, schedule=schedule, cluster=self.cluster, workload=lengths, stream=False
+        )
         # Orders that join end together, up to three of them here.
         steps = 3 * STEPS if isinstance(self.lag, str) else max(STEPS, 3 * self.lag)
         return simulate(made, read_cluster(self.cluster), steps=self.steps or steps, workload=lengths)

@@ -254,7 +254,7 @@ def _started(ray: Any) -> Any:
     from rlgraph.backends.places import TOGETHER
     from rlgraph.backends.ray import cluster, worker
 
-    threads = {worker.ROWS: 4, worker.ORDERS: 1, worker.SAMPLES: 2 * TOGETHER}
+    threads = {worker.ROWS: 4, worker.ORDERS: worker.SORTS, worker.SAMPLES: 2 * TOGETHER}
     again = ray.remote(concurrency_groups=threads)(_again())
     return again.options(num_cpus=0, runtime_env={"env_vars": cluster._environment("CPU", alone=True)}).remote()
 
@@ -284,6 +284,10 @@ def _again() -> type:
             if distributed.is_initialized():
                 distributed.destroy_process_group()
             super().__init__(spec)
+
+        def pass_on(self, *told: Any) -> list[Any]:
+            sleep()
+            return super().pass_on(*told)
 
         def patience(self, seconds: float) -> None:
             """Waits no longer for another process in a transfer."""

@@ -77,7 +77,7 @@ def seconds(file: dict[str, Any], folder: Path, steps: int) -> float | None:
 
 def tried(program: str, model: str, cluster: str, steps: int, folder: Path) -> dict[str, Any]:
     """The best edit of one plan."""
-    made = rlgraph.compile(ALGORITHMS / f"{program}.rlf", {"base": f'"{model}"'}, cluster=cluster)
+    made = rlgraph.compile(ALGORITHMS / f"{program}.rlf", {"base": f'"{model}"'}, cluster=cluster, stream=False)
     file = json.loads(made.plan_json(folder))
     whole = seconds(file, folder, steps)
     assert whole is not None, "the plan that was chosen fits"

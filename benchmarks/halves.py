@@ -87,7 +87,7 @@ def job(over: Mesh) -> dict[str, Any]:
 
 
 def main() -> None:
-    ranks = Ranks(1, ["rlgraph.engines.megatron.engine"])
+    ranks = Ranks(1)
     try:
         [found] = ranks.run(mesh(), job)
     finally:

@@ -222,7 +222,10 @@ class _Facts:
         if self.row.engine.startswith("fsdp"):
             sizes["fsdp"] = self.row.noted(r"in shards of (\d+)") or self.dp
             sizes["dp"] = self.dp // sizes["fsdp"]
-        return (f"{name}={size}" for name, size in sizes.items() if size > 1)
+        yield from (f"{name}={size}" for name, size in sizes.items() if size > 1)
+        if self.pp > 1 and engine == "megatron":
+            # Whose pipeline is interleaved says so.
+            yield "chunks=1"
 
     def group(self, phase: str) -> str:
         """What the row says of its phase belongs to it, but what a value is of."""

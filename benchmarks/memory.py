@@ -39,7 +39,7 @@ def of_split() -> Iterator[Row]:
     from tests.cost.test_fsdp_memory import CASES
     from tests.engines.ranks import Ranks
 
-    ranks = Ranks(4, ["rlgraph.engines.transformers.engine", "torch.distributed.fsdp", "tests.cost.allocated"])
+    ranks = Ranks(4)
     try:
         for work in CASES:
             found = work.predicted("transformers")
@@ -54,7 +54,7 @@ def of_megatron() -> Iterator[Row]:
     from tests.cost.test_megatron_memory import CASES
     from tests.engines.ranks import Ranks
 
-    ranks = Ranks(2, ["rlgraph.engines.megatron.engine", "tests.cost.allocated"])
+    ranks = Ranks(2)
     try:
         for work in CASES:
             found = work.predicted("megatron")

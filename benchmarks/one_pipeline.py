@@ -77,7 +77,7 @@ def job(mesh: Mesh, dtype: str, count: int, times: int) -> tuple[list[float], fl
 
 
 def measured(counts: list[int], times: int = 5) -> Iterator[dict[str, Any]]:
-    ranks = Ranks(STAGES, ["rlgraph.engines.megatron.engine"])
+    ranks = Ranks(STAGES)
     try:
         for count in counts:
             fast = ranks.run(mesh(pp=STAGES), job, "float32", count, times)

@@ -78,6 +78,7 @@ def test_compile_tells_where_a_program_runs(capsys: pytest.CaptureFixture[str]) 
 2 devices in `play`
   vllm, tp2  actor.generate
 weights of actor: learn.megatron to play.vllm
+rollout goes on in blocks of 4 rows, before all of it is there
 train actor adds gradients up while rows stream, and takes its step when all are there
 """)
 

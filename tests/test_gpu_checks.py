@@ -20,6 +20,13 @@ def test_a_part_measures(part: object) -> None:
     assert rows and all(row.good and row.measured > 0 for row in rows)
 
 
+def test_a_part_that_is_a_rank_of_its_own_measures() -> None:
+    """In its own process, as all parts are when asked for: a process is in one group at a time, and this one may be."""
+    found = program.alone("sleeping", HERE)
+    assert not found["error"] and len(found["rows"]) == 8
+    assert all(row["good"] and row["measured"] > 0 for row in found["rows"])
+
+
 def test_the_device_is_compared_with_the_cpu() -> None:
     rows = [*correctness._models("qwen2", "float32", HERE), correctness._program("grpo", HERE)]
     assert all(row.good for row in rows)

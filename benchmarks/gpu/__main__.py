@@ -24,7 +24,17 @@ from typing import Any
 
 from benchmarks.gpu.measure import Row, Setting, Skipped
 
-PARTS = ("correctness", "links", "memory", "throughput", "predictions", "demo", "beside_trl")
+PARTS = (
+    "correctness",
+    "megatron",
+    "links",
+    "memory",
+    "sleeping",
+    "throughput",
+    "predictions",
+    "demo",
+    "beside_trl",
+)
 LIMIT_S = 600
 ROOT = Path(__file__).parents[2]
 

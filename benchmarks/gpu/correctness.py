@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,40 +65,45 @@ def rows(setting: Setting) -> Iterator[Row]:
 
 def _models(family: str, dtype: str, setting: Setting) -> Iterator[Row]:
     """Of one family at one width, beside the same on the CPU."""
-    sequences = _sequences(8 if setting.small else 32)
+    made = sequences(8 if setting.small else 32)
     here, there = (engine(FAMILIES[family], device, dtype, family=family) for device in ("cpu", setting.device))
     what = f"{family}, {dtype}"
-    with torch.no_grad():
-        for read in ("logprobs", "entropy"):
-            apart = _apart(*(getattr(each, read)(sequences) for each in (here, there)))
-            yield Row(f"{what}: {read}", apart, "nats", most=NATS[dtype])
-    for kind, read in READS.items():
-        both = [engine(FAMILIES[family], device, dtype, kind, family) for device in ("cpu", setting.device)]
-        with torch.no_grad():
-            yield Row(f"{what}: {read}", _apart(*(getattr(each, read)(sequences) for each in both)), most=NATS[dtype])
-    one, other = (_gradient(each, sequences) for each in (here, there))
+    kinds = {
+        kind: [engine(FAMILIES[family], at, dtype, kind, family) for at in ("cpu", setting.device)] for kind in READS
+    }
+    yield from alike(what, dtype, {"causal_lm": (here, there), **kinds}, made)
+    one, other = (_gradient(each, made) for each in (here, there))
     yield Row(f"{what}: gradient", float((one - other).norm() / one.norm()), "of its norm", most=GRADIENT[dtype])
-    sampled = there.generate(_sequences(8, scored=False), 4, Sampling(24), np.arange(32, dtype=np.uint64))
+    sampled = there.generate(sequences(8, scored=False), 4, Sampling(24), np.arange(32, dtype=np.uint64))
     with torch.no_grad():
         read_again = there.logprobs(sampled.sequences)
-    yield Row(f"{what}: sampled and read", _apart(sampled.logprobs, read_again), "nats", most=NATS[dtype])
+    yield Row(f"{what}: sampled and read", apart(sampled.logprobs, read_again), "nats", most=NATS[dtype])
 
 
-def _sequences(count: int, scored: bool = True) -> Sequences:
+def alike(what: str, dtype: str, pairs: Mapping[ModelKind, Sequence[Any]], made: Sequences) -> Iterator[Row]:
+    """What two engines say of the same rows, with the same model of each kind."""
+    reads: list[tuple[ModelKind, str, str]] = [("causal_lm", "logprobs", "nats"), ("causal_lm", "entropy", "nats")]
+    for kind, read, unit in [*reads, *((kind, read, "") for kind, read in READS.items())]:
+        with torch.no_grad():
+            found = apart(*(getattr(each, read)(made) for each in pairs[kind]))
+        yield Row(f"{what}: {read}", found, unit, most=NATS[dtype])
+
+
+def sequences(count: int, scored: bool = True) -> Sequences:
     made = np.random.default_rng(3)
     lengths = made.integers(8, 120, count)
     lists = [made.integers(1, 250, length).tolist() for length in lengths]
     return Sequences.from_lists(lists, [[scored and place > 3 for place in range(len(row))] for row in lists])
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
+def apart(one: Tensor, other: Tensor) -> float:
     return float((one.cpu().double() - other.cpu().double()).abs().max())
 
 
-def _gradient(of: TransformersEngine, sequences: Sequences) -> Tensor:
+def _gradient(of: TransformersEngine, rows: Sequences) -> Tensor:
     """Of a weighted sum of log-probabilities, all parameters one after the other."""
-    weights = torch.linspace(-1, 1, int(sequences.scored.sum()))
-    said = of.logprobs(sequences)
+    weights = torch.linspace(-1, 1, int(rows.scored.sum()))
+    said = of.logprobs(rows)
     parts = torch.autograd.grad((said * weights.to(said.device)).mean(), list(of.model.parameters()))
     return torch.cat([part.flatten().cpu().double() for part in parts])
 
@@ -113,8 +119,8 @@ def _program(name: str, setting: Setting) -> Row:
             for device in ("cpu", setting.device)
         )
     shared = [(a[key], b[key]) for a, b in zip(one, other, strict=True) for key in a if key != "seconds"]
-    apart = max(abs(x - y) / max(1.0, abs(x)) for x, y in shared)
-    return Row(f"{name}.rlf, 3 steps replayed: {len(shared)} metrics", apart, "of each", most=METRICS)
+    most = max(abs(x - y) / max(1.0, abs(x)) for x, y in shared)
+    return Row(f"{name}.rlf, 3 steps replayed: {len(shared)} metrics", most, "of each", most=METRICS)
 
 
 def _compiled(name: str, folder: Path) -> Compiled:

@@ -73,12 +73,15 @@ def config(name: str, setting: Setting) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key != "model_type"}
 
 
+def spec(fields: Mapping[str, Any], dtype: str, kind: ModelKind = "causal_lm", family: str = "qwen2") -> ModelSpec:
+    """A model of random weights, the same on every device and in every engine."""
+    return ModelSpec(kind, RandomSource(family, fields, Bytes()), dtype)
+
+
 def engine(
     fields: Mapping[str, Any], device: str, dtype: str, kind: ModelKind = "causal_lm", family: str = "qwen2"
 ) -> TransformersEngine:
-    """A model of random weights, the same on every device."""
-    spec = ModelSpec(kind, RandomSource(family, fields, Bytes()), dtype)
-    return TransformersEngine.open(spec, device=device)
+    return TransformersEngine.open(spec(fields, dtype, kind, family), device=device)
 
 
 def seconds(act: Callable[[], object], device: str, times: int = 5) -> float:

@@ -3,7 +3,7 @@ random weights in bfloat16, micro-batches of 8,192 tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ import torch
 
 from benchmarks.gpu.measure import Row, Setting, config, engine, seconds
 from rlgraph.clusters.devices import known
+from rlgraph.cost.calibration import Measured
 from rlgraph.cost.work import Tokens, backward_flops, forward_flops
-from rlgraph.engines.base import Micro, Sampling, TrainOptions
+from rlgraph.engines.base import Call, Micro, Sampling, TrainOptions
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.models.shape import Shape, shape_of
@@ -24,39 +25,46 @@ PROMPT = 64
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    device = measure_device()
-    dtype = "bfloat16" if setting.gpu else "float32"
-    reached = device.flops[dtype]
-    # What data sheets say of a GPU; of a CPU nothing is known but what it reaches.
-    peak = dict(known()[device.name].device.flops)[dtype] if setting.gpu else reached
-    yield Row(f"{device.name}: matrix products in {dtype}", reached / 1e12, "TFLOP/s")
+    device, dtype, peak = peak_of(setting)
+    yield Row(f"{device.name}: matrix products in {dtype}", device.flops[dtype] / 1e12, "TFLOP/s")
     yield Row(f"{device.name}: copies in its memory", device.bandwidth / 1e9, "GB/s")
     for name in MODELS[: 1 if setting.small else None]:
         fields = config(name, setting)
-        shape = shape_of({"model_type": "qwen2", **fields})
         made = engine(fields, setting.device, dtype)
-        tokens = 256 if setting.small else TOKENS
-        for count in (8, 1):
-            yield from _training(name, made, shape, count, tokens // count, peak, setting)
+        yield from training(name, made, fields, peak, setting)
         yield from _sampling(name, made, setting)
         del made
         if setting.gpu:
             torch.cuda.empty_cache()
 
 
+def peak_of(setting: Setting) -> tuple[Measured, str, float]:
+    """What this device reaches, the dtype it is measured in, and the operations a second that are its peak."""
+    device, dtype = measure_device(), "bfloat16" if setting.gpu else "float32"
+    # What data sheets say of a GPU; of a CPU nothing is known but what it reaches.
+    peak = dict(known()[device.name].device.flops) if setting.gpu else device.flops
+    return device, dtype, peak[dtype]
+
+
+def training(name: str, made: Any, fields: Mapping[str, Any], peak: float, setting: Setting) -> Iterator[Row]:
+    """Of an engine that trains this model: tokens a second, for rows of two lengths."""
+    shape, tokens = shape_of({"model_type": "qwen2", **fields}), 256 if setting.small else TOKENS
+    for count in (8, 1):
+        yield from _training(name, made, shape, count, tokens // count, peak, setting)
+
+
 def _training(
-    name: str, made: TransformersEngine, shape: Shape, count: int, length: int, peak: float, setting: Setting
+    name: str, made: Any, shape: Shape, count: int, length: int, peak: float, setting: Setting
 ) -> Iterator[Row]:
     prompt = min(PROMPT, length // 4)
     drawn = np.random.default_rng(1).integers(1, 250, (count, length)).tolist()
     sequences = Sequences.from_lists(drawn, [[place >= prompt for place in range(length)]] * count)
-
-    def loss(_: Any) -> torch.Tensor:
-        return -made.logprobs(sequences).sum() / (count * length)
-
+    micro = Micro((Call("logprobs", sequences),), lambda said: -said[0].sum() / (count * length))
     options, update = TrainOptions(1e-6, clip_norm=1.0), iter(range(10**6))
+    if setting.gpu:
+        torch.cuda.reset_peak_memory_stats()
     took = seconds(
-        lambda: made.train_step([None], lambda _: Micro((), loss), options, next(update)),
+        lambda: made.train_step([0], lambda _: micro, options, next(update)),
         setting.device,
         2 if setting.small else 5,
     )
@@ -67,7 +75,6 @@ def _training(
     yield Row(f"{what}, share of the device's peak", flops / took / peak)
     if setting.gpu:
         yield Row(f"{what}, memory", torch.cuda.max_memory_allocated() / 1e9, "GB")
-        torch.cuda.reset_peak_memory_stats()
 
 
 def _sampling(name: str, made: TransformersEngine, setting: Setting) -> Iterator[Row]:

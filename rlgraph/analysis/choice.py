@@ -67,6 +67,8 @@ def headline(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterat
     proof = "the best there is" if gap == 0 else f"at most {gap:.1%} from the best there is"
     if (unfused := predicted.get("unfused_seconds")) is not None:
         proof = f"where no trainings share a pipeline {shown_seconds(unfused)}, {proof}"
+    elif (alike := predicted.get("alike_seconds")) is not None:
+        proof = f"where those of one pipeline are split alike {shown_seconds(alike)}, {proof}"
     rate = predicted["tokens"] / seconds if seconds else 0.0
     on = f"on {counted(devices, 'device')}, {rate:,.0f} tokens/s"
     if in_turn is None and steady is None:
@@ -82,8 +84,7 @@ def headline(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterat
 def _rows(choice: Choice, pool: str) -> Iterator[str]:
     cells = []
     problem = choice.problem
-    every = (part for number, option in enumerate(choice.found.options) for part in problem.parts(number, option))
-    for component, option in every:
+    for component, option in problem.every_part(choice.found.options):
         if choice.plan.role(component.model, component.operations[0]).pool == pool:
             deployment = option.deployment
             split = " x ".join(f"{axis}{size}" for axis, size in deployment.mesh.axes)

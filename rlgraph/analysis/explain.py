@@ -11,6 +11,7 @@ from typing import Any
 
 from rlgraph.analysis.choice import show_choice
 from rlgraph.analysis.critical import BOUNDS, KINDS, Stretch, critical_path, goes_to
+from rlgraph.analysis.parted import show_parted
 from rlgraph.analysis.sharing import OVER, Sharing, pools, sharing, strategies
 from rlgraph.analysis.tables import table
 from rlgraph.analysis.variants import ONE_STEP_OFF, Other, others
@@ -282,6 +283,7 @@ def _lines(found: Explanation) -> Iterator[str]:
         alone = whole > (1 + LEAST) * found.seconds
         how = f", of which {older + 1} are under way" if alone else " on the pool that has most to do"
     yield f"what the step goes to{how}: {_shares(found.goes_to, whole)}"
+    yield from show_parted(found.choice)
     longest = sorted(found.path, key=lambda each: -each.seconds)[:LONGEST]
     rows = [
         (each.name, shown_seconds(each.seconds), _percent(each.seconds, whole), _bounds(each))

@@ -50,13 +50,13 @@ def pipelines(compiled: Compilation) -> Iterator[Pipelined]:
     for model in fed:
         shared = plan.fused_with(model)
         own = [each for each in (shared.models if shared else (model,)) if each in fed]
-        group = plan.role(model, "train")
-        if model in seen or group.mesh.length("pp") == 1:
+        stages = max(plan.role(each, "train").mesh.length("pp") for each in own)
+        if model in seen or stages == 1:
             continue
         seen.update(own)
         works = [(each, fed[each]) for each in own]
         fusion = predictor.fused(works)
-        held = sum(size for _, _, size in in_flight(predictor, group, works, fusion))
+        held = sum(size for _, _, size in in_flight(predictor, works, fusion))
         yield Pipelined(fusion, held, model in streamed)
 
 

@@ -74,6 +74,7 @@ def compile(
     minimize: Literal["time", "cost"] = "time",
     offload: bool = True,
     fuse: bool = True,
+    stream: bool = True,
     search_seconds: float | None = None,
     search_gap: float | None = None,
 ) -> Compiled:
@@ -85,7 +86,8 @@ def compile(
     cluster: such as "16x8:a100-80gb". The fastest plan for it is searched for, or with `minimize="cost"` the cheapest
     one; what the schedule says is kept. workload: how long rows are. calibration: a file that `rlgraph profile` wrote.
     offload: models may be in the host's memory while others work, where nothing fits without, or that is faster. fuse:
-    trainings that can may share a pipeline. search_seconds: after so long the search ends with the best plan that it
+    trainings that can may share a pipeline. stream: rows may go on before a batch is complete where no line of the
+    schedule says so, on up to 64 devices. search_seconds: after so long the search ends with the best plan that it
     has. search_gap: the search ends with a plan that is at most so far from the best there is, as a share.
     """
     from rlgraph.api.compiled import Compiled
@@ -101,7 +103,7 @@ def compile(
     if cluster is not None:
         from rlgraph.compilation.target import target
 
-        aim = target(cluster, workload, measured, minimize, offload, search_seconds, search_gap, fuse)
+        aim = target(cluster, workload, measured, minimize, offload, search_seconds, search_gap, fuse, stream)
     return Compiled.of(compiled(opened, texts, found, devices, aim))
 
 

@@ -111,7 +111,10 @@ def _admitted(plan: Plan) -> Iterator[str]:
 
 
 def _streamed(compiled: Compilation) -> Iterator[str]:
-    """What becomes of the last rows of tables, and of each training to which rows stream."""
+    """In what blocks rows of tables go on, what becomes of the last ones, and of each training to which rows stream."""
+    for name, rows in compiled.plan.blocks:
+        dealt = ", dealt to whoever is free" if name in compiled.plan.free else ""
+        yield f"{name} goes on in blocks of {counted(rows, 'row')}, before all of it is there{dealt}"
     for tail in compiled.plan.tails:
         few = f"{tail.under:.0%}" if tail.under < 1 else f"{tail.under:.0f}"
         copies = f"{tail.on} copies go" if tail.on > 1 else "1 copy goes"

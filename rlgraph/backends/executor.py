@@ -269,10 +269,12 @@ class GraphRun:
 
     def advance_task(self, task: _Task) -> bool:
         """Fires a task on a block if there is one."""
-        lanes = self.backend.lanes(task.node, self.frame)
-        if task.finished or task.busy >= lanes or any(not other.finished for other in task.after):
+        if task.finished or any(not other.finished for other in task.after):
             return False
         if not self.turn and task.changes_a_model:
+            return False
+        lanes = self.backend.lanes(task.node, self.frame)
+        if task.busy >= lanes:
             return False
         if self.awaited and not all(self.came(name, task.node) for name in task.node.inputs):
             return False

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 @click.option(
     "--no-fuse", is_flag=True, help="With a cluster: no trainings share a pipeline but those of `fuse` lines."
 )
+@click.option(
+    "--no-stream", is_flag=True, help="With a cluster: no tables stream but those of `stream` and `tail` lines."
+)
 @click.option("--no-offload", is_flag=True, help="With a cluster: all models stay on their devices.")
 @click.option(
     "--explain", "explained", is_flag=True, help="With a cluster: why this plan, what others lose, what would help."
@@ -94,6 +97,7 @@ def compile_(
     search_gap: float | None,
     minimize: Literal["time", "cost"],
     no_fuse: bool,
+    no_stream: bool,
     no_offload: bool,
     explained: bool,
     what_if: str | None,
@@ -125,12 +129,11 @@ def compile_(
     if picture == "pipelines" and ("dot" in emitted or (visualize or "").endswith(".dot")):
         raise click.UsageError("a picture of pipelines is no graph: take .html, .svg or .png, not .dot")
     searched = search_seconds is not None or search_gap is not None
-    if cluster is None and (
-        explained or what_if or calibration or searched or no_fuse or no_offload or minimize != "time"
-    ):
+    of_search = (explained, what_if, calibration, searched, no_fuse, no_stream, no_offload, minimize != "time")
+    if cluster is None and any(of_search):
         raise click.UsageError(
-            "`--explain`, `--what-if`, `--calibration`, `--search-seconds`, `--search-gap`, `--minimize`, `--no-fuse` "
-            "and `--no-offload` go with `--cluster`"
+            "`--explain`, `--what-if`, `--calibration`, `--search-seconds`, `--search-gap`, `--minimize`, `--no-fuse`, "
+            "`--no-stream` and `--no-offload` go with `--cluster`"
         )
     if out is None and emitted and (len(set(emitted)) > 1 or after or form == "json"):
         raise click.UsageError("say with -o DIR where the files go: only one form alone can go to stdout")
@@ -159,6 +162,7 @@ def compile_(
                 minimize=minimize,
                 offload=not no_offload,
                 fuse=not no_fuse,
+                stream=not no_stream,
                 search_seconds=search_seconds,
                 search_gap=search_gap,
             )

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
 
-from rlgraph.backends.sim.steady import run_steps
-from rlgraph.compilation.overlap import Interrupted, simulated
+from rlgraph.compilation.overlap import Interrupted, Timed
 from rlgraph.cost.tasks import main_step
 from rlgraph.enginespec.registry import engine
 from rlgraph.errors import ProgramError
@@ -34,14 +33,15 @@ PAYS = 0.001
 """Share of a step that streaming has to save."""
 
 
-def with_blocks(choice: Choice) -> Choice:
-    """A choice with the best block of each table whose line leaves it open, one table after the other; where none saves
-    anything the table does not stream, unless it has a tail. After Ctrl-C it raises Interrupted with what was found."""
+def with_blocks(choice: Choice, timed: Timed) -> Choice:
+    """A choice with the best block of each table whose line leaves it open, one table after the other, beside the tails
+    that it has; where none saves anything the table does not stream, unless it has a tail. After Ctrl-C it raises
+    Interrupted with what was found."""
     shown = Shown("choosing blocks")
     with closing(shown):
         for line in choice.question.schedule.streams:
             if line.block is None:
-                search = _Search(choice, line, shown)
+                search = _Search(choice, line, shown, timed)
                 try:
                     search.run()
                 except ProgramError:
@@ -71,16 +71,9 @@ class Streamed:
 def unsaid(choice: Choice, ends: float = inf) -> Iterator[Streamed]:
     """For each table of a step that the schedule does not stream, and that an engine samples that could, the best
     block. ends: of trying, by the monotonic clock; what was not tried by then is left out."""
-    asked = choice.question
-    said = {line.table for line in asked.schedule.streams}
-    nodes = main_step(asked.program).graph.walk()
-    tables = dict.fromkeys(node.name.split(".")[0] for node in nodes if NODES[node.op].generates)
     with closing(Shown("simulating what could stream")) as shown:
-        for table in tables:
-            groups = sampling(table, choice.plan, asked.program)
-            if table in said or not all(engine(group.engine).streams for group in groups):
-                continue
-            search = _Search(choice, Stream(table), shown, ends)
+        for table in unstreamed(choice):
+            search = _Search(choice, Stream(table), shown, Timed(STEPS), ends)
             try:
                 search.run()
             except ProgramError:
@@ -88,6 +81,20 @@ def unsaid(choice: Choice, ends: float = inf) -> Iterator[Streamed]:
             best = min((rows for rows in search.tried if rows), key=search.tried.__getitem__, default=None)
             if best is not None and None in search.tried:
                 yield Streamed(table, best, search.tried[best], search.tried[None])
+
+
+def unstreamed(choice: Choice) -> list[str]:
+    """Tables of a step that the schedule does not stream, and that engines sample that could."""
+    asked = choice.question
+    said = {line.table for line in asked.schedule.streams}
+    nodes = main_step(asked.program).graph.walk()
+    tables = dict.fromkeys(node.name.split(".")[0] for node in nodes if NODES[node.op].generates)
+    return [
+        table
+        for table in tables
+        if table not in said
+        and all(engine(group.engine).streams for group in sampling(table, choice.plan, asked.program))
+    ]
 
 
 def sizes(choice: Choice, line: Stream) -> Iterator[int]:
@@ -108,8 +115,8 @@ def sizes(choice: Choice, line: Stream) -> Iterator[int]:
 class _Search:
     """For one table."""
 
-    def __init__(self, choice: Choice, line: Stream, shown: Shown, ends: float = inf) -> None:
-        self.choice, self.line, self.shown, self.ends = choice, line, shown, ends
+    def __init__(self, choice: Choice, line: Stream, shown: Shown, timed: Timed, ends: float = inf) -> None:
+        self.choice, self.line, self.shown, self.timed, self.ends = choice, line, shown, timed, ends
         self.tailed = any(tail.table == line.table for tail in choice.question.schedule.tails)
         self.others = tuple(each for each in choice.plan.blocks if each[0] != line.table)
         self.tried: dict[int | None, float] = {}
@@ -125,7 +132,7 @@ class _Search:
     def seconds(self, rows: int | None) -> float:
         if rows not in self.tried:
             self.shown.show(self.shown.elapsed(), lambda: f"{len(self.tried)} of `{self.line.table}` tried")
-            self.tried[rows] = run_steps(simulated(self.with_block(rows)), STEPS).seconds
+            self.tried[rows] = self.timed.seconds(self.with_block(rows))
         return self.tried[rows]
 
     def with_block(self, rows: int | None) -> Choice:

@@ -27,8 +27,9 @@ from rlgraph.ops import work_of
 from rlgraph.ops.nodes import NODES, at_once, model_of
 from rlgraph.ops.work import operations
 from rlgraph.passes.accumulate import added_up
-from rlgraph.placement.beside import beside, streamed
+from rlgraph.placement.beside import beside, streamed, without_open
 from rlgraph.placement.choose import (
+    SLEEPERS,
     Choice,
     Question,
     choose,
@@ -50,10 +51,26 @@ NOTED = 0.05
 
 
 def chosen(program: Program, schedule: Schedule, folders: Folders, target: Target) -> Choice:
-    """Where something fits without off-loading, and more than the best plan of a small problem is asked for, without.
-    Raises ProgramError where a model's shape is not known, and where nothing fits."""
+    """Where rows stream or move, or steps overlap, the plan that the simulator prefers. Raises ProgramError where a
+    model's shape is not known, and where nothing fits."""
     asked = question(program, schedule, folders, target)
     ends = monotonic() + asked.search_seconds
+    found = _whole(asked, target, ends)
+    if found.problem.older or streamed(schedule):
+        # It needs the simulator.
+        from rlgraph.compilation.finalists import better
+
+        return better(found, *_others(found, target, ends))
+    if target.stream and is_small(found.problem, found.question):
+        from rlgraph.compilation.streaming import with_streams
+
+        return with_streams(found, ends)
+    return found
+
+
+def _whole(asked: Question, target: Target, ends: float) -> Choice:
+    """By whole batches. Where something fits without off-loading, and more than the best plan of a small problem is
+    asked for, without. Raises ProgramError where nothing fits."""
     found = choose(replace(asked, offload=False))
     found = found and _fused(found, ends)
     if found is None and target.offload and (left := ends - monotonic()) > 0:
@@ -68,23 +85,25 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
         full = crowded(asked, ends)
         wrong = refused(replace(asked, search_seconds=ends - monotonic()))
         raise ProgramError([full, *wrong.diagnostics]) if full else wrong
-    found = _fused(found, ends)
-    if found.problem.older or streamed(schedule):
-        # It needs the simulator.
-        from rlgraph.compilation.finalists import better
-
-        return better(found, *_others(found, ends))
-    return found
+    return _fused(found, ends)
 
 
-def _others(choice: Choice, ends: float) -> Iterator[Choice]:
+def _others(choice: Choice, target: Target, ends: float) -> Iterator[Choice]:
     """Plans beside the best one that may be better than it where work overlaps that the search lays out one after the
-    other."""
+    other, and the best one without what the schedule leaves to the plan: its trainings may share pipelines, and its
+    models sleep."""
     tables, asked = streamed(choice.question.schedule), []
+    closed = without_open(choice.question.schedule)
+    if closed != choice.question.schedule and (left := ends - monotonic()) > 0:
+        asked_whole = replace(choice.question, schedule=closed, apart=(), offload=target.offload, search_seconds=left)
+        yield _whole(asked_whole, target, ends)
     if choice.problem.older:
         asked.append(replace(choice.question, in_turn=True))
     if tables:
         asked.append(replace(choice.question, streamed=tables))
+    if moved := tuple((line.table, line.on or 1) for line in choice.question.schedule.tails):
+        # One copy has no tail, with which several may be faster than it.
+        asked.insert(0, replace(choice.question, streamed=tables, moved=moved))
     found = [choice]
     try:
         for each in asked:
@@ -101,7 +120,7 @@ def _others(choice: Choice, ends: float) -> Iterator[Choice]:
 def _may_sleep(choice: Choice, target: Target) -> bool:
     """Whether plans in which models sleep are looked at although something fits without. Where work overlaps, models
     would wake up for each piece of it, which the search does not count."""
-    return target.offload and is_small(choice.problem, choice.question) and not overlaps(choice)
+    return target.offload and choice.question.cluster.devices <= SLEEPERS and not overlaps(choice)
 
 
 def _with_room(choice: Choice) -> Choice:
@@ -134,13 +153,13 @@ def _fused(choice: Choice, ends: float) -> Choice:
     if alone is None or told.found.pieces and told.found.value <= alone.found.value:
         return told
     found = replace(alone.found, bound=min(told.found.bound, alone.found.bound))
-    return replace(alone, found=found, question=choice.question)
+    alone = replace(alone, found=found, question=choice.question)
+    return _fused(alone, ends) if found.pieces else alone
 
 
-def warnings(choice: Choice) -> tuple[Diagnostic, ...]:
-    """What of the schedule the plan has no use for."""
-    asked = choice.question
-    return tuple(unneeded(asked.program, choice.plan, asked.schedule))
+def warnings(choice: Choice, schedule: Schedule) -> tuple[Diagnostic, ...]:
+    """What of a schedule the plan has no use for that was chosen for it."""
+    return tuple(unneeded(choice.question.program, choice.plan, schedule))
 
 
 def question(program: Program, schedule: Schedule, folders: Folders, target: Target) -> Question:
@@ -279,14 +298,15 @@ def predicted(choice: Choice) -> Mapping[str, Any]:
         from rlgraph.compilation.overlap import overlapped
 
         seconds = overlapped(choice)
-    full = memory(choice)
+    full, before = memory(choice), choice.found.before
     asleep = _asleep(choice, full)
     return {
         "seconds": choice.found.seconds if seconds is None else seconds,
         "in_turn_seconds": None if seconds is None or choice.problem.older else choice.found.seconds,
         "steady_seconds": None if seconds is None or not choice.problem.older else choice.found.seconds,
         "bound_seconds": choice.found.bound if choice.question.goal == "time" else None,
-        "unfused_seconds": choice.found.before and choice.found.before.seconds,
+        "unfused_seconds": before.searched.seconds if before and not before.searched.pieces else None,
+        "alike_seconds": before.seconds if before and before.pieces else None,
         "gap": choice.found.gap,
         "tokens": tokens(choice),
         "fused": {

@@ -92,7 +92,7 @@ class Compilation:
         if self.target is not None:
             from rlgraph.compilation.choosing import warnings
 
-            return Placed(self.choice.plan, self.choice.question.shapes, warnings(self.choice))
+            return Placed(self.choice.plan, self.choice.question.shapes, warnings(self.choice, self.schedule))
         return placed(self.program, self.schedule, self.folders, here(self.devices))
 
     @cached_property

@@ -26,6 +26,32 @@ class Interrupted(Exception):
         self.choice = choice
 
 
+class Timed:
+    """Seconds of a step of one plan with several blocks and tails, each of which is simulated once."""
+
+    def __init__(self, steps: int) -> None:
+        """steps: of each simulation."""
+        self.steps = steps
+        self._known: dict[object, float] = {}
+
+    def seconds(self, choice: Choice) -> float:
+        """Raises ProgramError where it cannot be simulated."""
+        found = self.known(choice)
+        if found is None:
+            found = self._known[streams(choice)] = run_steps(simulated(choice), self.steps).seconds
+        return found
+
+    def known(self, choice: Choice) -> float | None:
+        """The same where it was simulated already."""
+        return self._known.get(streams(choice))
+
+
+def streams(choice: Choice) -> object:
+    """What of its tables streams, and how, as plans are compared by it."""
+    plan = choice.plan
+    return frozenset(plan.blocks), frozenset(plan.free), frozenset(plan.tails)
+
+
 def overlapped(choice: Choice, steps: int = FEWEST) -> float | None:
     """Seconds of a step in the middle of a run, of so many. None: it cannot be simulated, or Ctrl-C has ended that,
     which is said."""

@@ -7,8 +7,7 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 
-from rlgraph.backends.sim.steady import run_steps
-from rlgraph.compilation.overlap import Interrupted, simulated
+from rlgraph.compilation.overlap import Interrupted, Timed
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Tail
 from rlgraph.ir.schedule import Tail as Line
@@ -19,21 +18,19 @@ from rlgraph.placement.tails import UNDER, copies_of
 SHARES = (UNDER, 0.05, 0.1, 0.3, 0.5)
 """Of the rows, that are tried."""
 
-STEPS = 2
-"""Steps of each simulation: of two tails the better one is asked for, not how long a step takes."""
-
 PAYS = 0.001
 """Share of a step that a tail has to save."""
 
 
-def with_tails(choice: Choice) -> Choice:
-    """A choice with the best tail of each table whose line leaves something open, one table after the other; where none
-    saves anything the table has none. After Ctrl-C it raises Interrupted with what was found."""
+def with_tails(choice: Choice, timed: Timed) -> Choice:
+    """A choice with the best tail of each table whose line leaves something open, one table after the other, beside the
+    blocks that it has; where none saves anything the table has none. After Ctrl-C it raises Interrupted with what was
+    found."""
     shown = Shown("choosing tails")
     with closing(shown):
         for line in choice.question.schedule.tails:
             if line.under is None or line.on is None:
-                search = _Search(choice, line, shown)
+                search = _Search(choice, line, shown, timed)
                 try:
                     search.run()
                 except ProgramError:
@@ -50,8 +47,8 @@ def with_tails(choice: Choice) -> Choice:
 class _Search:
     """For one table."""
 
-    def __init__(self, choice: Choice, line: Line, shown: Shown) -> None:
-        self.choice, self.line, self.shown = choice, line, shown
+    def __init__(self, choice: Choice, line: Line, shown: Shown, timed: Timed) -> None:
+        self.choice, self.line, self.shown, self.timed = choice, line, shown, timed
         self.others = tuple(tail for tail in choice.plan.tails if tail.table != line.table)
         self.tried: dict[Tail | None, float] = {}
         """Seconds of a step."""
@@ -62,7 +59,8 @@ class _Search:
         copies = copies_of(self.line.table, self.choice.plan, self.choice.question.program)
         if copies == 1:
             return
-        line, best = self.line, Tail(self.line.table, self.line.under or UNDER, self.line.on or 1)
+        line, there = self.line, [tail for tail in self.choice.plan.tails if tail.table == self.line.table]
+        best = there[0] if there else Tail(line.table, line.under or UNDER, line.on or 1)
         found = None
         while found != best:
             found = best
@@ -75,7 +73,7 @@ class _Search:
     def seconds(self, tail: Tail | None) -> float:
         if tail not in self.tried:
             self.shown.show(self.shown.elapsed(), lambda: f"{len(self.tried)} of `{self.line.table}` tried")
-            self.tried[tail] = run_steps(simulated(self.with_tail(tail)), STEPS).seconds
+            self.tried[tail] = self.timed.seconds(self.with_tail(tail))
         return self.tried[tail]
 
     def with_tail(self, tail: Tail | None) -> Choice:

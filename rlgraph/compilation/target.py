@@ -30,6 +30,8 @@ class Target:
     """Models may be in the host's memory while they are not at work."""
     fuse: bool = True
     """Trainings that can may share a pipeline."""
+    stream: bool = True
+    """Tables may stream of which the schedule says nothing."""
     search_seconds: float = inf
     """After which a search ends with the best plan that it has."""
     search_gap: float | None = None
@@ -61,6 +63,7 @@ def target(
     search_seconds: float | None = None,
     search_gap: float | None = None,
     fuse: bool = True,
+    stream: bool = True,
 ) -> Target:
     """Raises ProgramError for a text that is no cluster, for a goal that is none, and for a gap that is no share."""
     from rlgraph.clusters.read import read_cluster
@@ -78,7 +81,7 @@ def target(
     )
     seconds = inf if search_seconds is None else search_seconds
     wanted: Goal = goal  # type: ignore[assignment]
-    return Target(found, workload or Workload(), constants, wanted, offload, fuse, seconds, search_gap)
+    return Target(found, workload or Workload(), constants, wanted, offload, fuse, stream, seconds, search_gap)
 
 
 def assumed(compiled: Compilation) -> Workload:

@@ -30,7 +30,7 @@ class _Reserving(MemoryModel):
     def loads(self) -> object:
         return tuple(self.slots)
 
-    def load(self, copies: int) -> Load:
+    def load(self, copies: int, chunks: int = 0) -> Load:
         pairs = zip(self.slots, self.batches, strict=True)
         return (max((min(most, batch.share(copies)) for most, batch in pairs), default=0.0),)
 
@@ -107,7 +107,7 @@ class _Growing(MemoryModel):
     def loads(self) -> object:
         return self.deployment.threads
 
-    def load(self, copies: int) -> Load:
+    def load(self, copies: int, chunks: int = 0) -> Load:
         return tuple(self._together(batch, copies) for batch in self.batches)
 
     def _together(self, batch: Batch, copies: int) -> float:

@@ -169,7 +169,7 @@ class Deployment:
         for each axis along which ranks exchange something. Copies do where they are trained."""
         if self.on_cpu:
             return 0
-        exchanging = sum(size > 1 and (name != "dp" or self.spec.trains) for name, size in self.mesh.axes)
+        exchanging = sum(size > 1 and (name != "dp" or self.spec.trains) for name, size in self.mesh.spread)
         return constants.process.get(self.engine, 0) + exchanging * constants.communicator
 
     def links(self, constants: Constants) -> tuple[Link, Link]:

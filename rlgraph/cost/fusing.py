@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, product
 from math import inf
 from operator import ge
 from random import Random
 
 from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.time import Cost, LatencyModel
+from rlgraph.ir.common import common
 from rlgraph.pipelines.bounds import least_seconds, serial_seconds
 from rlgraph.pipelines.counted import counted
 from rlgraph.pipelines.dispatch import dispatched, plain, urgent
 from rlgraph.pipelines.fuse import drawn
 from rlgraph.pipelines.problem import Model, Problem
 from rlgraph.pipelines.published import alone
-from rlgraph.pipelines.timetable import Lists, Timetable, timetable
+from rlgraph.pipelines.timetable import Entry, Lists, Timetable, timetable
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Training:
     """The optimizer's step."""
     turned: bool = False
     """Its first stage is the last one of the others."""
+    group: str = ""
+    """Who trains it: a process of each group has memory of its own."""
 
     @property
     def micro_batches(self) -> int:
@@ -52,8 +55,9 @@ class Training:
     def late(self) -> float:
         """Seconds that the longest micro-batch takes longer than others, on all stages but one: the lists have
         micro-batches that are alike."""
-        turn = self.busy.seconds / self.micro_batches
-        return self.passes.bubble(turn) - self.passes.before * turn
+        turns = self.micro_batches
+        turn = self.busy.seconds / turns
+        return self.passes.bubble(turns, turn) - self.passes.before(turns) * turn
 
     @property
     def counted(self) -> Model:
@@ -92,16 +96,16 @@ class Fusion:
 def fusion(trainings: Sequence[Training]) -> Fusion:
     """Trainings that begin together: one goes by 1F1B, interleaved if it has chunks, several fill each other's bubbles.
     All have rows."""
-    counts = [each.counted for each in trainings]
-    lists = drawn(Problem(tuple(counts))) if len(counts) > 1 else alone(counts[0])
-    problem = Problem(tuple(each.predicted for each in trainings))
+    counts = _together(trainings, [each.counted for each in trainings])
+    lists = drawn(counts) if len(trainings) > 1 else alone(counts.models[0])
+    problem = _predicted(trainings)
     table = timetable(problem, lists)
     return Fusion(
         problem,
         lists,
         table,
         _cost(trainings, table.makespan),
-        _in_flight(problem, lists),
+        _in_flight(problem, lists, [each.group for each in trainings]),
         least_seconds(problem),
         serial_seconds(problem),
     )
@@ -109,14 +113,27 @@ def fusion(trainings: Sequence[Training]) -> Fusion:
 
 def least(trainings: Sequence[Training]) -> float:
     """Seconds that no lists can beat, until all have taken their steps."""
-    return _cost(trainings, least_seconds(Problem(tuple(each.predicted for each in trainings)))).seconds
+    return _cost(trainings, least_seconds(_predicted(trainings))).seconds
 
 
 def about(trainings: Sequence[Training]) -> float:
     """Seconds of lists that take next to no time to make, of which those of ranks are hardly ever longer."""
-    lists = _made(Problem(tuple(each.counted for each in trainings)))
-    problem = Problem(tuple(each.predicted for each in trainings))
-    return _cost(trainings, timetable(problem, lists).makespan).seconds
+    lists = _made(_together(trainings, [each.counted for each in trainings]))
+    return _cost(trainings, timetable(_predicted(trainings), lists).makespan).seconds
+
+
+def _predicted(trainings: Sequence[Training]) -> Problem:
+    """In seconds."""
+    return _together(trainings, [each.predicted for each in trainings])
+
+
+def _together(trainings: Sequence[Training], models: Sequence[Model]) -> Problem:
+    """Models with fewer stages than others have several copies behind each other."""
+    if len({each.deployment.pp for each in trainings}) == 1:
+        return Problem(tuple(models))
+    whole = common([each.deployment.mesh for each in trainings])
+    behind = [whole.behind(each.deployment.mesh) for each in trainings]
+    return Problem(tuple(replace(model, copies=copies) for model, copies in zip(models, behind, strict=True)))
 
 
 @lru_cache(4096)
@@ -140,21 +157,37 @@ def _cost(trainings: Sequence[Training], makespan: float) -> Cost:
     return busy + Cost(bubble=waits) + rest
 
 
-def _in_flight(problem: Problem, lists: Lists) -> tuple[tuple[tuple[float, float], ...], ...]:
+def _in_flight(problem: Problem, lists: Lists, groups: Sequence[str]) -> tuple[tuple[tuple[float, float], ...], ...]:
+    """groups: of each model. What one of them needs at a moment its process keeps, so that others may need the most
+    at another moment."""
+    lines, owners = problem.lines, problem.owners
     found = dict[tuple[tuple[float, float], ...], None]()
     for stage, own in enumerate(lists):
-        last = [line.stages[-1] == stage for line in problem.lines]
-        held, most = [0.0] * len(last), list[tuple[float, ...]]()
-        for line, part, _ in own:
-            held[line] += (1 if part == "F" else -1) / problem.lines[line].model.chunks
-            now = tuple(held)
-            if not any(_covers(other, now) for other in most):
-                most = [other for other in most if not _covers(now, other)] + [now]
-        for each in most:
-            found[tuple((0, count) if end else (count, 0) for count, end in zip(each, last, strict=True))] = None
+        ends = [False] * len(groups)
+        for line, owner in zip(lines, owners, strict=True):
+            ends[owner] |= line.stages[-1] == stage
+        each_group = [_moments(problem, own, [group == each for each in groups]) for group in dict.fromkeys(groups)]
+        for moments in product(*each_group):
+            counts = map(sum, zip(*moments, strict=True))
+            found[tuple((0, count) if end else (count, 0) for count, end in zip(counts, ends, strict=True))] = None
     return tuple(
         each for each in found if not any(other is not each and all(map(_covers, other, each)) for other in found)
     )
+
+
+def _moments(problem: Problem, own: Sequence[Entry], among: Sequence[bool]) -> list[tuple[float, ...]]:
+    """What a stage has of each model at a time, where only some count. Nothing that is no more of each than something
+    else."""
+    owners, held, most = problem.owners, [0.0] * len(among), list[tuple[float, ...]]()
+    for line, part, _ in own:
+        owner = owners[line]
+        if not among[owner]:
+            continue
+        held[owner] += (1 if part == "F" else -1) / problem.models[owner].chunks
+        now = tuple(held)
+        if not any(_covers(other, now) for other in most):
+            most = [other for other in most if not _covers(now, other)] + [now]
+    return most or [tuple(held)]
 
 
 def _covers(one: Sequence[float], other: Sequence[float]) -> bool:

@@ -311,10 +311,10 @@ def _share(ordered: list[float], number: int) -> float:
     """Mean of one of `STEPS` equal shares. Rows that lie in two are divided: counted in pieces, each row has
     `STEPS`."""
     pieces = len(ordered)
-    start, stop = number * pieces, (number + 1) * pieces
-    rows = range(start // STEPS, -(-stop // STEPS))
-    inside = ((min(stop, (row + 1) * STEPS) - max(start, row * STEPS), ordered[row]) for row in rows)
-    return sum(count * length for count, length in inside) / pieces
+    first, begins = divmod(number * pieces, STEPS)
+    last, ends = divmod((number + 1) * pieces, STEPS)
+    inside = STEPS * sum(ordered[first:last]) - begins * ordered[first]
+    return (inside + (ends * ordered[last] if ends else 0.0)) / pieces
 
 
 def _inside(text: str) -> tuple[int, int]:

@@ -113,8 +113,8 @@ class MemoryModel(ABC):
         """What loads depend on, beside the copies."""
 
     @abstractmethod
-    def load(self, copies: int) -> Load:
-        """Of one of so many copies."""
+    def load(self, copies: int, chunks: int = 0) -> Load:
+        """Of one of so many copies. chunks: if stages had so many parts of the layers; 0: as they have."""
 
     @abstractmethod
     def needs(self, load: Load) -> Needs:
@@ -171,6 +171,7 @@ class _Feeding:
         self.uneven = any(batch.row.longest > batch.row.tokens * (1 + 1e-9) for batch in batches)
         """Rows of a table are of different lengths."""
         self._known: dict[int, tuple[float, float, float]] = {}
+        self._under_way: dict[tuple[int, int], tuple[float, float]] = {}
         self._micros: dict[tuple[float, float], Tokens] = {}
 
     def load(self, copies: int) -> tuple[float, float, float]:
@@ -178,9 +179,7 @@ class _Feeding:
         rows have. As the engines do it, blocks are of about the same size, of the longest rows; of uneven ones a block
         may be as large as its budget."""
         if copies not in self._known:
-            available = max((batch.share(copies) for batch in self.batches), default=1.0) or 1.0
-            available = math.ceil(available / self.ranks) if self.ranks > 1 else available
-            longest = sum(self.widths)
+            available, longest = self._available(copies), sum(self.widths)
             rows, blocks = _block(available, self.budget, longest, self.side)
             # A copy with a row less may have a block less, of more rows.
             least = max((batch.least(copies) for batch in self.batches), default=1.0) // self.ranks
@@ -192,6 +191,33 @@ class _Feeding:
             # Of more micro-batches than are under way at a time only the last one's gradients are left.
             self._known[copies] = rows, min(blocks, self.side + 2.0), self._beginnings(rows, available, copies)
         return self._known[copies]
+
+    def _available(self, copies: int) -> float:
+        """Rows of the rank that has most of them."""
+        available = max((batch.share(copies) for batch in self.batches), default=1.0) or 1.0
+        return math.ceil(available / self.ranks) if self.ranks > 1 else available
+
+    def under_way(self, copies: int, chunks: int) -> tuple[float, float]:
+        """Micro-batches that the first and the last of `side` stages have at a time in interleaved lists. These have
+        most where groups are largest, so that of uneven rows, which may make fewer micro-batches than the longest,
+        those numbers count that there can be with the fewest groups."""
+        if (copies, chunks) not in self._under_way:
+            # A copy with a row less may have fewer groups, too.
+            least = max((batch.least(copies) for batch in self.batches), default=1.0) // self.ranks
+            counts = [self._most_at_a_time(rows) for rows in {self._available(copies), least} if rows > 0]
+            first, last = (
+                max(in_flight(self.side, count, chunks, stage) for count in counts) for stage in (0, self.side - 1)
+            )
+            self._under_way[copies, chunks] = first, last
+        return self._under_way[copies, chunks]
+
+    def _most_at_a_time(self, rows: float) -> int:
+        """How many micro-batches so many rows may make, where most of them are under way at a time."""
+        stages, count = self.side, math.ceil(_block(rows, self.budget, sum(self.widths), self.side)[1])
+        if not self.uneven:
+            return count
+        few = int(rows * sum(batch.row.tokens for batch in self.batches) / self.budget)
+        return min(count, (max(1, few // stages) + 1) * stages - 1)
 
     def _beginnings(self, rows: float, available: float, copies: int) -> float:
         """Of so many rows in turn of those that a copy has: as many as rows, where each is read by itself.
@@ -265,7 +291,7 @@ class _Fed(MemoryModel):
     def loads(self) -> object:
         return self.feeding
 
-    def load(self, copies: int) -> Load:
+    def load(self, copies: int, chunks: int = 0) -> Load:
         return self.feeding.load(copies)
 
     def micro(self, rows: float, beginnings: float) -> Tokens:
@@ -275,22 +301,31 @@ class _Fed(MemoryModel):
 
 class Training(_Fed):
     """Of a model that is trained, with its optimizer's state. Copies may share that out, which is ZeRO's first stage
-    (arXiv 1910.02054). A load also says whether there is another copy to add up gradients with: 1 or 2."""
+    (arXiv 1910.02054). Where gradients stay, a load says how many micro-batches are under way at a time on the first
+    stage and on the last one, in place of how many there are; else also whether there is another copy to add up
+    gradients with: 1 or 2."""
 
     @property
     def loads(self) -> object:
-        return self.feeding, self.deployment.spec.memory.gradients_stay
+        return self.feeding, self.deployment.spec.memory.gradients_stay, self.deployment.chunks
 
-    def load(self, copies: int) -> Load:
-        found = super().load(copies)
-        return found if self.deployment.spec.memory.gradients_stay else (*found, min(copies, 2.0))
+    def load(self, copies: int, chunks: int = 0) -> Load:
+        deployment, (rows, blocks, beginnings) = self.deployment, super().load(copies)
+        if not deployment.spec.memory.gradients_stay:
+            return rows, blocks, beginnings, min(copies, 2.0)
+        # One forward, one backward has as many as stages follow, this one included (arXiv 2104.04473, section 2.2.1).
+        # Interleaved there are more.
+        first, last, chunks = min(deployment.pp, blocks), 1.0, chunks or deployment.chunks
+        if chunks > 1:
+            first, last = self.feeding.under_way(copies, chunks)
+        return rows, first, beginnings, last
 
     parted = False
     """Gradients are added up while the group does other work, too."""
 
     def needs(self, load: Load) -> Needs:
         config, deployment = self.config, self.deployment
-        rows, blocks, beginnings, *exchanging = load
+        rows, blocks, beginnings, more = load
         weights, state = self.trained, self.state
         micro = self.micro(rows, beginnings)
         own = Bytes((("weights", self.held),)) + _gathered(config, deployment, micro)
@@ -305,7 +340,7 @@ class Training(_Fed):
         if deployment.spec.memory.gradients_stay:
             wide_gradients = weights * state.gradient
             own += Bytes((("gradients", wide_gradients),))
-            active = _pipeline(config, deployment, kept, blocks)
+            active = _pipeline(config, deployment, kept, blocks, more)
             # gloo adds up a copy of the gradients; a GPU's AdamW has the root of its share of the second moments.
             update = Bytes((("buffers", wide_gradients),))
             if sharded and not deployment.on_cpu:
@@ -318,7 +353,7 @@ class Training(_Fed):
             own += summed
             passes = _shared_passes if deployment.fsdp > 1 else _passes
             active = passes(config, deployment, kept, blocks, gradients, self.parted)
-            active = larger(active, _update(config, deployment, weights, exchanging == [2.0]) + summed.times(-1))
+            active = larger(active, _update(config, deployment, weights, more == 2.0) + summed.times(-1))
         return Needs(own, active, optimizer, shared_out) if sharded else Needs(own + optimizer, active)
 
 
@@ -403,19 +438,15 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens, une
     )
 
 
-def _pipeline(config: ModelConfig, deployment: Deployment, kept: Activations, blocks: float) -> Bytes:
-    """Of the fuller one of the first and the last stage: one forward, one backward has as many micro-batches under way
-    as stages follow, this one included (arXiv 2104.04473, section 2.2.1), and the last one has the head. Interleaved
-    there are more."""
-    layers = config.shape.layers / deployment.pp
-    ahead, last = deployment.in_flight or (min(deployment.pp, blocks), 1)
-    heads = last
-    if deployment.chunks > 1 and not deployment.in_flight:
-        ahead, last = (
-            in_flight(deployment.pp, math.ceil(blocks), deployment.chunks, stage) for stage in (0, deployment.pp - 1)
-        )
-    first = Bytes((("activations", layers * kept.layer * ahead + kept.working),))
-    return larger(first, _turn(last * layers * kept.layer + heads * kept.ends, kept)) if last else first
+def _pipeline(config: ModelConfig, deployment: Deployment, kept: Activations, first: float, last: float) -> Bytes:
+    """Of the fuller one of the first and the last stage, which have so many micro-batches under way; the last one has
+    the head, and what this keeps of one micro-batch, whose backward begins at once."""
+    layers, heads = config.shape.layers / deployment.pp, 1.0
+    if deployment.in_flight:
+        first, last = deployment.in_flight
+        heads = last
+    ahead = Bytes((("activations", layers * kept.layer * first + kept.working),))
+    return larger(ahead, _turn(last * layers * kept.layer + heads * kept.ends, kept)) if last else ahead
 
 
 def _turn(activations: float, kept: Activations) -> Bytes:

@@ -141,7 +141,7 @@ def lodgings(
     }
 
 
-def in_flight(predictor: Predictor, group: Group, works: Sequence[tuple[str, Sequence[Batch]]], by: Fusion) -> Parts:
+def in_flight(predictor: Predictor, works: Sequence[tuple[str, Sequence[Batch]]], by: Fusion) -> Parts:
     """What micro-batches need in a pipeline, of all models that share it, on the stage and at the moment where that is
     most. works: models, each with its rows. by: their lists."""
     moments = []
@@ -149,7 +149,8 @@ def in_flight(predictor: Predictor, group: Group, works: Sequence[tuple[str, Seq
         parts: list[tuple[str, str, float]] = []
         for (model, batches), counts in zip(works, moment, strict=True):
             if any(counts):
-                deployment = replace(predictor.deployment(model, group), in_flight=counts)
+                known = predictor.deployment(model, predictor.plan.role(model, "train"))
+                deployment = replace(known, in_flight=counts)
                 needed = footprint("train", predictor.configs[model], deployment, batches).active
                 parts += [(model, what, size) for what, size in needed.parts]
         moments.append(tuple(parts))
@@ -275,7 +276,7 @@ class _Filling:
         }
         fullest = {each: max(found, key=_rows) for each, found in fed.items() if found}
         works = [*fullest.items()]
-        yield from in_flight(self.predictor, group, works, self.predictor.fused(works))
+        yield from in_flight(self.predictor, works, self.predictor.fused(works))
 
     def staying(self, device: int, busy: tuple[str, str] | None) -> Iterator[tuple[str, str, float]]:
         """What is held on a device while one model works."""

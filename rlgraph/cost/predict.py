@@ -86,6 +86,13 @@ class TaskModel:
         begins, rows, updates = self._common[copies]
         return begins + (self.passes.seconds(rows) if self.passes else self._sample(copies).seconds) + updates
 
+    def in_parts(self, copies: int, chunks: int) -> float:
+        """Seconds, if each stage had so many parts of the layers."""
+        if copies not in self._common:
+            self._common[copies] = self._beside(copies)
+        begins, rows, updates = self._common[copies]
+        return begins + (self.passes.in_parts(rows, chunks) if self.passes else 0.0) + updates
+
     def _beside(self, copies: int) -> tuple[float, float, float]:
         rows = self.share(copies)
         mine = rows if self.deployment.threads == 1 else self.share(copies, 1)
@@ -174,6 +181,9 @@ class Spread(TaskModel):
 
     def seconds(self, copies: int) -> float:
         return max([each.seconds(copies) for each in self.parts])
+
+    def in_parts(self, copies: int, chunks: int) -> float:
+        return max([each.in_parts(copies, chunks) for each in self.parts])
 
     def filled(self, copies: int) -> tuple[float, float, float, float]:
         return self.slowest(copies).filled(copies)
@@ -303,9 +313,11 @@ class Predictor:
         """Trainings of models, each on its rows, in one pipeline; or of one, in a pipeline of its own."""
         found = []
         for model, batches in works:
-            deployment, shared = self.deployment(model, self.plan.role(model, "train")), self.plan.fused_with(model)
+            group, shared = self.plan.role(model, "train"), self.plan.fused_with(model)
+            deployment = self.deployment(model, group)
             task = task_model("train", self.configs[model], deployment, self.constants, batches)
-            found.append(task.training(self.configs[model], deployment.dp, bool(shared and model in shared.turned)))
+            turned = bool(shared and model in shared.turned)
+            found.append(replace(task.training(self.configs[model], deployment.dp, turned), group=group.name))
         return fusion(found)
 
     def sampled(

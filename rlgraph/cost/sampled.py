@@ -69,19 +69,21 @@ def sampled(
     order = sorted(range(len(ended)), key=ended.__getitem__)
     left = [min(most, len(ended) - number) for number in range(len(ended))]
     """Rows that are decoded together until the one ends that ends next: who waits goes on at once."""
-    costs = {count: step.cost(count).times(slower) for count in set(left)}
-    seconds = {count: cost.seconds for count, cost in costs.items()}
-    ends, total = [0.0] * len(ended), dict.fromkeys(costs, 0.0)
+    costs, total = dict[int, Cost](), dict[int, float]()
+    ends = [0.0] * len(ended)
     before = decoded = begun = 0.0
     for number, (row, together) in enumerate(zip(order, left, strict=True)):
         if took := ended[row] - before:
             # Prompts are read when their rows begin: first as many as there is room for.
             begun, before = min(1.0, (most + number) / len(ended)), ended[row]
-            decoded += took * seconds[together]
+            if together not in costs:
+                costs[together], total[together] = step.cost(together), 0.0
+            decoded += took * costs[together].seconds * slower
             total[together] += took
         ends[row] = call.seconds + read.seconds * begun + decoded
     pace = Pace(call.seconds, read.seconds / len(ended), most, lambda count: step.cost(count).times(slower).seconds)
-    return Sampled(sum((costs[count].times(took) for count, took in total.items()), call + read), ends, pace)
+    decoding = Cost.total([(cost, total[count] * slower) for count, cost in costs.items()])
+    return Sampled(call + read + decoding, ends, pace)
 
 
 def _tokens(answers: Sequence[float], most: int) -> Sequence[float]:

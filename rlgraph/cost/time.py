@@ -9,7 +9,7 @@ one-forward-one-backward: with m micro-batches and p stages a step has m + p - 1
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from typing import Literal
@@ -195,6 +195,17 @@ class Cost:
             self.overhead * factor,
         )
 
+    @classmethod
+    def total(cls, parts: Collection[tuple[Cost, float]]) -> Cost:
+        """Of several, so many of each."""
+        return cls(
+            sum(cost.compute * factor for cost, factor in parts),
+            sum(cost.memory * factor for cost, factor in parts),
+            sum(cost.communication * factor for cost, factor in parts),
+            sum(cost.bubble * factor for cost, factor in parts),
+            sum(cost.overhead * factor for cost, factor in parts),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LatencyModel:
@@ -214,6 +225,8 @@ class LatencyModel:
     """Of a call's seconds those in which parameters come from other ranks."""
     chunks: int = 1
     """Parts of the layers on each stage."""
+    passing: tuple[float, float] = (0.0, 0.0)
+    """Seconds that one more of these adds to a row, and to a micro-batch."""
     row_s: float = field(init=False)
     """Seconds of a row."""
     block_s: float = field(init=False)
@@ -238,18 +251,29 @@ class LatencyModel:
         rows = self.own(rows)
         turns = self.turns(rows)
         found = self.row_s * rows + self.block_s * turns
-        return self.call + found + self.bubble(found / turns)
+        return self.call + found + self.bubble(turns, found / turns)
 
-    def bubble(self, turn: float) -> float:
+    def in_parts(self, rows: float, chunks: int) -> float:
+        """Of so many rows, if each stage had so many parts of the layers."""
+        if rows == 0:
+            return self.call
+        more, (row, block) = chunks - self.chunks, self.passing
+        rows, row, block = self.own(rows), self.row_s + more * row, self.block_s + more * block
+        turns = self.turns(rows)
+        found = row * rows + block * turns
+        return self.call + found + _before(self.stages, chunks, turns) * max(found / turns, row * self.longest + block)
+
+    def bubble(self, turns: float, turn: float) -> float:
         """Seconds in which stages wait. They take as long as the longest micro-batch that passes all of them (a flow
         shop whose machines are alike: Pinedo, Scheduling, section 6.1); with several parts of the layers on a stage
         through one part of each (arXiv 2104.04473, section 2.2.2). turn: seconds of one, on average."""
-        return self.before * max(turn, self.row_s * self.longest + self.block_s)
+        return self.before(turns) * max(turn, self.row_s * self.longest + self.block_s)
 
-    @property
-    def before(self) -> float:
-        """Stages that a micro-batch passes before it comes to the last one, as shares of their work on it."""
-        return (self.stages - 1) / self.chunks
+    def before(self, turns: float) -> float:
+        """Of how many micro-batches the work on a stage is as long as it waits. Of fewer than there are stages the
+        first one comes back to a stage for its next part of the layers when it has passed all stages, however many
+        parts there are: nothing fills the time until then."""
+        return _before(self.stages, self.chunks, turns)
 
     def waits(self, rows: float) -> tuple[float, float, float]:
         """Of these seconds those in which stages wait for each other; how many of them they do because the longest
@@ -259,8 +283,8 @@ class LatencyModel:
         rows = self.own(rows)
         turns = self.turns(rows)
         turn = (self.row_s * rows + self.block_s * turns) / turns
-        found = self.bubble(turn)
-        return found, found - self.before * turn, turn
+        found = self.bubble(turns, turn)
+        return found, found - self.before(turns) * turn, turn
 
     def cost(self, rows: float) -> Cost:
         """The same, by what it goes to."""
@@ -269,8 +293,15 @@ class LatencyModel:
         rows = self.own(rows)
         turns = self.turns(rows)
         found = self.row.times(rows) + self.block.times(turns)
-        bubble, rest = self.bubble(found.seconds / turns), self.call - self.gathered
+        bubble, rest = self.bubble(turns, found.seconds / turns), self.call - self.gathered
         return found + Cost(communication=self.gathered, bubble=bubble, overhead=rest)
+
+
+def _before(stages: int, chunks: int, turns: float) -> float:
+    """`LatencyModel.before`."""
+    if chunks == 1:
+        return stages - 1
+    return max(0.0, stages - turns) + (min(turns, stages) - 1) / chunks
 
 
 def crowded(deployment: Deployment, rates: Rates) -> float:
@@ -362,9 +393,12 @@ def latency(
         latency_s = nearby.all_gather(0, deployment.cp)
         sent += layers * gathers * (nearby.all_gather(keys, deployment.cp) - latency_s)
         rounds += layers * gathers * (latency_s + rates.reduce)
+    # What a row and a micro-batch send on, of each part of a stage's layers.
+    on, hop = 0.0, 0.0
     if deployment.pp > 1:
-        both = deployment.chunks * (1 if kind == "forward" else 2)
-        sent, rounds = sent + both * size / beside.bandwidth, rounds + both * beside.latency
+        both = 1 if kind == "forward" else 2
+        on, hop = both * size / beside.bandwidth, both * beside.latency
+        sent, rounds = sent + deployment.chunks * on, rounds + deployment.chunks * hop
     device = deployment.island.device
     compute = flops / deployment.tp / deployment.cp / (device.products(config.dtype) * rates.compute)
     moved = passes * constants.traffic * layers * tokens * layer_bytes(shape, config.item, deployment.tp)
@@ -383,8 +417,8 @@ def latency(
         turn, (exchanged, once) = each.seconds / max(blocks, 1e-9), _gathering(kind, config, deployment, constants)
         block += Cost(communication=exchanged - min(rates.hides * exchanged, turn))
         once -= min(rates.hides * once, turn)
-    call, ranks = rates.call + once, deployment.row_ranks
-    return LatencyModel(each, block, call, blocks, deployment.pp, row.longest, ranks, once, deployment.chunks)
+    call, ranks, one = rates.call + once, deployment.row_ranks, (on * waits * slower, (hop + rates.block) * slower)
+    return LatencyModel(each, block, call, blocks, deployment.pp, row.longest, ranks, once, deployment.chunks, one)
 
 
 def _gathering(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rlgraph.engines.moments import Moments
     from rlgraph.engines.sources import ModelSpec
     from rlgraph.engines.tokenizers import Codec
+    from rlgraph.pipelines.beside import Turn
+    from rlgraph.pipelines.problem import Model
 
 State = dict[str, Tensor]
 """A model's parameters and persistent buffers by name."""
@@ -432,12 +434,30 @@ Training = tuple[Any, Sequence[Any], Callable[[Any], Micro]]
 """A model of this process, and what its `add_gradients` is given."""
 
 
+class Beside(Protocol):
+    """Other processes on the device of this one, which have other models of its pipeline: models that are split
+    unlike."""
+
+    def turns(self, models: Sequence[Model], counts: Sequence[int]) -> Sequence[Turn]:
+        """What this process does when, after and before whom. models: its own, as `rlgraph.pipelines.counted` says with
+        one micro-batch; counts: their micro-batches. All processes of the pipeline call it."""
+        ...
+
+    def wait(self, model: int) -> None:
+        """Until the process that has a model is done with what comes before."""
+        ...
+
+    def hand(self, model: int) -> None:
+        """It is the turn of the process that has a model."""
+        ...
+
+
 class Fuses(Accumulates, Protocol):
     """Of an engine that `fuses`: models of one group can have their stages one way or the other (`Rank.turned`)."""
 
-    def add_together(self, trainings: Sequence[Training]) -> None:
+    def add_together(self, trainings: Sequence[Training], beside: Beside | None = None) -> None:
         """`add_gradients` of several models that do not depend on each other, this one among them, as micro-batches of
-        one pipeline. All ranks of a copy call it with the same."""
+        one pipeline. All ranks of a copy call it with the same. beside: others with whom they share it, or it does."""
         ...
 
 

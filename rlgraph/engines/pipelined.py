@@ -8,7 +8,7 @@ micro-batches: two stages may take the work of different models, and chunks, in 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlgraph.engines.base import Beside
+from rlgraph.pipelines.beside import Turn
 from rlgraph.pipelines.timetable import Entry
 
 Arrive = Callable[[Tensor], Tensor]
@@ -51,10 +53,26 @@ Channel = Callable[[int], dist.ProcessGroup]
 be one; NCCL does not, and needs one for each."""
 
 
-def follow(entries: Sequence[Entry], lines: Sequence[Line], channel: Channel) -> None:
+def in_turn(turns: Sequence[Turn], beside: Beside) -> Iterator[Entry]:
+    """Each entry when it is its turn on the device; that of others comes when it has been done."""
+    for turn in turns:
+        if turn.after is not None:
+            beside.wait(turn.after)
+        yield turn.entry
+        if turn.then is not None:
+            if torch.cuda.is_available():
+                # What was begun is to be done before others begin.
+                torch.cuda.current_stream().synchronize()
+            beside.hand(turn.then)
+
+
+def follow(
+    entries: Sequence[Entry], lines: Sequence[Line], channel: Channel, turns: Iterable[Entry] | None = None
+) -> None:
     """What the stage has to do, in the order of its list. Gradients add up where autograd leaves them.
 
-    All stages call it, with the lists of one schedule. What never goes backward is not kept.
+    All stages call it, with the lists of one schedule. What never goes backward is not kept. turns: the same entries,
+    each of which comes when it is to be done; None: one after the other.
     """
     to_come = Counter((entry.line, entry.chunk) for entry in entries if entry.part == "B")
     trained, begun = set(to_come), Counter[tuple[int, int]]()
@@ -81,7 +99,7 @@ def follow(entries: Sequence[Entry], lines: Sequence[Line], channel: Channel) ->
         work.wait()
         return tensor
 
-    for number, part, chunk in entries:
+    for number, part, chunk in entries if turns is None else turns:
         line, here = lines[number], (number, chunk)
         earlier, later = (line.beside(chunk, by) for by in (-1, 1))
         if part == "B":

@@ -54,6 +54,14 @@ def _rounds(spec: EngineSpec, shape: Shape, mesh: Mesh) -> list[str]:
     return _misfits("chunks", chunks, shape, misfits, f" on pp={stages}") if not misfits(shape, 1) else []
 
 
+def parts(spec: EngineSpec, shape: Shape, stages: int) -> list[int]:
+    """Numbers of parts of the layers, more than one, that each of so many stages can have."""
+    if stages == 1 or "chunks" not in spec.axes:
+        return []
+    sizes, misfits = range(2, shape.layers // stages + 1), spec.misfits.get("pp")
+    return [each for each in sizes if misfits is None or not misfits(shape, stages * each)]
+
+
 def _twice(spec: EngineSpec, mesh: Mesh) -> list[str]:
     """Of a mesh along several of whose axes layers would be split by columns."""
     axes = [axis for axis in spec.columns if mesh.length(axis) > 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlgraph.models.families import ModelKind, count
 from rlgraph.models.shape import Shape
 from rlgraph.pipelines.problem import Model
@@ -13,13 +15,27 @@ def counted(
     """Of seconds and memory only the ratio to other models' counts. Seconds go with the parameters, those backward with
     twice as many, or as all that is computed again; memory with the hidden states of the layers. Models of one pipeline
     are trained on the same rows, so that a micro-batch of one that has more of them is smaller."""
-    work = count(shape, kind) / micro_batches
-    return Model(
+    work = float(count(shape, kind))
+    whole = Model(
         "",
         stages,
-        micro_batches,
+        1,
         forward=work,
         backward=(3 if recompute else 2) * work,
-        memory=shape.layers * shape.hidden / micro_batches,
+        memory=float(shape.layers * shape.hidden),
         reverse=turned,
+    )
+    return batched(whole, micro_batches)
+
+
+def batched(whole: Model, micro_batches: int) -> Model:
+    """A model that is counted with one micro-batch, which has all rows, with as many as there are. That holds for
+    models that are split unlike, too: those of one pipeline lie on the same devices, and a model with more copies has
+    fewer rows in each."""
+    return replace(
+        whole,
+        micro_batches=micro_batches,
+        forward=whole.forward / micro_batches,
+        backward=whole.backward / micro_batches,
+        memory=whole.memory / micro_batches,
     )

@@ -109,6 +109,11 @@ class Problem:
         return tuple(found)
 
     @property
+    def owners(self) -> tuple[int, ...]:
+        """For each line the number of its model."""
+        return tuple(number for number, model in enumerate(self.models) for _ in range(model.copies))
+
+    @property
     def work(self) -> int:
         """How many forwards and backwards there are, on all stages, in all chunks; halves of a backward count each."""
         return sum(

@@ -14,6 +14,14 @@ def streamed(schedule: Schedule) -> tuple[str, ...]:
     return tuple(dict.fromkeys([line.table for line in schedule.streams] + [line.table for line in schedule.tails]))
 
 
+def without_open(schedule: Schedule) -> Schedule:
+    """Without the streams and tails of which it leaves something to the plan."""
+    tails = tuple(line for line in schedule.tails if line.under is not None and line.on is not None)
+    moved = {line.table for line in tails}
+    streams = tuple(line for line in schedule.streams if line.block is not None or line.table in moved)
+    return replace(schedule, streams=streams, tails=tails)
+
+
 def beside(choices: Sequence[Choice], most: int, ends: float) -> Iterator[Choice]:
     """The best plans of so many ways to share pools that are none of those of some choices, the best first, for the
     question of the last one. ends: of their searches; raises OutOfTime where that is too early for one."""

@@ -22,7 +22,8 @@ from rlgraph.errors import Diagnostic, ProgramError, listed
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Holding, Plan
 from rlgraph.ir.schedule import Placement, Pool, Schedule, Work
-from rlgraph.placement.fusing import fused_in, fusible
+from rlgraph.ops.nodes import NODES
+from rlgraph.placement.fusing import fused_in, fusible, on_same_stages
 from rlgraph.placement.place import Machine, Shapes, place, unheld
 from rlgraph.placement.search.components import Component, components, separable
 from rlgraph.placement.search.fill import filled
@@ -34,8 +35,13 @@ from rlgraph.placement.search.partitions import distinct, laid, partitions
 from rlgraph.placement.search.problem import Block, Blocks, Goal, Problem
 from rlgraph.placement.search.refuse import refuse
 from rlgraph.placement.search.search import Fuse, Search
+from rlgraph.placement.search.sleepers import could_sleep
+from rlgraph.placement.search.watch import OutOfTime
 from rlgraph.placement.search.ways import Ways
 
+SLEEPERS = 128
+"""Devices up to which plans in which models sleep are looked for although something fits without: on 1,024 the search
+for them takes as long again as that without."""
 ASLEEP = 0.01
 """By how much of a step a plan in which models sleep has to be faster than one in which none do."""
 
@@ -79,6 +85,8 @@ class Question:
     """Trainings that can may share a pipeline."""
     streamed: tuple[str, ...] = ()
     """As if what takes the rows of these tables one by one began with the first of them."""
+    moved: tuple[tuple[str, int], ...] = ()
+    """Tables whose last rows may move to so many copies: who samples them has more."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +113,22 @@ def choose(question: Question) -> Choice | None:
 
 def choose_asleep(question: Question, awake: Choice) -> Choice:
     """The best plan, where models may sleep in the host's memory: another one than that in which none do only if it is
-    faster by `ASLEEP`. What is proven is proven of both."""
-    found = _choose(question, question.search_seconds, Search.run, awake)
+    faster by `ASLEEP`. What is proven is proven of both. Of a large problem only those partitions are searched in which
+    bounds leave a chance of that."""
+    seconds, only, problem = question.search_seconds, None, awake.problem
+    if not is_small(problem, question):
+        ends = monotonic() + seconds
+        fuse = how_fused(problem, question)
+        try:
+            only, bound = could_sleep(problem, _candidates(problem, question, ()), awake.found, ASLEEP, seconds, fuse)
+        except OutOfTime:
+            # Nothing is known of them.
+            only, bound = [], 0.0
+        awake = replace(awake, found=replace(awake.found, bound=min(awake.found.bound, bound)))
+        seconds = ends - monotonic()
+        if not only or seconds <= 0:
+            return awake
+    found = _choose(question, seconds, Search.run, awake, only)
     if found is not None and found.found.value < (1 - ASLEEP) * awake.found.value:
         return found
     bound = found.found.bound if found is not None else awake.found.bound
@@ -119,16 +141,20 @@ def choose_until(ends: float, question: Question) -> Choice | None:
 
 
 def _choose(
-    question: Question, seconds: float, how: Callable[[Search], Found | None], known: Choice | None = None
+    question: Question,
+    seconds: float,
+    how: Callable[[Search], Found | None],
+    known: Choice | None = None,
+    only: Sequence[Blocks] | None = None,
 ) -> Choice | None:
-    """known: a plan for another question that it has to beat; given back with what is proven of both if none does."""
+    """known: a plan for another question that it has to beat; given back with what is proven of both if none does.
+    only: partitions that are looked at, if not all."""
     asked, problems = ways(question)
     first, gap, spare = problems[0], _gap(problems[0], question), _spare(question)
     several = Ways(problems) if len(problems) > 1 else None
-    among = _candidates(problems[-1], question, several.readers if several else ())
-    search = Search(first, among, gap, seconds, spare, several, how_fused(first, question))
-    if known is not None:
-        search.incumbent.keep(known.found)
+    among = only or _candidates(problems[-1], question, several.readers if several else ())
+    kept = None if known is None else known.found
+    search = Search(first, among, gap, seconds, spare, several, how_fused(first, question), kept)
     found = how(search)
     if found is None:
         return None
@@ -152,7 +178,7 @@ def ways(question: Question) -> tuple[list[Question], list[Problem]]:
         for apart in combinations(free, size):
             asked.append(replace(question, apart=apart))
             # What is the same is worked out once.
-            own = components(question.program, question.schedule, question.shapes, whole.tasks, apart)
+            own = _components(question, whole.tasks, apart)
             same = [known[known.index(each)] for each in own]
             problems.append(Problem(same, *whole.given[1:]))
     return asked, problems
@@ -206,7 +232,7 @@ def problem_of(question: Question) -> Problem:
     }
     phase = main_step(question.program)
     step = tuple(tasks(question.program, phase, question.workload, placed, question.streamed))
-    own = components(question.program, question.schedule, question.shapes, step, question.apart)
+    own = _components(question, step, question.apart)
     wrong = list(_elsewhere(own, question.cluster))
     for each in own:
         if each.pin and each.pin.engine:
@@ -227,6 +253,18 @@ def problem_of(question: Question) -> Problem:
     )
     older = 0 if question.in_turn else phase.staleness.steps
     return Problem(own, question.cluster, options, question.goal, placed, pairs, older)
+
+
+def _components(question: Question, step: Sequence[Task], apart: Collection[str]) -> list[Component]:
+    """apart: models that are read elsewhere than they are trained."""
+    moved = dict(question.moved)
+    fewest = {
+        number: moved.get(task.name.split(".")[0], 0) + 1
+        for number, task in enumerate(step)
+        if task.model and NODES[task.op].generates
+    }
+    own = components(question.program, question.schedule, question.shapes, step, apart)
+    return [replace(each, fewest=max((fewest.get(number, 1) for number in each.tasks), default=1)) for each in own]
 
 
 def _parts(
@@ -280,7 +318,8 @@ def with_pieces(problem: Problem, found: Found, pieces: Pieces) -> Found:
 
 
 def choose_unfused(choice: Choice, ends: float) -> Choice | None:
-    """The best plan in which no trainings share a pipeline, which may be known."""
+    """The best plan in which no trainings share a pipeline, which may be known; of one whose trainings are split unlike
+    that in which they are not."""
     if choice.found.before is None:
         return choose(replace(choice.question, fuse=False, search_seconds=ends - monotonic()))
     found = filled(choice.problem, choice.found.before)
@@ -356,8 +395,7 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
     }
     groups = tuple(_on_nodes(group, *islands[group.pool]) if group.models else group for group in plan.groups)
     holdings: dict[tuple[str, str], Holding] = {}
-    every = [part for number, option in enumerate(found.options) for part in problem.parts(number, option)]
-    for component, option in every:
+    for component, option in problem.every_part(found.options):
         group = plan.role(component.model, component.operations[0]).name
         own = replace(
             plan.holding(component.model, group),
@@ -373,7 +411,7 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
         holdings.setdefault((component.model, group), own)
     plan = replace(plan, holdings=tuple(holdings.values()))
     fused = fused_in(plan, [[problem.components[number].model for number in piece] for piece in found.pieces])
-    return replace(plan, pools=located, groups=groups, cluster=question.cluster.text, fused=fused)
+    return on_same_stages(replace(plan, pools=located, groups=groups, cluster=question.cluster.text, fused=fused))
 
 
 def _on_nodes(group: Group, island: Island, turned: int) -> Group:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from rlgraph.dsl.fusing import apart
 from rlgraph.enginespec.registry import engine, preferred
 from rlgraph.errors import Diagnostic, listed
+from rlgraph.ir.common import common, misfit, width
 from rlgraph.ir.graph import Program
-from rlgraph.ir.plan import Fused, Plan
+from rlgraph.ir.plan import Fused, Group, Plan
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ops.work import operations
 from rlgraph.passes.accumulate import added_up
@@ -62,27 +64,25 @@ def faults_of(fused: Fused, plan: Plan, program: Program) -> Iterator[tuple[str,
     for piece in plan.fused:
         if twice := [model for model in fused.models if model in piece.models and piece is not fused]:
             yield f"{listed(twice, 'and')} can be in one pipeline alone", "leave one of them out"
-    first, *others = fused.models
     for number, model in enumerate(fused.models):
         for earlier in fused.models[:number]:
             if why := apart(program, earlier, model):
                 yield why, f"leave `{model}` out: it is trained by itself"
-    group = plan.role(first, "train")
-    for other in others:
-        where = plan.role(other, "train")
-        if where.name != group.name:
-            message = (
-                f"`{first}` is trained by `{group.name}`, {group.mesh}, and `{other}` by `{where.name}`, {where.mesh}:"
-                " they share no pipeline"
-            )
-            yield message, f"`place {first}.train, {other}.train on {group.pool}(pp=2)`, or leave `fuse` out"
-    if not engine(group.engine).fuses:
+    groups = {model: plan.role(model, "train") for model in fused.models}
+    unable = dict.fromkeys(each.engine for each in groups.values() if not engine(each.engine).fuses)
+    for name in unable:
         able = [spec.name for spec in preferred("train") if spec.fuses]
-        yield f"`{group.engine}` trains one model after the other", f"train with the engine {listed(able, 'or')}"
-    elif group.mesh.length("pp") == 1:
-        message = f"`{group.name}` trains {listed(fused.models, 'and')} on one stage, which has no bubbles to fill"
+        yield f"`{name}` trains one model after the other", f"train with the engine {listed(able, 'or')}"
+    if fault := _unshared(groups):
+        yield fault
+    elif not unable and common([each.mesh for each in groups.values()]).stages == 1:
+        names = dict.fromkeys(each.name for each in groups.values())
+        message = (
+            f"{listed([*names], 'and')} {'trains' if len(names) == 1 else 'train'} {listed(fused.models, 'and')} on one"
+            " stage, which has no bubbles to fill"
+        )
         yield message, "give it stages, as in `pp=2`, or leave `fuse` out"
-    away = [model for model in fused.models if plan.holding(model, group.name).offload]
+    away = [model for model in fused.models if plan.holding(model, groups[model].name).offload]
     if away:
         message = f"{listed(away, 'and')} cannot be in the host's memory while another one is trained with it"
         yield message, "give it more devices, or leave `fuse` out"
@@ -90,3 +90,39 @@ def faults_of(fused: Fused, plan: Plan, program: Program) -> Iterator[tuple[str,
     if streamed:
         message = f"{listed(streamed, 'and')} take rows as they come: their micro-batches are not there together"
         yield message, "leave `stream` out, or `fuse`"
+
+
+def _unshared(groups: Mapping[str, Group]) -> tuple[str, str] | None:
+    """Why those who train some models have no stages in common, and a hint; None: they have."""
+    apart = {group.name: (model, group) for model, group in groups.items()}
+    if len(apart) == 1:
+        return None
+    models, own = zip(*apart.values(), strict=True)
+    why, hint = "", f"`place {', '.join(f'{model}.train' for model in models)} on {own[0].pool}(pp=2)`"
+    if len({(each.pool, frozenset(each.devices)) for each in own}) > 1:
+        why = "they are not on the same devices"
+    elif why := misfit([each.mesh for each in own]):
+        hint = f"numbers of stages, and of devices for a stage, divide the largest one: {hint}"
+    elif any(each.devices != lying(each, own) for each in own):
+        why, hint = "their ranks do not lie on the same stages", "make the plan anew"
+    told = ", and ".join(f"`{model}` is trained by `{each.name}`, {each.mesh}" for model, each in apart.values())
+    return (f"{told}: they share no pipeline, {why}", f"{hint}, or leave `fuse` out") if why else None
+
+
+def lying(group: Group, groups: Sequence[Group]) -> tuple[int, ...]:
+    """The devices of a group's ranks, where it has the stages of one pipeline in common with others: the one whose
+    stages are the widest lies as it does."""
+    first = max(groups, key=lambda each: width(each.mesh))
+    return tuple(first.devices[place] for place in common([each.mesh for each in groups]).places(group.mesh))
+
+
+def on_same_stages(plan: Plan) -> Plan:
+    """A plan whose models of one pipeline lie on the same stages, where they are split unlike."""
+    for fused in plan.fused:
+        groups = [plan.role(model, "train") for model in fused.models]
+        found = {each.name: each for each in groups}
+        alike = len({(each.pool, frozenset(each.devices)) for each in groups}) == 1
+        if len(found) > 1 and alike and not misfit([each.mesh for each in groups]):
+            moved = {name: replace(each, devices=lying(each, groups)) for name, each in found.items()}
+            plan = replace(plan, groups=tuple(moved.get(each.name, each) for each in plan.groups))
+    return plan

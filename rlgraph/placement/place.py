@@ -38,7 +38,7 @@ from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
 from rlgraph.ops.optimizers import ADAMW, Optimizer, optimizer_of
 from rlgraph.ops.work import code, operations
 from rlgraph.placement.admits import admit_problems, admits_of, called
-from rlgraph.placement.fusing import fuse_problems, fused_of
+from rlgraph.placement.fusing import fuse_problems, fused_of, on_same_stages
 from rlgraph.placement.tails import tail_problems, tails_of
 
 Shapes = Mapping[str, Shape | UnsupportedModel]
@@ -74,7 +74,7 @@ def place(program: Program, schedule: Schedule, machine: Machine, shapes: Shapes
     _refuse(placer.problems())
     plan = placer.plan()
     tails, fused, admits = tails_of(schedule, plan, program), fused_of(schedule), admits_of(schedule)
-    plan = replace(plan, tails=tails, fused=fused, admits=admits)
+    plan = on_same_stages(replace(plan, tails=tails, fused=fused, admits=admits))
     problems = [*_idle(schedule, plan), *_unable(schedule.refreshes, plan), *tail_problems(schedule, plan, program)]
     _refuse([*problems, *fuse_problems(schedule, plan, program), *admit_problems(schedule, plan, program)])
     return plan

@@ -164,7 +164,8 @@ SECTIONS = {
     "predicted": Section(
         known={
             **dict.fromkeys(
-                ("seconds", "gap", "tokens", "in_turn_seconds", "steady_seconds", "unfused_seconds"), Number()
+                ("seconds", "gap", "tokens", "in_turn_seconds", "steady_seconds", "unfused_seconds", "alike_seconds"),
+                Number(),
             ),
             "fused": Entries(
                 Record(

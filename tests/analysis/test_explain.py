@@ -248,7 +248,7 @@ place actor.generate on play(engine=vllm)
 
 def test_what_streaming_saves_is_what_the_line_saves() -> None:
     """And a table that streams already is not told of."""
-    plain = rlgraph.compile(ALONE, cluster=SMALL, schedule=APART)
+    plain = rlgraph.compile(ALONE, cluster=SMALL, schedule=APART, stream=False)
     [change] = [each for each in plain.explain().changes if "stream" in each.name]
     streamed = rlgraph.compile(ALONE, cluster=SMALL, schedule=APART + change.name.strip("`") + "\n")
     after, before = (run_steps(simulated(each.choice), STEPS).seconds for each in (streamed, plain))

@@ -43,7 +43,7 @@ FUSED = SCHEDULE + "fuse actor.train, critic.train\n"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("ppo")
     (found / "ppo.rlf").write_text((ALGORITHMS / "ppo.rlf").read_text())
-    (found / "apart.rls").write_text(SCHEDULE)
+    (found / "apart.rls").write_text(SCHEDULE.replace("pp=4", "pp=4, chunks=1"))
     (found / "fused.rls").write_text(FUSED)
     return found
 
@@ -143,7 +143,9 @@ def test_rows_that_come_in_parts_are_told(folder: Path) -> None:
             "place actor.train on learn(engine=megatron, tp=2, pp=4)\n"
             f"place actor.generate on play(engine=vllm, tp=2)\n{stream}"
         )
-        made = rlgraph.compile(folder / "early.rlf", schedule=folder / "early.rls", cluster="2x8:h100-80gb")
+        made = rlgraph.compile(
+            folder / "early.rlf", schedule=folder / "early.rls", cluster="2x8:h100-80gb", stream=False
+        )
         [each] = pipelines(made)
         assert each.parts == parts and ("rows come in parts" in made.to_svg(picture="pipelines")) == parts
 

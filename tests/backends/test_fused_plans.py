@@ -27,13 +27,15 @@ from rlgraph.backends.ray.dispatch import Dispatch
 from rlgraph.backends.steps import Silent
 from rlgraph.compilation.choosing import fusions, memory
 from rlgraph.compilation.planning import not_built
+from rlgraph.cost.fusing import _in_flight
 from rlgraph.errors import ProgramError
 from rlgraph.ir.graph import numbered
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Fused
+from rlgraph.pipelines.beside import entries_of
 from rlgraph.pipelines.counted import counted
 from rlgraph.pipelines.fuse import drawn
-from rlgraph.pipelines.problem import Problem
+from rlgraph.pipelines.problem import Model, Problem
 from rlgraph.pipelines.timetable import timetable
 from rlgraph.transfers.edges import edges
 
@@ -46,6 +48,8 @@ place actor.train, critic on learn(engine=megatron, tp=2, pp=4)
 place actor.generate      on play(engine=vllm, tp=2)
 place ref, reward         on play
 """
+WHOLE = SCHEDULE.replace("pp=4", "pp=4, chunks=1")
+"""Trainings that share a pipeline have one part of the layers on each stage, and others as many as are best."""
 
 
 class Pieces(Here):
@@ -104,7 +108,7 @@ def chosen(
 
 
 def test_it_takes_as_long_as_the_lists_that_ranks_follow(folder: Path) -> None:
-    turns, fused = chosen(folder, ""), chosen(folder, LINE)
+    turns, fused = chosen(folder, "", schedule=WHOLE), chosen(folder, LINE)
     without, found = simulate(turns), simulate(fused)
     assert fused.told["predicted"]["seconds"] == pytest.approx(found.seconds, rel=0.03)
     # The lists are those of a rank, which counts parameters; the seconds are the cost model's.
@@ -138,8 +142,89 @@ def test_models_in_several_parts_share_a_pipeline_too(folder: Path) -> None:
     assert memory(made[1].choice)["learn"].fits
 
 
+UNLIKE = """schedule ppo
+pool learn = 8 devices
+pool play  = 8 devices
+place actor.train    on learn(engine=megatron, tp=2, pp=4)
+place critic         on learn(engine=megatron, {critic})
+place actor.generate on play(engine=vllm, tp=2)
+place ref, reward    on play
+"""
+
+
+@pytest.mark.parametrize(
+    ("critic", "copies"), [("tp=2, pp=2", 2), ("tp=1, pp=4", 1), ("tp=1, pp=2", 2), ("tp=2, pp=2, chunks=2", 2)]
+)
+def test_models_that_are_split_unlike_share_a_pipeline(folder: Path, critic: str, copies: int) -> None:
+    schedule = UNLIKE.format(critic=critic)
+    turns, fused = (chosen(folder, line, schedule=schedule) for line in ("", LINE))
+    [each] = fusions(fused.choice).values()
+    assert [model.copies for model in each.problem.models] == [1, copies]
+    assert [model.stages for model in each.problem.models] == [4, 4 // copies]
+    # By the lists of ranks, which count parameters; in the cost model's seconds.
+    configs = fused.choice.configs
+    known = [
+        replace(
+            counted(configs[name].shape, configs[name].kind, model.stages, model.micro_batches, turned=model.reverse),
+            copies=model.copies,
+            chunks=model.chunks,
+        )
+        for name, model in zip(("actor", "critic"), each.problem.models, strict=True)
+    ]
+    assert each.lists == drawn(Problem(tuple(known)))
+    for stage, own in enumerate(each.lists):
+        most = [model.micro_batches for model in each.problem.models]
+        here = entries_of([replace(model, name="") for model in _whole(known)], stage, most, most)
+        assert [entry.part for entry in here] == [entry.part for entry in own], "what processes take turns by"
+    found = simulate(fused)
+    assert found.seconds == pytest.approx(fused.told["predicted"]["seconds"], rel=0.03)
+    assert found.seconds < simulate(turns).seconds
+    works = [work for work in found.works if work.name == "train actor, critic"]
+    assert works and all(len({*work.groups}) == 2 for work in works), "two groups do one piece of work"
+    assert fused.to_svg()
+    path = folder / "unlike.plan.json"
+    path.write_text(fused.plan_json(folder))
+    assert rlgraph.load_plan(path).plan == fused.plan
+
+
+def _whole(known: list[Model]) -> list[Model]:
+    return [
+        replace(
+            model,
+            micro_batches=1,
+            **{name: getattr(model, name) * model.micro_batches for name in ("forward", "backward", "memory")},
+        )
+        for model in known
+    ]
+
+
+def test_processes_of_unlike_models_keep_what_each_of_them_needs(folder: Path) -> None:
+    """Not what both need at one moment: what one does not need is not the other's."""
+    made = chosen(folder, LINE, schedule=UNLIKE.format(critic="tp=1, pp=4"))
+    [each] = fusions(made.choice).values()
+    joint = _in_flight(each.problem, each.lists, ["one", "one"])
+    apart = _in_flight(each.problem, each.lists, ["one", "other"])
+    assert each.in_flight == apart
+    assert all(any(all(map(_no_more, one, other)) for other in apart) for one in joint)
+    assert apart != joint
+    # By hand, of each stage.
+    expected = set()
+    for stage, own in enumerate(each.lists):
+        most, held = [0, 0], [0, 0]
+        for entry in own:
+            held[entry.line] += 1 if entry.part == "F" else -1
+            most = [*map(max, most, held)]
+        ends = [line.stages[-1] == stage for line in each.problem.lines]
+        expected.add(tuple((0, count) if end else (count, 0) for count, end in zip(most, ends, strict=True)))
+    assert {*apart} <= expected
+
+
+def _no_more(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[0] <= other[0] and one[1] <= other[1]
+
+
 def test_micro_batches_of_both_are_in_memory(folder: Path) -> None:
-    turns, fused = (memory(chosen(folder, line).choice)["learn"] for line in ("", LINE))
+    turns, fused = (memory(chosen(folder, line, schedule=WHOLE).choice)["learn"] for line in ("", LINE))
     one, both = (
         {model for model, what, size in peak.parts if what in ("activations", "buffers") and size > 1e9}
         for peak in (turns, fused)
@@ -204,3 +289,18 @@ def test_a_model_whose_stages_lie_the_other_way_round_has_its_results_on_the_fir
 
 def test_where_processes_are_in_one_each_training_is_by_itself(folder: Path) -> None:
     assert chosen(folder, LINE).plan.alone("transformers").fused == ()
+
+
+def test_the_search_finds_them_where_models_are_split_unlike(folder: Path) -> None:
+    chosen(folder, "")
+    schedule = UNLIKE.format(critic="tp=1, pp=4")
+    made, alone = (
+        rlgraph.compile(folder / "ppo.rlf", schedule=schedule, cluster="2x8:h100-80gb", fuse=fuse)
+        for fuse in (True, False)
+    )
+    told, without = made.told["predicted"], alone.told["predicted"]
+    assert made.plan.fused == (Fused(("actor", "critic"), ("critic",)),) and not alone.plan.fused
+    splits = [made.plan.role(model, "train").mesh for model in ("actor", "critic")]
+    assert splits == [mesh(pp=4, tp=2), mesh(dp=2, pp=4)]
+    assert told["seconds"] < told["unfused_seconds"] == pytest.approx(without["seconds"])
+    assert told["bound_seconds"] <= told["unfused_seconds"] and memory(made.choice)["learn"].fits

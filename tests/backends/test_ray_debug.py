@@ -64,8 +64,9 @@ def debugged(
         backend.close()
 
 
-USUAL = [(apart, None), (apart, 3), (together, 2)]
-OTHERS = [(apart, 1), (together, None)]
+USUAL = [(apart, 3), (together, 2)]
+OTHERS = [(apart, None), (apart, 1), (together, None)]
+"""Of one block, which is less than several, and of as many as there are rows."""
 CASES = [
     *((name, *case) for name in PROGRAMS for case in USUAL),
     *((name, *case) for name in ("ppo", "agent") for case in OTHERS),

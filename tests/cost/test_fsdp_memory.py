@@ -52,7 +52,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    started = Ranks(4, ["rlgraph.engines.transformers.engine", "torch.distributed.fsdp", "tests.cost.allocated"])
+    started = Ranks(4)
     yield started
     started.close()
 

@@ -35,7 +35,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    started = Ranks(2, ["rlgraph.engines.megatron.engine", "tests.cost.allocated"])
+    started = Ranks(2)
     yield started
     started.close()
 

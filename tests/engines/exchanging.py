@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -25,6 +26,7 @@ from rlgraph.exchange.shared import Shared
 from rlgraph.ir.carriers import Ways
 from rlgraph.ir.layout import Local
 from rlgraph.ir.transfer import Transfer
+from tests.engines.ranks import IMPORTED
 
 _BY_GLOO = Ways()
 
@@ -38,7 +40,7 @@ class Crew:
     def ask(self, work: Callable[..., Any], *each: tuple[Any, ...]) -> list[Any]:
         """`work(mailbox, *arguments)` on all processes at once, with arguments for each."""
         self.send(work, *each)
-        found = [pipe.recv() for pipe in self._pipes]
+        found = [_received(pipe) for pipe in self._pipes]
         for answer in found:
             if isinstance(answer, BaseException):
                 raise answer
@@ -46,19 +48,28 @@ class Crew:
 
     def send(self, work: Callable[..., Any], *each: tuple[Any, ...]) -> None:
         for pipe, arguments in zip(self._pipes, each, strict=True):
-            pipe.send((work, arguments))
+            _send(pipe, (work, arguments))
 
     def answer(self, place: int) -> Any:
-        return self._pipes[place].recv()
+        return _received(self._pipes[place])
+
+
+def _send(pipe: Connection, what: Any) -> None:
+    """By value. Where a pipe pickles, torch shares each tensor's memory: a file and a connection for each of hundreds
+    take longer than the transfer that is tested."""
+    pipe.send_bytes(pickle.dumps(what))
+
+
+def _received(pipe: Connection) -> Any:
+    return pickle.loads(pipe.recv_bytes())
 
 
 @contextmanager
 def crew(size: int, seconds: float = 30, wait: float = 20) -> Iterator[Crew]:
     """seconds: longest wait for another process. wait: for their end, before they are ended."""
     meeting = listen("127.0.0.1")
-    # What they need is imported once, for all of them.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch.distributed.tensor"])
+    context.set_forkserver_preload(IMPORTED)
     pipes, processes = [], []
     for place in range(size):
         ours, theirs = context.Pipe()
@@ -72,7 +83,7 @@ def crew(size: int, seconds: float = 30, wait: float = 20) -> Iterator[Crew]:
     finally:
         for pipe in pipes:
             with suppress(BrokenPipeError):  # A test has ended it.
-                pipe.send(None)
+                _send(pipe, None)
         for process in processes:
             process.join(wait)
             process.kill()
@@ -83,12 +94,12 @@ def _serve(place: int, size: int, address: str, pipe: Connection, seconds: float
     store = attend(address, 30)
     dist.init_process_group("gloo", store=dist.PrefixStore("default", store), rank=place, world_size=size)
     mailbox = Mailbox(place, range(size), store, seconds=seconds)
-    while (asked := pipe.recv()) is not None:
+    while (asked := _received(pipe)) is not None:
         work, arguments = asked
         try:
-            pipe.send(work(mailbox, *arguments))
+            _send(pipe, work(mailbox, *arguments))
         except Exception as error:
-            pipe.send(error)
+            _send(pipe, error)
     dist.destroy_process_group()
 
 

@@ -16,14 +16,25 @@ from rlgraph.ir.mesh import Mesh
 
 SECONDS = 60
 
+IMPORTED = [
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "rlgraph.engines.transformers.engine",
+    "rlgraph.engines.megatron.engine",
+    "tests.cost.allocated",
+    "tests.engines.exchanging",
+    "tests.engines.sharded",
+]
+"""What processes of tests need: imported once, for all that are started from one process of pytest. Only the list that
+the first of them gives is read."""
+
 
 class Ranks:
     """Processes that are started once and then take jobs on meshes of up to so many ranks."""
 
-    def __init__(self, count: int, preload: Sequence[str]) -> None:
-        """preload: modules that are imported once, for all processes."""
+    def __init__(self, count: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(preload))
+        context.set_forkserver_preload(IMPORTED)
         self._jobs = [context.Queue() for _ in range(count)]
         self._results = context.Queue()
         self._processes = [

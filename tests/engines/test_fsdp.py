@@ -47,7 +47,7 @@ OPTIONS = TrainOptions(lr=1e-2, clip_norm=0.5, settings={"eps": 1e-2, "weight_de
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    started = Ranks(4, ["rlgraph.engines.transformers.engine", "torch.distributed.fsdp", "tests.engines.sharded"])
+    started = Ranks(4)
     yield started
     started.close()
 

@@ -7,7 +7,7 @@ import itertools
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -80,7 +80,7 @@ OPTIONS = TrainOptions(lr=1e-2, clip_norm=0.5, settings={"eps": 1e-2, "weight_de
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    started = Ranks(4, ["rlgraph.engines.megatron.engine", "tests.engines.sharded"])
+    started = Ranks(4)
     yield started
     started.close()
 
@@ -322,25 +322,36 @@ def test_each_token_is_one_ranks_and_all_have_as_much_to_attend_to(ranks: int) -
     assert len({sum(map(sum, each)) for each in own}) == 1
 
 
-def gradients(mesh: Mesh, spec: ModelSpec, task: Task, recompute: bool, last: bool = False) -> Trained:
-    """Those of each copy's blocks, added up over all ranks; last: and buckets travel while others are computed."""
+def gradients(mesh: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> Trained:
+    """Those of each copy's blocks, added up over all ranks."""
+    return each_gradients(mesh, spec, [task], recompute)[0]
+
+
+def each_gradients(
+    mesh: Mesh, spec: ModelSpec, tasks: Sequence[Task], recompute: bool = False, last: bool = False
+) -> list[Trained]:
+    """Those of one task after the other, which takes less than to lay out ranks and open the model for each; last:
+    buckets travel while others are computed."""
     from rlgraph.engines.megatron.engine import MegatronEngine, add_gradients
     from rlgraph.engines.megatron.shim import on_cpu
 
     engine = MegatronEngine.open(spec, mesh, recompute=recompute)
-    with on_cpu():
-        engine.clear_gradients()
-        own = task.blocks[mesh.at(dist.get_rank(), "dp")]
-        add_gradients([(engine, own, lambda block: task.micro(spec.kind, 0, block))], last=last)
-        assert engine._trainer
-        overlap = engine._trainer._overlap
-        # What a loss leaves out waits for the end, with all that comes behind it.
-        travels = last and own and own[-1] and mesh.length("ep") == 1
-        assert not travels or overlap._started == len(overlap._groups)
-        assert last or not overlap._started
-        engine._trainer.sum()
-    found = {name: weight.main_grad.clone() for name, weight in engine.tensors().items()}
-    return Trained([], found, engine.layout())
+    found = []
+    for task in tasks:
+        with on_cpu():
+            engine.clear_gradients()
+            own = task.blocks[mesh.at(dist.get_rank(), "dp")]
+            add_gradients([(engine, own, partial(task.micro, spec.kind, 0))], last=last)
+            assert engine._trainer
+            overlap = engine._trainer._overlap
+            # What a loss leaves out waits for the end, with all that comes behind it.
+            travels = last and own and own[-1] and mesh.length("ep") == 1
+            assert not travels or overlap._started == len(overlap._groups)
+            assert last or not overlap._started
+            engine._trainer.sum()
+        grads = {name: weight.main_grad.clone() for name, weight in engine.tensors().items()}
+        found.append(Trained([], grads, engine.layout()))
+    return found
 
 
 @pytest.mark.parametrize("kind", ["causal_lm", "value_lm"])
@@ -373,13 +384,13 @@ def test_gradients_of_grpo_and_ppo_with_tokens_shared_out(
             )
 
 
-def overlapped(mesh: Mesh, spec: ModelSpec, task: Task) -> Trained:
+def overlapped(mesh: Mesh, spec: ModelSpec, tasks: Sequence[Task]) -> list[Trained]:
     """In buckets of a layer or less."""
     from rlgraph.engines.megatron import training
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "BUCKET", 2000)
-        return gradients(mesh, spec, task, False, last=True)
+        return each_gradients(mesh, spec, tasks, last=True)
 
 
 def in_buckets(mesh: Mesh, spec: ModelSpec, task: Task) -> Trained:
@@ -523,18 +534,24 @@ def test_gradients_of_grpo_and_ppo_that_travel_while_others_are_computed(
     one, other = task_for(MESHES[split]).blocks
     alone = Clipped(rows(12), (one + other,), OPTIONS)
     expected = whole(ranks.run(MESHES["tp1"], gradients, spec, alone, False), like)
-    for blocks in ((one, other), (one + other, ()), (one, (*other, ()))):
-        both = replace(alone, blocks=blocks)
-        for name, tensor in whole(ranks.run(MESHES[split], overlapped, spec, both), like).items():
+    both = [replace(alone, blocks=blocks) for blocks in ((one, other), (one + other, ()), (one, (*other, ())))]
+    for each in zip(*ranks.run(MESHES[split], overlapped, spec, both), strict=True):
+        for name, tensor in whole(each, like).items():
             assert expected[name].abs().max() > 0
             torch.testing.assert_close(
                 tensor, expected[name], rtol=0, atol=1e-10, msg=lambda text, at=name: f"{at}: {text}"
             )
 
 
-@pytest.mark.parametrize("kind", ["causal_lm", "value_lm"])
 @pytest.mark.parametrize(
-    "model,split", [("tied", "pp2chunks2"), ("deep", "pp2chunks2"), ("deep", "pp2chunks4"), ("deep", "tp2pp2chunks2")]
+    "model,split,kind",
+    [
+        ("tied", "pp2chunks2", "causal_lm"),
+        ("tied", "pp2chunks2", "value_lm"),
+        ("deep", "pp2chunks2", "causal_lm"),
+        ("deep", "pp2chunks4", "causal_lm"),
+        ("deep", "tp2pp2chunks2", "value_lm"),
+    ],
 )
 def test_gradients_of_stages_with_several_parts_of_a_model(
     ranks: Ranks, folder: Path, kind: ModelKind, model: str, split: str
@@ -542,11 +559,13 @@ def test_gradients_of_stages_with_several_parts_of_a_model(
     """With fewer micro-batches than stages, with as many, and with numbers of them that stages do not divide."""
     spec = replace(spec_of(folder, model, kind), dtype="float64")
     like = TransformersEngine.open(spec_of(folder, model, kind)).state()
-    for count in (1, 2, 3, 5):
-        blocks = tuple(tuple(range(at, 12, count)) for at in range(count))
-        task = Clipped(rows(12), (blocks,), OPTIONS)
-        expected = whole(ranks.run(MESHES["tp1"], gradients, spec, task, False), like)
-        for name, tensor in whole(ranks.run(MESHES[split], gradients, spec, task, False), like).items():
+    counts = (1, 2, 3, 5)
+    blocks = [tuple(tuple(range(at, 12, count)) for at in range(count)) for count in counts]
+    tasks = [Clipped(rows(12), (each,), OPTIONS) for each in blocks]
+    alone, split_up = (zip(*ranks.run(MESHES[at], each_gradients, spec, tasks), strict=True) for at in ("tp1", split))
+    for one, other in zip(alone, split_up, strict=True):
+        expected = whole(one, like)
+        for name, tensor in whole(other, like).items():
             assert expected[name].abs().max() > 0
             torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-10)
 

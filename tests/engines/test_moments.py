@@ -43,7 +43,7 @@ BLOCKS = ((0, 1, 2), (4, 5)), ((3, 6, 7), (8, 9, 10, 11))
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     pytest.importorskip("megatron.core")
-    started = Ranks(4, ["rlgraph.engines.megatron.engine", "torch.distributed.fsdp", "tests.engines.sharded"])
+    started = Ranks(4)
     yield started
     started.close()
 

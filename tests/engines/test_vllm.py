@@ -187,7 +187,8 @@ def test_new_weights_count_from_the_next_token_on(pair: Pair) -> None:
     # The prompts are those of before, whose keys and values vLLM would have kept.
     after = engine.generate(LONG, 2, Sampling(10), keys(8))
     for made, right, wrong in ((before, trainer, other), (after, other, trainer)):
-        torch.testing.assert_close(made.logprobs, scores(right, made.sequences), rtol=0, atol=1e-5)
+        # Long rows, which the two add up in other orders: on some processors 1.9e-5 apart. Wrong weights are 0.1 apart.
+        torch.testing.assert_close(made.logprobs, scores(right, made.sequences), rtol=0, atol=5e-5)
         assert float((made.logprobs - scores(wrong, made.sequences)).abs().max()) > 0.1
     snapshot = engine.generate(LONG, 2, Sampling(10), keys(8), weights=own)
     assert snapshot.sequences.rows() == before.sequences.rows()
@@ -557,7 +558,7 @@ def test_a_model_that_sleeps_wakes_up_as_it_was(pair: Pair) -> None:
 
     def sampled() -> list[list[int]]:
         made = engine.generate(LONG, 2, Sampling(12), keys(8))
-        torch.testing.assert_close(made.logprobs, scores(model, made.sequences), rtol=0, atol=1e-5)
+        torch.testing.assert_close(made.logprobs, scores(model, made.sequences), rtol=0, atol=5e-5)
         return made.sequences.rows()
 
     first, weights = sampled(), sum(tensor.nbytes for tensor in engine.tensors().values())

@@ -17,12 +17,14 @@ pytest.importorskip("vllm")
 from rlgraph.engines.base import Sampling, State
 from rlgraph.engines.joining import listen
 from rlgraph.engines.sequences import Sequences
+from rlgraph.engines.sources import load
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.engines.vllm.engine import VllmEngine
 from rlgraph.engines.vllm.spec import SPEC
 from rlgraph.engines.weights import ModelWeights, fill
 from rlgraph.ir.mesh import mesh
 from rlgraph.models.adapters import Adapters, pair
+from tests.engines.ranks import IMPORTED
 from tests.engines.refreshing import Coming
 from tests.engines.vllm_models import misplaced, spec
 
@@ -61,7 +63,7 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
         named.append("ranks share no memory: nothing is checked")
     made = [engine.generate(PROMPTS, 4, sampling, KEYS) for sampling in SAMPLINGS]
     rows = [(one.sequences.rows(), one.logprobs.tolist()) for one in made]
-    wrong = misplaced(engine, TransformersEngine.open(spec()).model)
+    wrong = misplaced(engine, load(spec()).model)
     # New weights that wait at one rank before they do at the other.
     own = engine.state()
     halves = {name: tensor / 2 for name, tensor in own.items()}
@@ -71,11 +73,11 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
     # Experts, in the groups of the model without; the same and others, each rank with some of the experts entire.
     for name, over in SPLIT:
         sparse = VllmEngine.open(spec(name), over, rank, address=address)
-        fill(sparse.tensors(), sparse.layout(), ModelWeights(TransformersEngine.open(spec(name, seed=5)).model))
+        fill(sparse.tensors(), sparse.layout(), ModelWeights(load(spec(name, seed=5)).model))
         sparse.written()
         one = sparse.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
         rows.append((one.sequences.rows(), one.logprobs.tolist()))
-        wrong += misplaced(sparse, TransformersEngine.open(spec(name)).model)
+        wrong += misplaced(sparse, load(spec(name)).model)
         wrong += [name] * (sparse.speaks != engine.speaks)
     # Adapters, which each rank merges into its part, or has beside it.
     for how in SPEC.adapters:
@@ -93,7 +95,8 @@ def new_adapters(state: State) -> State:
 
 
 def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
     addresses, results = context.Queue(), context.Queue()
     ranks = [context.Process(target=_rank, args=(rank, addresses, results), daemon=True) for rank in (0, 1)]
     try:

@@ -222,3 +222,14 @@ def test_a_family_that_transformers_does_not_split() -> None:
     assert problems(shape, "transformers", mesh(tp=2)) == [
         "tp=2 is not for deepseek_v3 models, whose layers transformers has no plan to split: the nearest that fits is tp=1"
     ]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_the_parts_of_a_stage_are_those_that_no_mesh_of_them_is_refused_for(stages: int) -> None:
+    for name, spec in engines().items():
+        able = [
+            each
+            for each in range(2, SHAPE.layers + 1)
+            if "pp" in spec.axes and not problems(SHAPE, name, mesh(pp=stages, chunks=each))
+        ]
+        assert legal.parts(spec, SHAPE, stages) == able

@@ -37,13 +37,6 @@ place reward on judge
 LONG = Lengths.lognormal(mean=200, p99=500)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("blocks")
-    (made / "prompts.jsonl").write_text('{"prompt": "a"}\n')
-    return made
-
-
 def made(folder: Path, line: str, schedule: str = APART, cluster: str | None = "1x4:a100-80gb") -> Compiled:
     path = folder / "t.rlf"
     path.write_text(PROGRAM)

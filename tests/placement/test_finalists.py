@@ -14,12 +14,14 @@ import rlgraph
 from benchmarks.brute_force import EQUAL, FEWER, beside_all, coarse, every, seconds
 from rlgraph.api.compiled import Compiled
 from rlgraph.compilation import blocks, finalists
+from rlgraph.compilation.blocks import with_blocks
 from rlgraph.compilation.choosing import predicted
 from rlgraph.compilation.finalists import better, refined
+from rlgraph.compilation.overlap import Timed, streams
 from rlgraph.compilation.target import workload
 from rlgraph.cost.tasks import Task, Workload, main_step, tasks
 from rlgraph.placement.beside import beside, soonest
-from rlgraph.placement.choose import choose
+from rlgraph.placement.choose import Choice, choose
 
 PROGRAM = """algorithm t
 model actor  = causal_lm("Qwen/Qwen2.5-0.5B")
@@ -52,17 +54,48 @@ def test_nothing_that_could_be_chosen_is_faster() -> None:
 
 @pytest.mark.parametrize("lines", ["stream rollout\n", "stream rollout(deal=free)\ntail rollout\n"])
 def test_a_plan_that_is_slower_by_whole_batches_wins_with_blocks(lines: str) -> None:
-    """By whole batches one pool of one device is the best; where rows stream, two are, and what is proven stays proven
-    of whole batches."""
+    """By whole batches one pool is the best in which one copy samples; where rows stream, two pools are, and with a
+    tail two copies. What is proven stays proven of whole batches."""
     found = made(lines).choice
     alone = choose(replace(found.question, apart=()))
-    assert alone and len(alone.found.blocks) == 1 < len(found.found.blocks)
+    assert alone
+
+    def shape(choice: Choice) -> tuple[int, int]:
+        return len(choice.found.blocks), choice.plan.role("actor", "generate").mesh.length("dp")
+
+    assert shape(alone) == (1, 1) and shape(found) == ((1, 2) if "tail" in lines else (2, 1))
     assert seconds(found) < 0.97 * seconds(refined(alone))
     assert found.found.seconds > alone.found.seconds
     assert found.found.bound <= alone.found.seconds and found.found.gap > 0
     told = predicted(found)
     assert told["seconds"] == found.simulated < told["in_turn_seconds"] == found.found.seconds
     assert not found.question.streamed and found.plan.blocks
+
+
+UNLIKE = PROGRAM.replace("0.5B", "1.5B").replace("batch=16", "batch=32").replace("n=2", "n=4")
+"""Where one of two devices is faster than the other."""
+
+
+def unlike(lines: str) -> Choice:
+    rows = workload("100", "mean=100,p99=400")
+    return rlgraph.compile(UNLIKE, schedule=f"schedule t\n{lines}", cluster=APART, workload=rows).choice
+
+
+def test_with_a_tail_several_copies_sample_that_would_not_without() -> None:
+    """Their shares are even, so that by whole batches, and as rows come, the faster device samples alone. With a tail
+    the last rows of the slower one move."""
+    moved, apart = unlike("stream rollout(deal=free)\ntail rollout\n"), unlike("stream rollout(deal=free)\n")
+    counts = [each.plan.role("actor", "generate").mesh.length("dp") for each in (moved, apart)]
+    assert counts == [2, 1] and moved.plan.tails
+    assert moved.simulated and apart.simulated and moved.simulated < 0.95 * apart.simulated
+
+
+def test_blocks_are_the_best_beside_the_tail() -> None:
+    """Without a tail larger ones are."""
+    found = unlike("stream rollout(deal=free)\ntail rollout\n")
+    bare = replace(found, plan=replace(found.plan, blocks=(), free=(), tails=()))
+    once = with_blocks(bare, Timed(2))
+    assert streams(refined(bare)) == streams(found) and found.plan.blocks < once.plan.blocks
 
 
 def test_blocks_that_are_said_are_compared_too() -> None:
@@ -94,7 +127,7 @@ def test_what_cannot_be_better_is_not_simulated() -> None:
     asked = []
     with (
         patch.object(finalists, "soonest", lambda choice: 3 * first.simulated),
-        patch.object(finalists, "with_seconds", lambda choice, steps: asked.append(choice) or first),
+        patch.object(finalists, "with_seconds", lambda choice, *_: asked.append(choice) or first),
     ):
         assert better(first, slower) is first
     assert asked == [first]

@@ -9,6 +9,8 @@ from test_place import planned, shipped
 
 from rlgraph.dsl.check import check_all
 from rlgraph.errors import ProgramError, Source
+from rlgraph.ir.common import common, misfit
+from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Fused
 from rlgraph.passes.pipeline import run_passes
 from rlgraph.placement.fusing import faults_of
@@ -99,26 +101,76 @@ def test_they_need_one_pipeline() -> None:
     assert said(BOTH, "tp=2").startswith("E0973: `all.megatron` trains `actor` and `critic` on one stage")
 
 
+def placed(actor: str, critic: str, devices: int = 8) -> str:
+    lines = "".join(
+        f"place {model}.train on all(engine=megatron, {split})\n"
+        for model, split in (("actor", actor), ("critic", critic))
+    )
+    return f"pool all = {devices} devices\n{lines}fuse actor.train, critic.train\n"
+
+
+def test_models_that_are_split_unlike_lie_on_the_same_stages() -> None:
+    """With copies behind each other, side by side, and both: each device is on one stage of the pipeline."""
+    for actor, critic, devices in (
+        ("pp=4, tp=2", "pp=2, tp=2", (0, 1, 2, 3, 4, 5, 6, 7)),
+        ("pp=4, tp=2", "pp=4, tp=1", (0, 2, 4, 6, 1, 3, 5, 7)),
+        ("pp=4, tp=2", "pp=2, tp=1", (0, 2, 1, 3, 4, 6, 5, 7)),
+        ("pp=4, tp=2", "pp=1, tp=1", (0, 1, 2, 3, 4, 5, 6, 7)),
+        ("pp=2, cp=2", "pp=2, tp=4", (0, 1, 4, 5, 2, 3, 6, 7)),
+    ):
+        plan = planned(MODELS + BOTH, placed(actor, critic))
+        found = {plan.role(model, "train").devices for model in ("actor", "critic")}
+        assert found == {tuple(range(8)), devices}
+        assert plan.fused == (Fused(("actor", "critic"), ("critic",)),)
+    # The ranks of a stage of one copy are on the devices of one stage of the other model.
+    for mine, other in ((mesh(pp=4, tp=2), mesh(dp=4, pp=2)), (mesh(dp=2, pp=4, tp=2), mesh(dp=4, pp=2, cp=2))):
+        assert misfit([mine, other]) == ""
+        whole = common([mine, other])
+        for split in (mine, other):
+            places = whole.places(split)
+            assert sorted(places) == list(range(split.size))
+            for copy in range(split.length("dp")):
+                stages = [[whole.at(places[r]) for r in split.ranks(dp=copy, pp=s)] for s in range(split.length("pp"))]
+                assert all(len({*own}) == 1 for own in stages), "the ranks of a stage are on one"
+                (first, *_), *_ = stages
+                assert [own[0] for own in stages] == [(first[0], first[1] + at) for at in range(len(stages))]
+
+
 @pytest.mark.parametrize(
     ("places", "message"),
     [
+        (placed("pp=4", "pp=7", 28), "they share no pipeline, 4 stages do not divide 7"),
+        (placed("pp=4", "pp=1, tp=4", 4), "they share no pipeline, 4 stages of 4 devices are not among 4"),
+        (placed("pp=2, tp=2, cp=3", "pp=2, tp=4", 24), "they share no pipeline, 4 devices for a stage do not divide 6"),
         (
-            "place actor.train on all(engine=megatron, pp=2)\nplace critic on all(engine=megatron, pp=4)\n",
-            "they share no pipeline",
+            "pool all = 4 devices\nplace actor.train on all(engine=megatron, pp=2)\npool two = 4 devices\n"
+            "place critic on two(engine=megatron, pp=2)\nfuse actor.train, critic.train\n",
+            "they share no pipeline, they are not on the same devices",
         ),
         (
-            "place actor.train on all(engine=megatron, pp=2)\npool two = 4 devices\n"
-            "place critic on two(engine=megatron, pp=2)\n",
-            "they share no pipeline",
+            "pool all = 4 devices\nplace actor.train, critic on all(engine=transformers)\nfuse actor.train, critic.train\n",
+            "`transformers` trains one model after the other",
         ),
-        ("place actor.train, critic on all(engine=transformers)\n", "`transformers` trains one model after the other"),
     ],
 )
 def test_who_shares_no_pipeline_is_told(places: str, message: str) -> None:
     with pytest.raises(ProgramError) as error:
-        planned(MODELS + BOTH, f"pool all = 4 devices\n{places}fuse actor.train, critic.train\n")
+        planned(MODELS + BOTH, places)
     [found] = error.value.diagnostics
-    assert found.code == "E0973" and message in found.message
+    assert found.code == "E0973" and message in found.message and found.hint
+    assert found.span.line == places.count("\n") + 1, "the caret is under the line"
+
+
+def test_ranks_that_a_hand_has_moved_share_no_stages() -> None:
+    text = MODELS + BOTH
+    plan = planned(text, placed("pp=4, tp=2", "pp=4, tp=1"))
+    found = run_passes(check_all(Source("a.rlf", text)).program)[-1].program
+    group = plan.role("critic", "train")
+    moved = replace(group, devices=tuple(range(8)))
+    wrong = replace(plan, groups=tuple(moved if each.name == group.name else each for each in plan.groups))
+    assert not [*faults_of(plan.fused[0], plan, found)]
+    [(message, hint)] = faults_of(plan.fused[0], wrong, found)
+    assert message.endswith("their ranks do not lie on the same stages") and "make the plan anew" in hint
 
 
 def test_rows_that_stream_come_at_another_time() -> None:

@@ -11,7 +11,7 @@ import pytest
 import rlgraph
 from rlgraph.analysis.simulate import model_configs, simulate, simulated
 from rlgraph.api.compiled import Compiled
-from rlgraph.compilation import tails
+from rlgraph.compilation import overlap
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.predict import Predictor
 from rlgraph.cost.tasks import Workload
@@ -36,13 +36,6 @@ place reward on all(engine=transformers, dp=4)
 stream rollout(block=1, deal=free)
 """
 TAILED = Lengths.lognormal(mean=200, p99=500)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tails")
-    (made / "prompts.jsonl").write_text('{"prompt": "a"}\n')
-    return made
 
 
 def made(folder: Path, line: str, lengths: Lengths = TAILED, schedule: str = SCHEDULE) -> Compiled:
@@ -91,7 +84,7 @@ def test_without_a_cluster(folder: Path) -> None:
 
 
 def test_an_interrupt_leaves_the_best_so_far(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, count = tails.run_steps, 0
+    run, count = overlap.run_steps, 0
 
     def some(*args: object) -> object:
         nonlocal count
@@ -100,7 +93,7 @@ def test_an_interrupt_leaves_the_best_so_far(folder: Path, capsys: pytest.Captur
             raise KeyboardInterrupt
         return run(*args)  # type: ignore[arg-type]
 
-    with patch.object(tails, "run_steps", some):
+    with patch.object(overlap, "run_steps", some):
         compiled = made(folder, "tail rollout\n")
     assert "interrupted: the tail of `rollout`" in capsys.readouterr().err
     assert compiled.plan.tails == () or compiled.plan.tails[0].on == 1

@@ -19,8 +19,19 @@ from rlgraph.backends.process.nodes import options, sequences_for, work
 from rlgraph.backends.process.session import Session, engine_failure
 from rlgraph.backends.regions import assembled, made_of, run_region
 from rlgraph.backends.rows import show_id
-from rlgraph.engines.base import Accumulates, Call, EngineError, Fuses, HalfChanged, Micro, NotFinite, TrainOptions
+from rlgraph.engines.base import (
+    Accumulates,
+    Beside,
+    Call,
+    EngineError,
+    Fuses,
+    HalfChanged,
+    Micro,
+    NotFinite,
+    TrainOptions,
+)
 from rlgraph.errors import listed
+from rlgraph.exchange.link import LinkError
 from rlgraph.ir.graph import Graph, Node, Record
 from rlgraph.ir.types import Table
 from rlgraph.ops import NODES, table_of
@@ -42,10 +53,14 @@ def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> 
 
 
 def train_together(
-    nodes: Sequence[Node], frames: Sequence[Frame], session: Session, idle: Sequence[bool]
+    nodes: Sequence[Node],
+    frames: Sequence[Frame],
+    session: Session,
+    idle: Sequence[bool],
+    beside: Beside | None = None,
 ) -> list[Made]:
-    """`train` of models that share the stages of a pipeline: the micro-batches of all of them, then the step of
-    each."""
+    """`train` of models that share the stages of a pipeline: the micro-batches of all of them, then the step of each.
+    beside: other processes, with other models of the pipeline."""
     bodies = [
         _Gathered(node, frame, session, node.attr("micro"), alone)
         for node, frame, alone in zip(nodes, frames, idle, strict=True)
@@ -56,7 +71,10 @@ def train_together(
             cast(Fuses, state.engine).clear_gradients()
             state.odd.clear()
         parts = [(state.engine, each.blocks, each.micro) for state, each in zip(states, bodies, strict=True)]
-        cast(Fuses, states[0].engine).add_together(parts)
+        cast(Fuses, states[0].engine).add_together(parts, beside)
+    except LinkError:
+        # Another process is to blame.
+        raise
     except EngineError as error:
         names = listed([state.model.name for state in states], "and")
         raise engine_failure(nodes[0], f"training {names} in one pipeline failed", error) from None

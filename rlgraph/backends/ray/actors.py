@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -47,6 +48,10 @@ class Actors(Processes):
         self._lost = set[Address]()
         """Those that the run goes on without."""
         self._lock = threading.Lock()
+        self._passed = Counter[str]()
+        """How many orders each process was given to pass on, by Ray's name of it: who takes its place begins anew."""
+        self._passing = threading.Lock()
+        """Held while one is sent: they are sent in the order of their numbers."""
 
     def handle(self, who: Address) -> Any:
         return self.handles[who]
@@ -80,10 +85,16 @@ class Actors(Processes):
         *args: P.args,
         **named: P.kwargs,
     ) -> Reference[list[T]]:
-        threads = _BESIDE.get(method)
-        called = self.handles[through].pass_on.options(concurrency_group=threads or ORDERS)
+        handle, threads = self.handles[through], _BESIDE.get(method)
         # Inside of a list references stay references: rows go to those who need them.
-        sent = called.remote([rank for _, rank in to], method.__name__, list(args), named, threads)
+        said = [rank for _, rank in to], method.__name__, list(args), named, threads
+        if threads:
+            return cast("Reference[list[T]]", handle.pass_on.options(concurrency_group=threads).remote(*said))
+        who = handle._actor_id.hex()
+        with self._passing:
+            number = self._passed[who] + 1
+            sent = handle.pass_on.options(concurrency_group=ORDERS).remote(*said, number)
+            self._passed[who] = number
         return cast("Reference[list[T]]", sent)
 
     def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:

@@ -31,7 +31,8 @@ class _Arrival:
 
 
 class Came:
-    """Of which orders the rows are here: who is told a later one by another thread may need them."""
+    """Which orders have come so far that a later one, which is told to another thread, may go on: their rows are here,
+    or they have been passed on."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -43,7 +44,7 @@ class Came:
             self._changed.notify_all()
 
     def wait(self, number: int) -> None:
-        """Until the rows of an order are here, or it has failed; 0: of none."""
+        """Until an order has come so far, or it has failed; 0: none."""
         with self._changed:
             self._changed.wait_for(lambda: self._last >= number)
 

@@ -58,9 +58,10 @@ class Calls(Generic[T]):
 
     def copy(self, copy: Copy, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs) -> None:
         """Asks all of a copy."""
-        self.one(copy[0], method, *args, **named)
-        if copy[1]:
-            self.others(copy, method, *args, **named)
+        with self.processes.sending(copy[0][0]):
+            self.one(copy[0], method, *args, **named)
+            if copy[1]:
+                self.others(copy, method, *args, **named)
 
     def also(self, others: Calls[T]) -> None:
         """Waits for what others were asked, too."""

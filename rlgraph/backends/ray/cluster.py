@@ -16,7 +16,7 @@ from rlgraph.backends.ray.actors import Actors
 from rlgraph.backends.ray.processes import InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.sessions import apart, own_signals
-from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, Worker, WorkerSpec
+from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, SORTS, Worker, WorkerSpec
 from rlgraph.engines.joining import INTERFACES, loopback
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, counted
 from rlgraph.ir.graph import Program
@@ -142,7 +142,7 @@ def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[st
         part = math.floor(1e4 / sharing) / 1e4
         kind = "CPU" if group.code else kind
         place = PlacementGroupSchedulingStrategy(groups[group.pool], group.devices[spec.rank])
-    actor = ray.remote(concurrency_groups={ROWS: 4, ORDERS: 1, SAVES: 1, SAMPLES: 2 * TOGETHER})(Worker)
+    actor = ray.remote(concurrency_groups={ROWS: 4, ORDERS: SORTS, SAVES: 1, SAMPLES: 2 * TOGETHER})(Worker)
     return actor.options(
         num_cpus=part if kind == "CPU" else 0,
         num_gpus=part if kind == "GPU" else 0,
@@ -178,10 +178,10 @@ def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], No
             room = _local_room(plan, note)
             with own_signals(), apart():
                 ray.init("local", include_dashboard=False, **room, **common)
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # A plain one is what Ray raises where its processes do not start in 30 s.
         where = f"the cluster at {address}" if address else "Ray on this machine"
         raise _cannot(
-            f"{where} cannot be reached: {str(error).splitlines()[0]}",
+            f"{where} cannot be reached: {next(iter(str(error).splitlines()), type(error).__name__)}",
             "`ray status` shows which cluster runs; leave --address out to start one here",
         ) from None
 

@@ -72,7 +72,9 @@ class Dispatch:
         self.processes, self.queues, self.observer, self.notes = processes, queues, observer, notes
         self.ledger = Ledger(processes)
         self.axes = axes(program)
-        self.together = Together()
+        self.together = Together(processes)
+        self.links: dict[tuple[str, ...], dict[tuple[str, int], str]] = {}
+        """Of groups that have a pipeline in common, by group and copy that by which its processes take turns."""
         self._number, self._counting = 0, threading.Lock()
         self._copies: dict[tuple[str, Mesh], tuple[Copy, ...]] = {}
         self._alike: dict[tuple[str, Mesh], tuple[list[tuple[Address, ...]], ...]] = {}

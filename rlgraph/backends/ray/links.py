@@ -58,6 +58,9 @@ class Links:
         store = attend(address, self._seconds)
         self._mailboxes[link] = Mailbox(place, range(places), store, name=link, seconds=self._seconds)
 
+    def mailbox(self, link: str) -> Mailbox:
+        return self._mailboxes[link]
+
     def prepare(
         self,
         link: str,

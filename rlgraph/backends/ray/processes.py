@@ -7,6 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from rlgraph.backends.ray.failures import Request, refused
@@ -41,6 +42,7 @@ class Processes(ABC):
         """Those that there are: not who the run goes on without."""
         self.gone: dict[Address, str] = {}
         """Processes that have ended, and why."""
+        self._sending = {group: threading.RLock() for group, _ in specs}
 
     def open(self, plan: Plan, names: Collection[str] | None = None) -> list[str]:
         """Loads the models everywhere, held as `plan` says. Names of the things that live across steps. names: of the
@@ -89,6 +91,11 @@ class Processes(ABC):
                         answers.append(self.call(callers[-1], Worker.reach, name, handles, len(callers)))
         if callers:
             self.get(answers, Request(tuple(callers), "opening"))
+
+    def sending(self, group: str) -> AbstractContextManager[object]:
+        """Held while something is told to all ranks of a copy of a group, one by one: what another thread tells them
+        comes before it, or behind it, at all of them."""
+        return self._sending[group]
 
     @abstractmethod
     def handle(self, who: Address) -> Any:

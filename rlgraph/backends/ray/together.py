@@ -5,25 +5,24 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.ray.calls import Copy
+from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
-from rlgraph.ir.plan import Group
 
 
 class Together:
     """Of all copies."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
         self._going: Counter[Address] = Counter()
         """By who speaks for a copy, how many orders it has whose rows are sampled together."""
         self._last: dict[Address, int] = {}
         """The number of the one that went out last."""
-        self._sending: dict[str, threading.Lock] = {}
-        """Of those to a group, which all ranks of a copy have to get in the same order."""
         self._lock = threading.Lock()
 
     def alone(self, copies: Sequence[Copy]) -> bool:
@@ -31,18 +30,14 @@ class Together:
         with self._lock:
             return all(self._going[speaker] <= 1 for speaker, _ in copies)
 
-    def sending(self, group: Group) -> threading.Lock:
-        """Held while something is sent to a group that samples rows of several orders together."""
-        with self._lock:
-            return self._sending.setdefault(group.name, threading.Lock())
-
     @contextmanager
     def order(self, order: Order, copies: Sequence[Copy]) -> Iterator[Place]:
         """An order to copies of a group that has the turn for it, until it is over."""
+        sending = self._processes.sending(order.group.name)
         if order.key is None:
-            yield Place(self, nullcontext(), alone=True)
+            yield Place(self, sending, alone=True)
             return
-        place = Place(self, self.sending(order.group))
+        place = Place(self, sending)
         try:
             yield place
         finally:

@@ -15,7 +15,6 @@ from rlgraph.backends.ray.losses import Losses
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.sleeping import Sleeping
-from rlgraph.backends.ray.together import Together
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Observer
 from rlgraph.backends.turns import Queues, seats
@@ -39,13 +38,12 @@ class Transfers:
         processes: Processes,
         queues: Queues,
         observer: Observer,
-        together: Together,
         sleeping: Sleeping,
         losses: Losses,
     ) -> None:
         self.losses = losses
         self.plan, self.processes, self.queues, self.observer = plan, processes, queues, observer
-        self.together, self.sleeping = together, sleeping
+        self.sleeping = sleeping
         self._refreshes = count()
         self._planned: dict[str, dict[tuple[Address, Address], tuple[int, str]]] = {}
         """For each transfer the bytes from each process to each other one, and what carries them."""
@@ -110,9 +108,8 @@ class Transfers:
             for copy in receivers:
                 calls.copy(copy, Worker.refresh, name, move.target, move.version, number)
             # Who samples goes on long after it has taken them.
-            with self.together.sending(move.receiver):
-                for copy in receivers:
-                    settling.copy(copy, Worker.settle, move.target, number)
+            for copy in receivers:
+                settling.copy(copy, Worker.settle, move.target, number)
             calls.beside += settling.answers
 
         def arrived() -> Moved:

@@ -45,8 +45,7 @@ class RayTransport:
         self.sleeping = Sleeping(processes, observer)
         self.losses = Losses(program, plan, record)
         self.dispatch = Dispatch(program, plan, processes, queues, observer, notes, self.sleeping, self.losses)
-        together = self.dispatch.together
-        self.transfers = Transfers(plan, processes, queues, observer, together, self.sleeping, self.losses)
+        self.transfers = Transfers(plan, processes, queues, observer, self.sleeping, self.losses)
         self.losses.lost = lambda group: self.transfers.forget()
         self.folders = Folders(program, plan, processes, queues)
         self._forgetting: Calls[None] | None = None
@@ -110,6 +109,7 @@ class RayTransport:
         self._forgetting = None
         self.losses.forget(groups)
         self.dispatch.ledger.forget(groups)
+        self.dispatch.links.clear()
         self.transfers.forget()
 
     def save(self, model: str, owner: Group, folder: Path) -> None:

@@ -24,6 +24,7 @@ from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.process.training import TRAINING, train_together
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.arrivals import Came
+from rlgraph.backends.ray.beside import Beside, Seat
 from rlgraph.backends.ray.doing import At
 from rlgraph.backends.ray.failures import doing
 from rlgraph.backends.ray.models import Models
@@ -62,7 +63,11 @@ SAMPLES = "samples"
 SAVES = "saves"
 """The thread that writes models to the disk: one after the other, so that there is one bucket at a time."""
 ORDERS = "orders"
-"""The thread of a process that passes on what the others of its copy have to do, one thing after the other."""
+"""The threads of a process that pass on what the others of its copy have to do, one thing after the other."""
+SORTS = 2
+"""Of others that are told something by itself: who has the results of a model whose stages lie the other way round, and
+all the rest. They work together, so that neither waits until the other one is done; but what was ordered first goes out
+first (`Worker.passed`)."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +102,15 @@ class Worker(Models):
         self.given_up: dict[int, Mapping[int, Sequence[Begun]]] = {}
         """By the number of an order what there is of the parts that it has not done."""
         self.came = Came()
+        self.besides: dict[str, Beside] = {}
+        """By link those with whom it has a pipeline in common."""
         self.meetings: list[Meeting] = []
         self.arenas = Arenas()
         """What its models have on the device and, while they sleep, on the host."""
         self.others: Mapping[int, Any] = {}
         """Handles of the other ranks of this copy, by rank, where this one speaks for it."""
+        self.passed = Came()
+        """Which orders to these have gone out."""
 
     # Opening
 
@@ -115,16 +124,28 @@ class Worker(Models):
         self.others = others
 
     def pass_on(
-        self, to: Sequence[int], method: str, args: Sequence[Any], named: Mapping[str, Any], threads: str | None
+        self,
+        to: Sequence[int],
+        method: str,
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+        threads: str | None,
+        number: int = 0,
     ) -> list[Any]:
         """Has other ranks of this copy do something: their answers. `threads`: those that do it while they work on
-        something else."""
+        something else. number: of an order, counted from 1: it goes out after those before it, which other threads may
+        not have come to yet."""
         import ray
 
+        if number:
+            self.passed.wait(number - 1)
         asked = []
-        for rank in to:
-            bound = getattr(self.others[rank], method)
-            asked.append((bound.options(concurrency_group=threads) if threads else bound).remote(*args, **named))
+        try:
+            for rank in to:
+                bound = getattr(self.others[rank], method)
+                asked.append((bound.options(concurrency_group=threads) if threads else bound).remote(*args, **named))
+        finally:
+            self.passed.add(number)
         return list(ray.get(asked))
 
     def open(self, addresses: Mapping[str, str], holdings: Mapping[str, Held], turned: Collection[str]) -> list[str]:
@@ -271,16 +292,23 @@ class Worker(Models):
     def admitting(self, model: str) -> Admits:
         return cast(Admits, self.session.models[model].engine)
 
-    def fire_together(self, orders: Sequence[bytes], sizes: Sequence[int], *arrived: Wire) -> list[bytes]:
+    def sit(self, link: str, seat: Seat, places: int) -> None:
+        """Takes turns on its device, in a pipeline, with those of so many places whom it has met for a link."""
+        self.besides[link] = Beside(self.links.mailbox(link), seat, places)
+
+    def fire_together(
+        self, orders: Sequence[bytes], sizes: Sequence[int], link: str | None, *arrived: Wire
+    ) -> list[bytes]:
         """Does the work of trainings that share a pipeline: a packed receipt of each. sizes: how many of the parcels
-        that came are for each order."""
+        that came are for each order. link: with others, whose models are split unlike."""
         start, wires = time.time(), iter(arrived)
         told = [order_of(each) for each in orders]
         came = [self.arrive(order, [*islice(wires, count)]) for order, count in zip(told, sizes, strict=True)]
         nodes = [self.nodes[order.node][1] for order in told]
         frames = [self.frame(self.nodes[order.node][0], order) for order in told]
+        beside = None if link is None else self.besides[link]
         with torch.no_grad(), self.doing(f"the training of {listed([each.name for each in nodes], 'and')}"):
-            made = train_together(nodes, frames, self.session, [order.idle for order in told])
+            made = train_together(nodes, frames, self.session, [order.idle for order in told], beside)
         for node, frame in zip(nodes, frames, strict=True):
             self.trained(frame.values[model_of(node)])
         notes = self.session.notes.take(told[0].step.number)

@@ -86,6 +86,29 @@ class Dealt:
             first = last
 
 
+class PartEnds:
+    """Seconds after which each part of an order has ended, of those after which each row of each copy has."""
+
+    def __init__(self, dealt: Sequence[Dealt], kept: int, samples: int) -> None:
+        """dealt: to each copy. Of so many samples of a prompt so many are kept."""
+        self.dealt, self.kept, self.samples = dealt, kept, samples
+        self._last: tuple[Ends, list[float]] | None = None
+
+    def __call__(self, rows: Ends) -> list[float]:
+        # Each part asks for them when the one before it has ended, and most often nothing has changed.
+        if self._last is None or self._last[0] is not rows:
+            self._last = rows, self._of(rows)
+        return self._last[1]
+
+    def _of(self, rows: Ends) -> list[float]:
+        ends = [0.0] * sum(len(own.places) for own in self.dealt)
+        for own, found in zip(self.dealt, rows, strict=True):
+            left = np.asarray(found).reshape(-1, self.samples)[:, : self.kept]
+            for part, places in own.places:
+                ends[part] = float(left[places].max(initial=0.0))
+        return ends
+
+
 def last_of(ends: Ends) -> float:
     """When the last of all rows ends."""
     return max(max(own, default=0.0) for own in ends)

@@ -31,7 +31,7 @@ from rlgraph.backends.sim.orders import (
     tables_of,
     title_of,
 )
-from rlgraph.backends.sim.sampled import AtWork, Dealt, SampledRows, last_of
+from rlgraph.backends.sim.sampled import AtWork, Dealt, PartEnds, SampledRows, last_of
 from rlgraph.backends.sim.standins import StandIns
 from rlgraph.backends.sim.tails import moved
 from rlgraph.backends.sim.together import Ends, Member, Together
@@ -61,8 +61,8 @@ class _Books:
     ages: Counter[int] = field(default_factory=Counter)
     """Rows that a model sampled which the program trains: how many, by how many versions its weights were behind those
     that the step trains."""
-    trained: dict[str, np.ndarray] = field(default_factory=dict)
-    """For each table the numbers of the rows that something was trained on."""
+    trained: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """For each table the numbers of the rows that something was trained on, of each order."""
     sent: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
     """For each value and group the numbers of the rows that have come there."""
 
@@ -111,7 +111,8 @@ class SimTransport:
             rows = max(counts_of(order.node, order.frame, own)[0] for order, own in zip(orders, made, strict=True))
             title = "train " + ", ".join(model for model, _ in works)
             op, counts = orders[0].node.op, (rows, 0)
-            work = self.log.take(title, op, [group], step, fired, spent, counts, stages=lambda: fusion)
+            groups = [*{order.group.name: order.group for order in orders}.values()]
+            work = self.log.take(title, op, groups, step, fired, spent, counts, stages=lambda: fusion)
             for order in orders:
                 self.log.observer.fired(order.node, work.seconds, work.tokens, group.pool)
         for order, own in zip(orders, made, strict=True):
@@ -133,7 +134,7 @@ class SimTransport:
         if NODES[node.op].trains:
             books = self.books(order.step)
             for table in tables_of(node, order.frame):
-                books.trained[table.name] = np.union1d(books.trained.get(table.name, none()), table.numbers)
+                books.trained.setdefault(table.name, []).append(table.numbers)
 
     def work(self, order: Order, made: Made) -> None:
         """Waits for the group's pool, and until the work is done."""
@@ -204,16 +205,6 @@ class SimTransport:
         with self.together.sampled(order.seats, Member(self.log.clock.now + after, rows.copies, rows.moved)):
             yield
 
-    def ends(self, order: Order, dealt: Sequence[Dealt], rows: Ends) -> list[float]:
-        """Seconds after which each part has ended, of those after which each row of each copy has."""
-        ends = [0.0] * sum(len(own.places) for own in dealt)
-        kept, samples = rows_each(order.node), order.node.attr("n")
-        for own, found in zip(dealt, rows, strict=True):
-            left = np.asarray(found).reshape(-1, samples)[:, :kept]
-            for part, places in own.places:
-                ends[part] = float(left[places].max(initial=0.0))
-        return ends
-
     def answered(self, order: Order, runner: Group, acted: Work) -> None:
         """What an environment that has a pool of its own makes of the actions of all turns, as many as there may be.
         Copies that act wait meanwhile: what is said turn by turn is put together."""
@@ -246,16 +237,15 @@ class SimTransport:
                 CopyRows(NOTHING, (), ()) if own.rows is None else self.sampling_copies(order, [own.rows], copy)[0]
                 for copy, own in enumerate(dealt)
             ]
-            rows = SampledRows(copies, last_of)
+            rows, ends = SampledRows(copies, last_of), PartEnds(dealt, rows_each(node), node.attr("n"))
             sampling.enter_context(self.sampling(order, whole, rows))
             sampling.enter_context(self.beside(order, rows, sum(spent.values())))
             left, who = list(range(len(sizes))), [group]
             ending = Ending.of(order, devices, [each.values[node.name].rows for each in made], shares)
             while left:
-                ends = self.ends(order, dealt, rows.ends)
-                number = min(left, key=ends.__getitem__)
+                number = min(left, key=ends(rows.ends).__getitem__)
                 left.remove(number)
-                rows.begin(lambda own, number=number: self.ends(order, dealt, own)[number])  # type: ignore[misc]
+                rows.begin(lambda own, number=number: ends(own)[number])  # type: ignore[misc]
                 spent["sampling"] = rows.until - rows.there
                 told, step = counts_of(node, slices[number], made[number]), order.step.number
                 work = self.log.take(title_of(node), node.op, who, step, fired, spent, told, rows.later, rows.idle)
@@ -317,7 +307,7 @@ class SimTransport:
         """Rows and tokens that the step was about; of the rows, how many were trained on, and how many were of which
         age."""
         books, self._over = self._books.pop(step.number, _Books()), step.number
-        trained = sum(numbers.shape[0] for numbers in books.trained.values())
+        trained = sum(np.unique(np.concatenate(numbers)).shape[0] for numbers in books.trained.values())
         found = {"rows": books.rows, "tokens": books.tokens, "trained": trained}
         return {name: float(value) for name, value in found.items()} | {
             f"age/{age}": float(rows) for age, rows in books.ages.items()
@@ -463,8 +453,9 @@ class SimTransport:
         """The rows that the group does not have yet; now it has them."""
         sent, key = self.books(order.step).sent, (value.name, order.group.name)
         there = sent.get(key, none())
-        sent[key] = np.union1d(there, value.numbers)
-        return value.pick(~np.isin(value.numbers, there))
+        found = value.pick(~np.isin(value.numbers, there))
+        sent[key] = np.concatenate([there, found.numbers])
+        return found
 
     def cost(self, order: Order, made: Made, batches: Sequence[Batch]) -> Cost:
         """Of the work itself."""

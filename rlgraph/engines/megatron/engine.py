@@ -14,7 +14,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from rlgraph.clusters.cluster import DeviceKind
-from rlgraph.engines.base import Call, EngineError, Micro, State, Training, TrainOptions
+from rlgraph.engines.base import Beside, Call, EngineError, Micro, State, Training, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.megatron.answered import Answered
 from rlgraph.engines.megatron.batches import batch_of
@@ -177,9 +177,9 @@ class MegatronEngine:
         the ranks of this copy take part."""
         add_gradients([(self, blocks, micro)])
 
-    def add_together(self, trainings: Sequence[Training]) -> None:
-        """The same for several models of this process, in one pipeline."""
-        add_gradients(trainings)
+    def add_together(self, trainings: Sequence[Training], beside: Beside | None = None) -> None:
+        """The same for several models of this process, or of others beside it, in one pipeline."""
+        add_gradients(trainings, beside=beside)
 
     @on_cpu()
     @torch.enable_grad()
@@ -371,14 +371,14 @@ class MegatronEngine:
 
 
 @on_cpu()
-def add_gradients(trainings: Sequence[Training], *, last: bool = False) -> None:
+def add_gradients(trainings: Sequence[Training], *, last: bool = False, beside: Beside | None = None) -> None:
     """What `MegatronEngine.add_gradients` does, for several models of one process that do not depend on each other: as
     micro-batches of one pipeline, in which each works while the others would wait.
 
     last: no more gradients come before the step, so that copies add them up as they are made; for one model, since
-    copies may come to the ends of several in different orders.
+    copies may come to the ends of several in different orders. beside: who has other models of the pipeline.
     """
-    assert not last or len(trainings) == 1
+    assert not last or (len(trainings) == 1 and beside is None)
     shared = [Answered(each._mesh, each._rank, blocks, each._checked(micro)) for each, blocks, micro in trainings]
     parts = [
         (each._pipeline, each._own(blocks), said.micro)
@@ -386,7 +386,7 @@ def add_gradients(trainings: Sequence[Training], *, last: bool = False) -> None:
     ]
     trainers = [each._trainer for each, _, _ in trainings]
     assert all(trainers)
-    losses = gradients(parts, trainers[0].complete if last and trainers[0] else None)
+    losses = gradients(parts, trainers[0].complete if last and trainers[0] else None, beside)
     for (engine, _, _), said, loss in zip(trainings, shared, losses, strict=True):
         said.tell(torch.promote_types(dtype_of(engine.spec), torch.float32))
         engine._adds = True

@@ -11,7 +11,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor, nn
 
-from rlgraph.engines.base import Micro
+from rlgraph.engines.base import Beside, Micro
 from rlgraph.engines.chunks import in_chunks
 from rlgraph.engines.megatron.batches import Batch, Head, batch_of
 from rlgraph.engines.megatron.context import Context
@@ -19,7 +19,7 @@ from rlgraph.engines.megatron.groups import Stages
 from rlgraph.engines.megatron.modules import Angles, Places, vocabulary_weight
 from rlgraph.engines.megatron.parts import parts
 from rlgraph.engines.megatron.shim import device
-from rlgraph.engines.pipelined import Arrive, Line, follow
+from rlgraph.engines.pipelined import Arrive, Line, follow, in_turn
 from rlgraph.engines.varlen import capped
 from rlgraph.engines.vocabulary import logprobs_and_entropy
 from rlgraph.models.families import ModelKind
@@ -123,13 +123,22 @@ Training = tuple[Pipeline, Sequence[Any], Callable[[Any], Micro]]
 """Blocks of rows, and what their loss is."""
 
 
-def gradients(trainings: Sequence[Training], last: Callable[[nn.Module], None] | None = None) -> list[float]:
+def gradients(
+    trainings: Sequence[Training], last: Callable[[nn.Module], None] | None = None, beside: Beside | None = None
+) -> list[float]:
     """Adds those of the blocks' losses to the gradients of the weights; returns the sum of each training's losses, 0 on
     ranks before its model's last stage. last: called before the last pass backward through each part of a model.
 
-    One model goes by 1F1B, interleaved if it has chunks; several, over the same ranks, fill each other's bubbles.
+    One model goes by 1F1B, interleaved if it has chunks; several, over the same ranks, fill each other's bubbles. So do
+    those of other processes, which are `beside` this one.
     """
     parts = [(pipeline, *pipeline.training(blocks, micro, last), len(blocks)) for pipeline, blocks, micro in trainings]
+    if beside is not None:
+        turns = beside.turns([pipeline.model(1) for pipeline, *_ in parts], [blocks for *_, blocks in parts])
+        with torch.enable_grad():
+            lines, channel = [line for _, line, *_ in parts], parts[0][0].stages.channel
+            follow([turn.entry for turn in turns], lines, channel, in_turn(turns, beside))
+        return [float(sum(losses)) for _, _, losses, _ in parts]
     busy = [(pipeline.stages, line, pipeline.model(blocks)) for pipeline, line, _, blocks in parts if blocks]
     if busy:
         (stages, _, model), *others = busy

@@ -160,7 +160,7 @@ class Bounds:
         }
         if not all(found.values()):
             return None
-        held = {number: min(option.resident for option in own) for number, own in found.items()}
+        held = {number: self.held(number, own) for number, own in found.items()}
         room = usable(island, self.problem.constants) - sum(held.values())
         asleep = {number: min(option.host for option in own) for number, own in found.items()}
         beds = self.problem.options.lodges(island) - sum(asleep.values())
@@ -183,6 +183,10 @@ class Bounds:
             for number, own in shared.items()
         }
         return Pool(alone | both, alone, shared)
+
+    def held(self, number: int, options: Sequence[Option]) -> float:
+        """The least bytes that a component leaves to no other one of its pool."""
+        return min(option.resident for option in options)
 
     def _shared(self, block: Block, devices: int, rooms: Mapping[int, float]) -> dict[int, dict[Ranks, Shared]]:
         """Of the options of a pool those that may share a pipeline with others of them. rooms: of each component bytes

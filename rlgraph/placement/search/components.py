@@ -44,6 +44,8 @@ class Component:
     beside: tuple[int, ...] = ()
     """Tasks that are done elsewhere, and that micro-batches and copies are tried for all the same: so that who reads
     apart from training has all that there is where the two are done together."""
+    fewest: int = 1
+    """Data-parallel copies that it has at least."""
 
     @property
     def model(self) -> str:

@@ -33,12 +33,18 @@ class Found:
     pieces: Pieces = ()
     """Trainings that share a pipeline."""
     before: Found | None = None
-    """The best plan in which none do; of such plans alone is the bound, then, and the gap."""
+    """The best plan in which none do, or none that are split unlike; of such plans alone is the bound, then, and the
+    gap."""
+
+    @property
+    def searched(self) -> Found:
+        """The best of the plans of which the bound is."""
+        return self.before.searched if self.before else self
 
     @property
     def gap(self) -> float:
         """By which share of its value the plan may miss the best one."""
-        value = (self.before or self).value
+        value = self.searched.value
         return max(0.0, 1 - self.bound / value) if value else 0.0
 
 

@@ -336,9 +336,11 @@ class Strategy:
         process: tuple[int, int] = (0, 0),
         alike: Strategy | None = None,
         fuses: bool = False,
+        fewest: int = 1,
     ) -> None:
         """process: bytes of a device that it takes beside tensors, with one copy and with several. alike: of the same
-        split with other settings. fuses: it trains on stages which another training may share."""
+        split with other settings. fuses: it trains on stages which another training may share. fewest: copies that it
+        has at least."""
         self.fuses = fuses
         self.deployment, self.process = deployment, process
         self.size = deployment.size
@@ -348,8 +350,8 @@ class Strategy:
         self.idle = tuple(idle)
         """Of what the component does outside of the step, for which it is there all the same."""
         inner = deployment.island.inner
-        self.beyond = inner.copies(deployment.tp, self.size, inner.devices) if inner else 0
-        """On several islands there are more copies than this, or the last one has none."""
+        self.beyond = max(fewest - 1, inner.copies(deployment.tp, self.size, inner.devices) if inner else 0)
+        """There are more copies than this; on several islands the last one would have none of so many."""
         self.near = 0 if inner else self.room(deployment.island.per_node)
         """Copies that one node has room for, where all may lie on one."""
         self._seconds: dict[int, tuple[float, ...]] = {}
@@ -360,7 +362,9 @@ class Strategy:
         """Numbers of copies that are worth it, by the most that there may be."""
         self._floors: dict[tuple[int, bool, int], tuple[float, tuple[float, ...]]] = alike._floors if alike else {}
         """By the copies, and the settings that matter."""
-        self.sent: dict[int, tuple[Split, object, Key]] = alike.sent if alike else {}
+        self.sent: dict[int, tuple[Split, object, Key]] = (
+            alike.sent if alike and alike.deployment.mesh == deployment.mesh else {}
+        )
         """What decides how fast its weights travel, by the copies."""
         self.caches: Caches | None = None
         """That it can have, of a generating engine, and the number of the one that it has."""
@@ -408,6 +412,10 @@ class Strategy:
         """Bytes that a process of so many copies has beside tensors. Two components that are split alike share their
         processes; the search does not count on that."""
         return self.process[copies > 1]
+
+    def at(self, copies: int) -> Strategy:
+        """Of so many copies."""
+        return self
 
     def lighter(self, numbers: Sequence[int]) -> list[int]:
         """Of numbers of copies, most first, those that may need less memory than the number before: the rows that each

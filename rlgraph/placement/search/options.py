@@ -18,7 +18,7 @@ from rlgraph.cost.peak import lodges, usable
 from rlgraph.cost.predict import memory_model, onload, task_model
 from rlgraph.cost.tasks import Task, stays
 from rlgraph.cost.time import Batch, sync
-from rlgraph.enginespec.legal import adapted, problems
+from rlgraph.enginespec.legal import adapted, parts, problems
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
 from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, mesh
@@ -28,6 +28,7 @@ from rlgraph.ops.nodes import NODES
 from rlgraph.placement.search.caches import Caches
 from rlgraph.placement.search.components import Component
 from rlgraph.placement.search.option import Apart, Key, Option, Ranks, Split, Strategy, undominated
+from rlgraph.placement.search.parts import Parted
 
 Sharing = Mapping[Ranks, Sequence[Option]]
 """Options that may share a pipeline, by how they are split."""
@@ -73,6 +74,7 @@ class Options:
         self.parts = {id(whole): (whole, trainer, reader) for whole, trainer, reader in parts}
         self._synced: dict[tuple[object, ...], float] = {}
         self._together: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self._reading: dict[tuple[int, Deployment], Strategy] = {}
         self._separate: dict[tuple[int, int, int], list[Option]] = {}
         self._apart: dict[tuple[int, int, int], Option] = {}
         self._components: dict[int, Component] = {}
@@ -214,7 +216,10 @@ class Options:
         """Seconds of what is read, by those who train."""
         key = (id(whole), trainer.strategy.deployment, trainer.copies)
         if key not in self._together:
-            seconds = self.strategy(whole, trainer.strategy.deployment).seconds(trainer.copies)
+            own = id(whole), trainer.strategy.deployment
+            if own not in self._reading:
+                self._reading[own] = self.strategy(whole, trainer.strategy.deployment)
+            seconds = self._reading[own].seconds(trainer.copies)
             known = dict(zip(whole.tasks, seconds, strict=True))
             self._together[key] = tuple([known[task] * self.tasks[task].times for task in read.tasks])
         return self._together[key]
@@ -238,6 +243,13 @@ class Options:
     def numbers(self, component: Component, strategy: Strategy, most: int) -> list[int]:
         """How many copies a component can have where there is room for `most`, without those that are no faster than
         more copies and need no less memory, of devices and of hosts."""
+        if isinstance(strategy, Parted):
+            every = self.copies(component, strategy.room(strategy.deployment.island.devices))
+            found = list(strategy.numbers(every, most))
+            if self.sleeps(strategy.deployment) and not component.brought:
+                near = min(most, strategy.near)
+                found += [each for each in strategy.records(every) if each <= near and each not in found]
+            return found
         found = list(self.paying(component, strategy, most))
         # What copies exchange takes a step less of time where all of them are on one node.
         if strategy.near < most:
@@ -316,6 +328,25 @@ class Options:
                 most = strategy.room(island.devices)
                 if most > strategy.beyond and strategy.least(most) <= fit:
                     yield strategy
+                    yield from self.parted(component, strategy)
+
+    def parted(self, component: Component, plain: Strategy) -> Iterator[Parted]:
+        """The same with several parts of the layers on each stage of a model that is trained, if it may have them."""
+        deployment = plain.deployment
+        said = component.pin is not None and "chunks" in component.pin.splits()
+        if component.work != "train" or said or deployment.pp == 1:
+            return
+        sizes = parts(deployment.spec, component.config.shape, deployment.pp)
+        if sizes:
+
+            def divide(size: int) -> Strategy:
+                split = mesh(**(dict(deployment.mesh.axes) | {"chunks": size}))
+                found = self.strategy(component, replace(deployment, mesh=split), plain)
+                # Who shares a pipeline works while its stages wait: what is searched has one part there.
+                found.fuses = False
+                return found
+
+            yield Parted(plain, sizes, [self.tasks[number].times for number in component.tasks], divide)
 
     def splits(self, component: Component, island: Island) -> Iterator[Deployment]:
         pin = component.pin
@@ -393,7 +424,7 @@ class Options:
             held = deployment.process(self.constants), deployment.copied(2).process(self.constants)
         fuses = component.work == "train" and component.model in self.fuses
         fuses = fuses and deployment.pp > 1 and deployment.spec.fuses and not deployment.island.parts
-        return Strategy(deployment, found, memory, idle, held, alike, fuses)
+        return Strategy(deployment, found, memory, idle, held, alike, fuses, component.fewest)
 
     def batches(self, component: Component) -> list[Batch]:
         return [batch for _, each in component.batches(self.tasks) for batch in each]
@@ -430,6 +461,7 @@ class Options:
 
     def options(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """With the model staying there, and with the model in the host's memory in between."""
+        strategy = strategy.at(copies)
         deployment = strategy.deployment
         times = tuple([self.tasks[number].times for number in component.tasks])
         if copies not in strategy.sent:
@@ -447,11 +479,15 @@ class Options:
         staying = Option(strategy, copies, split, False, times, still, kind, sent, high, (0.0,) * self.offload)
         if not sleeps:
             return (staying,)
-        resident, _ = strategy.needs(copies)
-        once = onload(component.kind, resident - deployment.kv_bytes, deployment, component.brought).seconds
-        moved = tuple([once * each for each in self.stays(component)])
+        moved = self.coming(component, strategy, copies)
         hosted = (0.0 if component.brought else strategy.kept(copies),)
         return staying, Option(strategy, copies, split, True, times, moved, kind, sent, high, hosted)
+
+    def coming(self, component: Component, strategy: Strategy, copies: int) -> tuple[float, ...]:
+        """Of each of its tasks the seconds of a step in which a model that sleeps comes for it, and goes."""
+        deployment, (resident, _) = strategy.deployment, strategy.needs(copies)
+        once = onload(component.kind, resident - deployment.kv_bytes, deployment, component.brought).seconds
+        return tuple([once * each for each in self.stays(component)])
 
 
 def _rounded(devices: int) -> int:

@@ -390,6 +390,10 @@ class Problem:
         _, trainer, reader = self.options.parts[id(component)]
         return [(trainer, option.trainer), (reader, option.reader)]
 
+    def every_part(self, chosen: Sequence[Option]) -> list[tuple[Component, Option]]:
+        """All components with their options, those that read apart from their training as two."""
+        return [part for number, option in enumerate(chosen) for part in self.parts(number, option)]
+
     def whole(self, blocks: Blocks, chosen: Sequence[Option], pieces: Pieces = (), taken: Taken = exactly) -> float:
         """Seconds of a step with an option of each component. taken: what trainings take that share a pipeline."""
         colocation = self.colocation(blocks)

@@ -29,6 +29,7 @@ from rlgraph.placement.search.incumbent import Found, Incumbent
 from rlgraph.placement.search.partitions import joining
 from rlgraph.placement.search.problem import Blocks, Problem
 from rlgraph.placement.search.stages import Stages
+from rlgraph.placement.search.unlike import unlike
 from rlgraph.placement.search.watch import OutOfTime, Watch
 from rlgraph.placement.search.ways import Undecided, Ways
 
@@ -63,17 +64,20 @@ class Search:
         spare: float = 0.0,
         ways: Ways | None = None,
         fuse: Fuse = "all",
+        known: Found | None = None,
     ) -> None:
         """gap: how far from the best plan is near enough, as a share. seconds: after which the search ends. spare: by
         how much of it a plan that leaves too little memory has to be better than one that does not. ways: of which
         `problem` is the first one; `candidates` are then of the last one, and its readers may be anywhere. fuse: where
-        trainings may share pipelines."""
+        trainings may share pipelines. known: a plan for another problem that has to be beaten."""
         self.problem, self.candidates, self.watch = problem, candidates, Watch(seconds)
-        self.incumbent = Incumbent(gap, spare)
+        self.incumbent, self.known = Incumbent(gap, spare), known
+        if known is not None:
+            self.incumbent.keep(known)
         self.ways = ways
         self.boxes = Boxes(problem.cluster, candidates)
         problems = ways.problems if ways else [problem]
-        self.bounds = [Bounds(each, self.incumbent, way) for way, each in enumerate(problems)]
+        self.bounds = [self.bounding(each, way) for way, each in enumerate(problems)]
         if ways:
             self.bounds.append(Undecided(ways, self.incumbent))
         self.fuse = fuse
@@ -84,6 +88,10 @@ class Search:
         self._count = 0
         self.fused: Found | None = None
         """A plan whose trainings share pipelines, and that is better than the best of those that were searched."""
+
+    def bounding(self, problem: Problem, way: int) -> Bounds:
+        """Of the plans that are searched."""
+        return Bounds(problem, self.incumbent, way)
 
     def run(self) -> Found | None:
         """The best plan; None if none fits. Raises ProgramError where the time is over before there is one, and on
@@ -112,12 +120,20 @@ class Search:
         try:
             with _uncollected():
                 self.all()
-                if self.fuse == "last":
-                    self.last()
+                best = self.incumbent.best
+                if best is not None and best is not self.known:
+                    self.together()
         except KeyboardInterrupt:
             raise self.watch.interrupted(*self.incumbent.state()) from None
         finally:
             self.watch.close()
+
+    def together(self) -> None:
+        """Lets trainings share pipelines where that comes after the best plan without."""
+        if self.fuse == "last":
+            self.last()
+        if self.fuse != "none":
+            self.unlike()
 
     def all(self) -> None:
         """Looks at all partitions until the best plan is near enough."""
@@ -196,6 +212,16 @@ class Search:
         value = problem.value(seconds, best.blocks, best.devices)
         if value < alone.value:
             self.fused = replace(best, seconds=seconds, value=value, bound=alone.bound, before=alone)
+
+    def unlike(self) -> None:
+        """Keeps beside the best plan one whose trainings of one pipeline are split unlike, if that is better."""
+        found = self.fused or self.incumbent.found()
+        problem = None if found is None else self.bounds[found.way].problem
+        if found is None or problem is None or not problem.fusing.partners:
+            return
+        best = unlike(problem, found, self.watch, self.incumbent.spare)
+        if best is not found:
+            self.fused = best
 
     def joined(self, problem: Problem, found: Found) -> tuple[Blocks, tuple[int, ...]]:
         """Its pools, those of an island as one whose trainings may share pipelines; not those that a schedule

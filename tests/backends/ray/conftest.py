@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import forked
 import pytest
 
 from benchmarks.delays import Kept, known
@@ -14,6 +17,8 @@ from tests.enginespec.packages import installed
 
 # As where rlgraph starts Ray.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+# Ray has its workers stand back behind all else that the machine does, which are the other tests.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 SLEEP = 0.02
 """Seconds that engines which are late usually sleep, at most."""
@@ -29,10 +34,53 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(packages: Path) -> Iterator[None]:
     """Ray, with as many devices as the largest plan has. Its processes have the packages."""
     ray = pytest.importorskip("ray.util") and pytest.importorskip("ray")
-    with known(packages, SLEEP):
-        ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
+    with known(packages, SLEEP), forking(packages):
+        how = {"num_cpus": 8, "include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        try:
+            ray.init("local", **how)
+        except Exception:
+            # Ray gives its processes 30 seconds to start, whatever else the machine does.
+            ray.shutdown()
+            ray.init("local", **how)
+        yield
+        ray.shutdown()
+
+
+@contextmanager
+def forking(folder: Path) -> Iterator[None]:
+    """Where Ray is started meanwhile, workers are forked that ask for it, and those of runs on CPUs do."""
+    from ray._private.parameter import RayParams
+
+    from rlgraph.backends.ray import cluster
+
+    plain, environment = RayParams.__init__, cluster._environment
+
+    def begin(params: Any, *args: Any, **named: Any) -> None:
+        plain(params, *args, **{"setup_worker_path": forked.__file__} | named)
+
+    def asking(kind: str, alone: bool) -> dict[str, str]:
+        return environment(kind, alone) | ({forked.ASKS: "1"} if kind == "CPU" else {})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(forked.LISTENS, str(folder / "forks"))
+        patch.setattr(RayParams, "__init__", begin)
+        patch.setattr(cluster, "_environment", asking)
+        yield
+
+
+@pytest.fixture(scope="module")
+def started(cluster: None) -> Iterator[None]:
+    """The cluster, for runs whose processes are started as those of users are."""
+    from rlgraph.backends.ray import cluster as processes
+
+    asking = processes._environment
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            processes,
+            "_environment",
+            lambda *given: {name: value for name, value in asking(*given).items() if name != forked.ASKS},
+        )
+        yield
 
 
 @pytest.fixture(scope="session")

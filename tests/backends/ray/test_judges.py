@@ -93,7 +93,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
 
 
 @pytest.fixture(scope="module")
-def backend(cluster: None, made: Compiled) -> Iterator[RayBackend]:
+def backend(started: None, made: Compiled) -> Iterator[RayBackend]:
     with closing(RayBackend(made.program, made.plan, Settings(folder=made.folder))) as found:
         yield found
 

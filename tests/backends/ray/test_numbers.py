@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +27,9 @@ from tiny import data_folder
 from transformers import AutoModelForCausalLM
 
 from rlgraph.analysis.simulate import model_configs
+from rlgraph.backends.ray.calls import Calls, copies
+from rlgraph.backends.ray.links import Holding as Held
+from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.step import Step
 from rlgraph.clusters.read import read_cluster
 from rlgraph.cost.constants import defaults
@@ -121,6 +127,29 @@ pool all = 2 devices
 place actor.train, actor.logprobs, critic, ref, reward on all(engine=megatron, pp=2)
 place actor.generate on all(engine=vllm)
 fuse actor.train, critic.train
+""",
+        {("actor", "train"): {"micro_tokens": TOKENS}, ("critic", "train"): {"micro_tokens": TOKENS}},
+    ),
+    "ppo: pp2 and dp2, fused": Case(
+        "ppo",
+        """
+pool all = 2 devices
+place actor.train, actor.logprobs, ref, reward on all(engine=megatron, pp=2)
+place critic on all(engine=megatron, dp=2)
+place actor.generate on all(engine=vllm)
+fuse actor.train, critic.train
+""",
+        {("actor", "train"): {"micro_tokens": TOKENS}, ("critic", "train"): {"micro_tokens": TOKENS}},
+    ),
+    "ppo: tp2 x pp2 and dp2 x pp2, fused": Case(
+        "ppo",
+        """
+pool learn = 4 devices
+pool play = 1 devices
+place actor.train, actor.logprobs, ref, reward on learn(engine=megatron, tp=2, pp=2)
+place critic on learn(engine=megatron, dp=2, pp=2)
+place actor.generate on play(engine=vllm)
+fuse critic.train, actor.train
 """,
         {("actor", "train"): {"micro_tokens": TOKENS}, ("critic", "train"): {"micro_tokens": TOKENS}},
     ),
@@ -264,6 +293,58 @@ def score(worker: Any, prompts: list[list[int]], responses: list[list[int]]) -> 
     with torch.no_grad():
         found = engine.logprobs(Sequences.from_pairs(prompts, responses))
     return found if engine.speaks else None
+
+
+@plans("grpo: tp2 x dp2 to tp2, held")
+def test_what_is_ordered_behind_a_sync_comes_after_it_on_every_rank(run: OnActors) -> None:
+    """Also where the rank that leads a copy is late to pass the sync on, and another of its threads has the next order
+    for the others."""
+    group = run.compiled.plan.role("actor", "generate")
+    [copy] = copies(group)
+    node = next(node for node in run.compiled.graph.walk() if node.op == "generate")
+    before = run.each(group.name, taken)
+    run.each(group.name, late)
+    run.backend.weights.forget()
+    with run.backend.weights.lent("actor", group, node, Step(len(run.steps) + 1, "step")) as lent:
+        calls = Calls[Held](run.backend.processes)
+        calls.copy(copy, Worker.holding, "actor")
+        told = [each.changes for found in calls.get("what it has") for each in found]
+        lent.arrived()
+    run.each(group.name, on_time)
+    assert told == [count + 1 for count in before]
+
+
+def taken(worker: Any) -> int:
+    """How often new weights have come to a rank."""
+    return worker.changes["actor"]
+
+
+class Late(dict[int, Any]):
+    """Other ranks, the first of whom to be called is found once another one has been called, or after a while."""
+
+    def __init__(self, others: Mapping[int, Any]) -> None:
+        super().__init__(others)
+        self.asked = itertools.count()
+        self.next = threading.Event()
+
+    def __getitem__(self, rank: int) -> Any:
+        if next(self.asked):
+            self.next.set()
+        elif self.next.wait(LATE):
+            time.sleep(SLEEP)
+        return super().__getitem__(rank)
+
+
+LATE, SLEEP = 3.0, 0.5
+"""Seconds in which the next order comes, and in which it is passed on."""
+
+
+def late(worker: Any) -> None:
+    worker.others = Late(worker.others)
+
+
+def on_time(worker: Any) -> None:
+    worker.others = dict(worker.others)
 
 
 @plans("")

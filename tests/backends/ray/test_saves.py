@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from rlgraph.ir.plan import HOST
 from rlgraph.runs.checkpoint import disk
 
 STEPS = 7
+CHECKPOINTS = Path("run/checkpoints")
 PROGRAM = f"""
 algorithm kept
 model actor  = causal_lm({weights(0, hidden=16, layers=2)})
@@ -66,7 +68,7 @@ place actor.generate, slow on play(engine=transformers)
 
 
 class Kills(Silent):
-    """Ends a process with SIGKILL when it has been trained so often."""
+    """Ends a process with SIGKILL when it has been trained so often, and what is written beside the run is on the disk."""
 
     def __init__(self) -> None:
         self.left = self.pid = 0
@@ -75,6 +77,10 @@ class Kills(Silent):
     def firing(self, node: Node, pool: str = "") -> None:
         self.left -= node.op == "train"
         if self.left == 0 and node.op == "train":
+            end = time.monotonic() + 120
+            while disk.newest(CHECKPOINTS) is None:
+                assert time.monotonic() < end
+                time.sleep(0.05)
             os.kill(self.pid, signal.SIGKILL)
 
 
@@ -111,7 +117,7 @@ def test_a_killed_run_goes_on_with_other_engines_and_splits(
     watch.left = 4
     with pytest.raises(RunError, match="is gone"):
         plans["megatron"].run(STEPS, out="run", save_every=2, max_restarts=0, backend="ray", observer=watch, **how)
-    newest = disk.newest(Path("run/checkpoints"))
+    newest = disk.newest(CHECKPOINTS)
     assert newest is not None and newest.name == "step-000000002"
     files = {path.name for path in (newest / "models/actor").iterdir()}
     assert {

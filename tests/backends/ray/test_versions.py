@@ -237,11 +237,11 @@ refresh actor on play(by=reread, each={each})
 """
     text = SPANNING.replace("EPS", str(EPS))
     made, fires = compiled(text, {}, schedule, tmp_path), Fires()
-    steps = recorded_steps(made, Settings(folder=folder, record=recorded), fires, 7)
+    steps = recorded_steps(made, Settings(folder=folder, record=recorded), fires, 5)
     # With vLLM rows of a step may be sampled together with those of the next one: whether any are is a matter of time.
     assert engine == "late_vllm" or not fires.beside
     found = [step.metrics for step in steps]
-    assert [metrics["age"] <= min(2, number) for number, metrics in enumerate(found)] == [True] * 7
+    assert [metrics["age"] <= min(2, number) for number, metrics in enumerate(found)] == [True] * 5
     assert max(metrics["spans"] for metrics in found) > 0, "some rows are of several versions"
     for metrics in found:
         assert metrics["gap"] < 1e-5

@@ -1,0 +1,53 @@
+"""What all ranks of a copy are told reaches each of them in one order, whoever tells them something else meanwhile."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray.util")
+
+from rlgraph.backends.ray.calls import Calls, Copy
+from rlgraph.backends.ray.processes import InThisProcess, Processes, Reference
+from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.worker import Worker
+
+COPY: Copy = (("play", 0), (("play", 1), ("play", 2)))
+
+
+class Heard(InThisProcess):
+    """Processes of which is known what each is told, and in which order."""
+
+    def __init__(self) -> None:
+        Processes.__init__(self, dict.fromkeys([COPY[0], *COPY[1]]), 1.0)  # type: ignore[arg-type]
+        self.told: dict[Address, list[int]] = {who: [] for who in self.who}
+        self.began, self.ended = Event(), Event()
+
+    def call(self, who: Address, method: Any, *args: Any, **named: Any) -> Reference[Any]:
+        self.told[who] += args
+        if args == (1,):
+            self.began.set()
+            # Whoever can come in between does.
+            self.ended.wait(0.5)
+        return Reference()
+
+    def pass_on(self, through: Address, to: Any, method: Any, *args: Any, **named: Any) -> Reference[list[Any]]:
+        for who in to:
+            self.told[who] += args
+        if args == (2,):
+            self.ended.set()
+        return Reference()
+
+
+def test_nobody_comes_in_between() -> None:
+    processes = Heard()
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(Calls[bool](processes).copy, COPY, Worker.ready, 1)
+        assert processes.began.wait(20)
+        second = pool.submit(Calls[bool](processes).copy, COPY, Worker.ready, 2)
+        first.result(20)
+        second.result(20)
+    assert processes.told == dict.fromkeys(processes.who, [1, 2])
