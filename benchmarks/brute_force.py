@@ -231,11 +231,12 @@ def compared(dice: random.Random) -> Iterator[tuple[str, float, float]]:
         yield f"{len(plans):>4} plans, {tried:>4} with a {kind} or none, on {cluster}", own, alone
 
 
-def beside_all(choice: Choice, plans: Sequence[Choice]) -> tuple[int, float, float]:
+def beside_all(choice: Choice, plans: Sequence[Choice], steps: int = FEWEST) -> tuple[int, float, float]:
     """How many blocks and tails plans have together, by which share a choice is slower than the best of all of them,
-    and by which share the best plan without streams is with its own."""
+    and by which share the best plan without streams is with its own. steps: in which the best are looked for."""
     tried = [each for plan in plans for each in streaming(plan)]
-    least = min(seconds(each, LONG) for each in sorted(tried, key=seconds)[:BEST])
+    best = sorted(tried, key=lambda each: seconds(each, steps))[:BEST]
+    least = min(seconds(each, LONG) for each in best)
     alone = choose(replace(choice.question, apart=()))
     assert alone
     return len(tried), seconds(choice, LONG) / least - 1, seconds(refined(alone), LONG) / least - 1

@@ -118,11 +118,11 @@ def test_where_steps_overlap_the_path_is_what_holds_them_up(cluster: str) -> Non
 
 
 def test_one_step_off_is_what_such_a_program_takes() -> None:
-    cluster = "4x8:h100-80gb"
-    found = rlgraph.compile(GRPO, cluster=cluster)
+    cluster, program = "1x8:h100-80gb", GRPO.read_text("utf-8").replace("batch=512", "batch=64")
+    found = rlgraph.compile(program, cluster=cluster)
     told = explain(found)
     [change] = [each for each in told.changes if each.name == ONE_STEP_OFF]
-    older = rlgraph.compile(GRPO.read_text().replace("step:", "step async(lag=1):"), cluster=cluster)
+    older = rlgraph.compile(program.replace("step:", "step async(lag=1):"), cluster=cluster)
     assert change.seconds == pytest.approx(older.told["predicted"]["seconds"], rel=0.03)
     assert change.saves > 0.1 and change not in told.helpful
     assert f"{ONE_STEP_OFF} (`step async(lag=1)`, another algorithm) would save" in str(told)

@@ -501,6 +501,7 @@ def test_a_copy_takes_rows_of_the_next_order(monkeypatch: pytest.MonkeyPatch) ->
     """Where few answers are long, it is not empty while they end: a step of the same rows is shorter, by blocks that
     are dealt freely and by two tables that are sampled with the same weights."""
     rows, cluster = Workload(Lengths((300.0,)), Lengths.lognormal(mean=200, p99=1000)), "2x8:h100-80gb"
+    program = (ALGORITHMS / "remax.rlf").read_text("utf-8").replace("batch=512", "batch=128")
     placed = """
 pool learn = 8 devices
 pool play = 2 devices
@@ -514,7 +515,7 @@ place actor.generate on play(engine=vllm, dp=2)
         known = replace(engine("vllm"), admits=admits)
         with monkeypatch.context() as patched:
             patched.setattr(placed_backend, "engine", lambda name: known if name == "vllm" else engine(name))
-            made = rlgraph.compile(ALGORITHMS / "remax.rlf", schedule=f"schedule remax{schedule}", cluster=cluster)
+            made = rlgraph.compile(program, schedule=f"schedule remax{schedule}", cluster=cluster)
             found = simulate(made, cluster, steps=3, workload=rows)
         works = [work for work in found.works if work.op == "generate"]
         busy = worker_time("play", {name: [0] for work in works for name in work.groups}, works, 0.0, found.ends[-1])

@@ -14,7 +14,7 @@ import rlgraph
 from benchmarks.brute_force import EQUAL, FEWER, beside_all, coarse, every, seconds
 from rlgraph.api.compiled import Compiled
 from rlgraph.compilation import blocks, finalists
-from rlgraph.compilation.blocks import with_blocks
+from rlgraph.compilation.blocks import STEPS, with_blocks
 from rlgraph.compilation.choosing import predicted
 from rlgraph.compilation.finalists import better, refined
 from rlgraph.compilation.overlap import Timed, streams
@@ -47,7 +47,7 @@ def test_nothing_that_could_be_chosen_is_faster() -> None:
     with coarse():
         choice = made("stream rollout\n").choice
         plans = list(every(choice, FEWER))
-        _, own, alone = beside_all(choice, plans)
+        _, own, alone = beside_all(choice, plans, STEPS)
     assert len(plans) > 100 and own <= EQUAL
     assert alone > 3 * EQUAL, "or it shows nothing"
 

@@ -13,7 +13,7 @@ from rlgraph.cost.tasks import Workload
 
 ONLINE = """algorithm small
 model actor  = causal_lm("Qwen/Qwen2.5-1.5B")
-data prompts = jsonl("prompts.jsonl", batch=32)
+data prompts = jsonl("prompts.jsonl", batch=16)
 func correct = python("rlgraph.rewards:exact_match")
 step:
     rollout = actor.generate(prompts, n=4, max_tokens=256)

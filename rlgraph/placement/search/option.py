@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from copy import copy
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from math import inf
 from operator import attrgetter, le, lt
 from typing import NamedTuple
@@ -58,6 +58,7 @@ class Option:
             "alone",
             "beaten",
             "copies",
+            "counted",
             "floor",
             "high",
             "host",
@@ -114,6 +115,8 @@ class Option:
         """No number of the key is less than these, which are known earlier."""
         self.beaten: Option | None = None
         """By this one, wherever it is there."""
+        self.counted = False
+        """Whether its bytes are."""
         self._deployment: Deployment | None = None
         self._filled: tuple[tuple[float, ...], ...] = ()
         self._ranges: dict[tuple[int, int], Option] = {}
@@ -159,6 +162,7 @@ class Option:
         self.peak = self.resident + max(self.active, default=0.0)
         self.key = (self.resident, *self.active, *self.floor[1 + len(self.active) :])
         self.order = (self.total, self.offload, self.resident, self.active)
+        self.counted = True
         return object.__getattribute__(self, name)
 
     def _bytes(self, held: float, active: tuple[float, ...]) -> tuple[float, tuple[float, ...]]:
@@ -288,6 +292,7 @@ class Apart(Option):
         self.floor = self.key = (self.resident, *active, *self.hosted, *seconds, *sent)
         self.order = (self.total, self.offload, self.resident, active)
         self.beaten = self.alone = None
+        self.counted = True
         self._deployment, self._filled, self._ranges = None, (), {}
 
     @property
@@ -444,26 +449,40 @@ def undominated(found: Iterable[Option], fit: float, host: float = inf) -> list[
     the model's weights come if they are brought from here or to here, and in how many links rows have to other islands;
     fastest first. host: most bytes of a node's host."""
     left: dict[Option, None] = {}
-    kinds: dict[object, list[Option]] = defaultdict(list)
+    kinds: dict[object, list[tuple[Key, Option]]] = defaultdict(list)
     for option in sorted(found, key=attrgetter("total")):
         best = option.beaten
         while best and best not in left:
             best = best.beaten
+        if best or option.host > host:
+            continue
         others = kinds[option.kind]
         # What a faster one beats whatever it needs is not asked for its bytes.
-        if best or option.host > host or _beaten(option, option.floor, others):
+        if not option.counted and _beaten(option, option.floor, others):
             continue
         if option.peak > fit or _beaten(option, option.key, others):
             continue
         left[option] = None
-        others.append(option)
-    kept = []
-    kinds.clear()
-    for option in sorted(left, key=attrgetter("order")):
-        if not _beaten(option, option.key, kinds[option.kind]):
-            kept.append(option)
-            kinds[option.kind].append(option)
+        others.append((option.key, option))
+    kept: list[Option] = []
+    # One that takes as long as another may beat it though it came later.
+    for _, alike in groupby(left, attrgetter("total")):
+        kept += _first(list(alike))
     return kept
+
+
+def _first(alike: list[Option]) -> list[Option]:
+    """Of options that take as long as each other those that no other one beats, in their order."""
+    if len(alike) == 1:
+        return alike
+    kept: dict[object, list[tuple[Key, Option]]] = defaultdict(list)
+    found = []
+    for option in sorted(alike, key=attrgetter("order")):
+        others = kept[option.kind]
+        if not _beaten(option, option.key, others):
+            others.append((option.key, option))
+            found.append(option)
+    return found
 
 
 def unbeaten(found: Iterable[Option]) -> list[Option]:
@@ -476,12 +495,12 @@ def unbeaten(found: Iterable[Option]) -> list[Option]:
     return [option for _, option in kept]
 
 
-def _beaten(option: Option, key: Key, others: list[Option]) -> bool:
+def _beaten(option: Option, key: Key, others: list[tuple[Key, Option]]) -> bool:
     """Whether one of the others is at least as good as an option with this key."""
     held = key[0]
-    for at, other in enumerate(others):
+    for at, (own, other) in enumerate(others):
         # Most of them are told apart by what stays, which takes less to see.
-        if other.key[0] <= held and all(map(le, other.key, key)):
+        if own[0] <= held and all(map(le, own, key)):
             # What beats one option often beats the next.
             others.insert(0, others.pop(at))
             option.beaten = other
