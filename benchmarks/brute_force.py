@@ -84,6 +84,9 @@ SHARES = (0.2, 0.5)
 
 EQUAL = 0.01
 
+TOO_LARGE = {"E0930", "E0933", "E0939"}
+"""What is said of problems of which no plan fits, on the devices or the hosts: they are drawn again."""
+
 BEST, LONG = 10, 16
 """So many of the plans that are the fastest in `FEWEST` steps are simulated for so many."""
 
@@ -220,7 +223,7 @@ def compared(dice: random.Random) -> Iterator[tuple[str, float, float]]:
             # Where the plan has no use for its lines they are tried all the same.
             choice = replace(made.choice, question=replace(made.choice.question, schedule=made.schedule))
         except ProgramError as error:
-            if not {each.code for each in error.diagnostics} <= {"E0930", "E0933"}:
+            if not {each.code for each in error.diagnostics} <= TOO_LARGE:
                 raise
             continue
         plans = list(every(choice, FEWER))
@@ -295,7 +298,7 @@ def main() -> None:
             try:
                 choice = rlgraph.compile(text, cluster=cluster, workload=rows, stream=False).choice
             except ProgramError as error:
-                if not {each.code for each in error.diagnostics} <= {"E0930", "E0933"}:
+                if not {each.code for each in error.diagnostics} <= TOO_LARGE:
                     raise
                 continue
             tried = [simulated(each) for each in every(choice, MOST)]
