@@ -279,10 +279,9 @@ class Virtual:
         """Lets somebody else do it, after those who are ready already; that goes on because its owner does."""
 
         def run(*_: object) -> None:
+            self._me = mine
             try:
-                if self._failure is None:
-                    self._me = mine
-                    work()
+                work()
             except Stopped:
                 pass
             finally:
@@ -384,8 +383,7 @@ class _VirtualCrew:
             work()
         finally:
             self.working -= 1
-            if self.clock._failure is None:
-                self._rouse()
+            self._rouse()
 
     def tell(self, event: Event) -> None:
         self.events.append(event)

@@ -40,7 +40,7 @@ def with_blocks(choice: Choice, timed: Timed) -> Choice:
     shown = Shown("choosing blocks")
     with closing(shown):
         for line in choice.question.schedule.streams:
-            if line.block is None:
+            if line.open:
                 search = _Search(choice, line, shown, timed)
                 try:
                     search.run()

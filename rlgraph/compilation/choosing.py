@@ -92,18 +92,18 @@ def _others(choice: Choice, target: Target, ends: float) -> Iterator[Choice]:
     """Plans beside the best one that may be better than it where work overlaps that the search lays out one after the
     other, and the best one without what the schedule leaves to the plan: its trainings may share pipelines, and its
     models sleep."""
-    tables, asked = streamed(choice.question.schedule), []
+    tables, asked = streamed(choice.question.schedule), list[Question]()
     closed = without_open(choice.question.schedule)
     if closed != choice.question.schedule and (left := ends - monotonic()) > 0:
         asked_whole = replace(choice.question, schedule=closed, apart=(), offload=target.offload, search_seconds=left)
         yield _whole(asked_whole, target, ends)
+    if moved := tuple((line.table, line.on or 1) for line in choice.question.schedule.tails):
+        # One copy has no tail, with which several may be faster than it.
+        asked.append(replace(choice.question, streamed=tables, moved=moved))
     if choice.problem.older:
         asked.append(replace(choice.question, in_turn=True))
     if tables:
         asked.append(replace(choice.question, streamed=tables))
-    if moved := tuple((line.table, line.on or 1) for line in choice.question.schedule.tails):
-        # One copy has no tail, with which several may be faster than it.
-        asked.insert(0, replace(choice.question, streamed=tables, moved=moved))
     found = [choice]
     try:
         for each in asked:

@@ -12,7 +12,6 @@ from rlgraph.backends.sim.steady import FEWEST
 from rlgraph.compilation.blocks import STEPS, with_blocks
 from rlgraph.compilation.overlap import Interrupted, Timed, overlapped, streams
 from rlgraph.compilation.tails import with_tails
-from rlgraph.ir.schedule import Stream, Tail
 from rlgraph.placement.beside import soonest
 from rlgraph.placement.choose import Choice, problem_of
 from rlgraph.placement.search.incumbent import Found
@@ -42,7 +41,7 @@ def better(first: Choice, *others: Choice, steps: int = FEWEST) -> Choice:
         return made if choice is first else answer(made, first)
 
     # First those of which nothing is open, which are known at once, and that others may not come near to.
-    for choice in sorted(every, key=lambda each: bool(_open(each))):
+    for choice in sorted(every, key=_open):
         if best is not None and _hopeless(choice, least):
             continue
         try:
@@ -61,11 +60,10 @@ def better(first: Choice, *others: Choice, steps: int = FEWEST) -> Choice:
     return best
 
 
-def _open(choice: Choice) -> list[Stream | Tail]:
-    """Lines that leave something to the plan."""
+def _open(choice: Choice) -> bool:
+    """Whether a line leaves something to the plan."""
     schedule = choice.question.schedule
-    tails = [line for line in schedule.tails if line.under is None or line.on is None]
-    return [*(line for line in schedule.streams if line.block is None), *tails]
+    return any(line.open for line in schedule.streams) or any(line.open for line in schedule.tails)
 
 
 def _hopeless(choice: Choice, least: float) -> bool:
@@ -75,10 +73,10 @@ def _hopeless(choice: Choice, least: float) -> bool:
     return (1 - (MOVED if choice.question.schedule.tails else STREAMED)) * soonest(choice) >= least
 
 
-def with_seconds(choice: Choice, steps: int, least: float = inf) -> Choice:
+def with_seconds(choice: Choice, steps: int, least: float = inf, timed: Timed | None = None) -> Choice:
     """With blocks and tails, and the simulator's seconds, if it can tell them. least: what another plan minimizes; of
-    one that is far behind it the seconds of the first look are enough."""
-    timed = Timed(STEPS)
+    one that is far behind it the seconds of the first look are enough. timed: what was simulated of the plan before."""
+    timed = timed or Timed(STEPS)
     made = refined(choice, timed, least)
     seconds = timed.known(made) if _behind(made, timed, least) else overlapped(made, steps)
     return replace(made, simulated=seconds)

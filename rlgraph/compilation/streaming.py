@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from rlgraph.backends.sim.steady import FEWEST, run_steps
-from rlgraph.compilation.blocks import sizes, unstreamed
+from rlgraph.backends.sim.steady import FEWEST
+from rlgraph.compilation.blocks import STEPS, sizes, unstreamed
 from rlgraph.compilation.finalists import answer, value_of, with_seconds
-from rlgraph.compilation.overlap import Interrupted, simulated
+from rlgraph.compilation.overlap import Interrupted, Timed
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import Stream
 from rlgraph.placement.choose import Choice, choose_until
@@ -16,9 +16,6 @@ from rlgraph.placement.search.watch import OutOfTime
 
 PAYS = 0.01
 """Share of a step, or of its price, that streaming has to save which nobody has asked for."""
-
-STEPS = 2
-"""Steps of each simulation of the first look: of a plan and what it could be the better one is asked for."""
 
 
 def with_streams(choice: Choice, ends: float) -> Choice:
@@ -32,9 +29,10 @@ def with_streams(choice: Choice, ends: float) -> Choice:
     try:
         schedule = replace(asked.schedule, streams=lines)
         other = choose_until(ends, replace(asked, schedule=schedule, offload=False))
-        if other is None or not _promising(choice, other):
+        timed = Timed(STEPS)
+        if other is None or not _promising(choice, other, timed):
             return choice
-        made = with_seconds(other, FEWEST)
+        made = with_seconds(other, FEWEST, timed=timed)
     except (OutOfTime, Interrupted, ProgramError):
         # It cannot be simulated, of which `simulate` says why, or there is no time for it.
         return choice
@@ -42,21 +40,21 @@ def with_streams(choice: Choice, ends: float) -> Choice:
     return answer(made, choice) if made.simulated is not None else choice
 
 
-def _promising(choice: Choice, other: Choice) -> bool:
-    """Whether a plan is better with blocks of a middling size than a choice is. Raises Interrupted after Ctrl-C."""
+def _promising(choice: Choice, other: Choice, timed: Timed) -> bool:
+    """Whether a plan is better with blocks of a middling size than a choice is. timed: of that plan. Raises Interrupted
+    after Ctrl-C."""
     streams = other.question.schedule.streams
     blocks = tuple((line.table, line.block or _middling(other, line)) for line in streams)
     streamed = replace(other, plan=replace(other.plan, blocks=blocks))
     try:
-        least, found = (value_of(replace(each, simulated=_seconds(each))) for each in (choice, streamed))
+        least, found = (
+            value_of(replace(each, simulated=own.seconds(each)))
+            for each, own in ((choice, Timed(STEPS)), (streamed, timed))
+        )
     except KeyboardInterrupt:
         print("interrupted: no table streams that the schedule does not name", file=sys.stderr)
         raise Interrupted(choice) from None
     return least is not None and found is not None and found <= (1 - PAYS) * least
-
-
-def _seconds(choice: Choice) -> float:
-    return run_steps(simulated(choice), STEPS).seconds
 
 
 def _middling(choice: Choice, line: Stream) -> int:

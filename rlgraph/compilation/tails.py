@@ -29,7 +29,7 @@ def with_tails(choice: Choice, timed: Timed) -> Choice:
     shown = Shown("choosing tails")
     with closing(shown):
         for line in choice.question.schedule.tails:
-            if line.under is None or line.on is None:
+            if line.open:
                 search = _Search(choice, line, shown, timed)
                 try:
                     search.run()

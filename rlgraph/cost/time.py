@@ -246,12 +246,7 @@ class LatencyModel:
 
     def seconds(self, rows: float) -> float:
         """Of so many rows."""
-        if rows == 0:
-            return self.call
-        rows = self.own(rows)
-        turns = self.turns(rows)
-        found = self.row_s * rows + self.block_s * turns
-        return self.call + found + self.bubble(turns, found / turns)
+        return self.in_parts(rows, self.chunks)
 
     def in_parts(self, rows: float, chunks: int) -> float:
         """Of so many rows, if each stage had so many parts of the layers."""

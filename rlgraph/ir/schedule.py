@@ -72,6 +72,11 @@ class Stream:
     """A data-parallel copy takes a block when it is free; otherwise each has a fixed share of the rows."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
+    @property
+    def open(self) -> bool:
+        """Whether it leaves something to the plan."""
+        return self.block is None
+
 
 @dataclass(frozen=True, slots=True)
 class Admit:
@@ -95,6 +100,11 @@ class Tail:
     on: int | None = None
     """Copies. None: as many as are best."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+    @property
+    def open(self) -> bool:
+        """Whether it leaves something to the plan."""
+        return self.under is None or self.on is None
 
 
 @dataclass(frozen=True, slots=True)

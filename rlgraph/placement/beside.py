@@ -16,9 +16,9 @@ def streamed(schedule: Schedule) -> tuple[str, ...]:
 
 def without_open(schedule: Schedule) -> Schedule:
     """Without the streams and tails of which it leaves something to the plan."""
-    tails = tuple(line for line in schedule.tails if line.under is not None and line.on is not None)
+    tails = tuple(line for line in schedule.tails if not line.open)
     moved = {line.table for line in tails}
-    streams = tuple(line for line in schedule.streams if line.block is not None or line.table in moved)
+    streams = tuple(line for line in schedule.streams if not line.open or line.table in moved)
     return replace(schedule, streams=streams, tails=tails)
 
 

@@ -11,7 +11,7 @@ import pytest
 import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.compilation import streaming
-from rlgraph.compilation.overlap import overlapped
+from rlgraph.compilation.overlap import Timed, overlapped
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Workload
 from tests.placement.test_block_choice import APART, LONG, PROGRAM
@@ -67,11 +67,11 @@ def test_a_line_that_does_not_pay_costs_nothing(folder: Path) -> None:
 
 
 def test_ctrl_c_leaves_batches_whole(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(choice: object) -> float:
+    def interrupted(timed: object, choice: object) -> float:
         signal.raise_signal(signal.SIGINT)
         return 0.0
 
-    with patch.object(streaming, "_seconds", interrupted):
+    with patch.object(Timed, "seconds", interrupted):
         found = made(folder)
     assert found.plan.blocks == ()
     assert "interrupted: no table streams that the schedule does not name" in capsys.readouterr().err
