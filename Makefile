@@ -19,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest --color=$(if $(MAKE_TERMOUT),yes,auto) --durat
 SHELL       := bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: demo demo-ppo gpu test fuzz soak test-processors check docs package clean
+.PHONY: demo demo-ppo gpu test test-long mutants fuzz soak test-processors check docs package clean
 
 $(VENV)/.base: pyproject.toml tools/torch_for_here.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -51,13 +51,25 @@ gpu: $(VENV)/.demo ## what a GPU has to show, an hour at most: numbers, memory, 
 	@mkdir -p build
 	@$(BIN)/python -m benchmarks.gpu --json build/gpu.json
 
-test: $(VENV)/.engines ## everything but speed; what starts clusters comes last, has the machine for itself, and runs in any case
+# What starts clusters comes last, has the machine for itself, and runs in any case. Files in their order: xdist would
+# begin with those of many tests, and keep the longest ones, of few, for the end.
+define suite
 	@mkdir -p build
-# Files in their order: xdist would begin with those of many tests, and keep the longest ones, of few, for the end.
-	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/backends/ray | tee build/tests.txt; rest=$$?; \
-	$(PYTEST) tests/backends/ray | tee build/tests-ray.txt; ray=$$?; \
+	@$(PYTEST) $(1) -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/backends/ray | tee build/tests.txt; rest=$$?; \
+	$(PYTEST) $(1) tests/backends/ray | tee build/tests-ray.txt; ray=$$?; \
 	echo; echo "tests:         $$(tail -n 1 build/tests.txt)"; echo "tests on Ray:  $$(tail -n 1 build/tests-ray.txt)"; \
 	exit $$((rest | ray))
+endef
+
+test: $(VENV)/.engines ## what a change can break, in minutes
+	$(call suite,-m "not long")
+
+test-long: $(VENV)/.engines ## every test: brute force, random products, kills, every variant; for the night and for a release
+	$(call suite)
+
+mutants: $(VENV)/.engines ## how sharp the tests are: lines are broken one at a time, some hours
+	@test -f build/mutants/reached.json || $(BIN)/python tools/mutants.py --reach
+	@$(BIN)/python tools/mutants.py
 
 fuzz: $(VENV)/.test ## texts that nobody wrote, for whatever reads texts; MINUTES=10 SEED=7 for more, or the same again
 	@nice $(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED)) $(FUZZ)

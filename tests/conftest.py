@@ -15,6 +15,7 @@ from hypothesis import settings
 from rlgraph.errors import Source, Span
 from rlgraph.foreign import Workers
 from rlgraph.foreign.spec import Spec
+from tests import times
 
 # The models are tiny: more threads would only wait for one another, above all where tests run side by side. torch reads
 # this while it is imported, here and in every process that a test starts.
@@ -41,6 +42,16 @@ def _ctrl_c_interrupts() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what is said now into the golden files")
+    parser.addoption("--update-times", action="store_true", help="keep what tests take now in tests/times.json")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    times.note(report)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        times.tell(terminalreporter, "test" if config.option.markexpr == "not long" else "long", config.option.update_times)
 
 
 def declare(line: str) -> Spec:

@@ -15,7 +15,7 @@ from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.actors import Actors
 from rlgraph.backends.ray.processes import InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address
-from rlgraph.backends.ray.sessions import apart, own_signals
+from rlgraph.backends.ray.sessions import Daemons, own_signals
 from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, SORTS, Worker, WorkerSpec
 from rlgraph.engines.joining import INTERFACES, loopback
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, counted
@@ -94,16 +94,18 @@ def _actors(
     address = address or os.environ.get("RAY_ADDRESS")
     own = not ray.is_initialized()
     groups: dict[str, Any] = {}
+    daemons = Daemons()
 
     def release() -> None:
         for group in groups.values():
             remove_placement_group(group)
         if own:
             ray.shutdown()
+            daemons.end()
 
     try:
         if own:
-            _connect(ray, address, plan, note)
+            _connect(ray, address, plan, note, daemons)
         kind = _kind(ray)
         _check_room(ray, plan, kind, memory)
         _reserve(ray, plan, kind, groups, min(seconds, _PATIENCE))
@@ -157,7 +159,7 @@ def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[st
 # The cluster
 
 
-def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], None]) -> None:
+def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], None], daemons: Daemons) -> None:
     """Joins the cluster at an address, or starts one here."""
     # A process without a device of its own (the host's) still sees what the machine has.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -176,7 +178,7 @@ def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], No
             # Ray would start a process for each core, none of which has the environment of those that are asked for.
             os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
             room = _local_room(plan, note)
-            with own_signals(), apart():
+            with own_signals(), daemons.starting():
                 ray.init("local", include_dashboard=False, **room, **common)
     except Exception as error:  # A plain one is what Ray raises where its processes do not start in 30 s.
         where = f"the cluster at {address}" if address else "Ray on this machine"

@@ -1,4 +1,4 @@
-"""Signals to a run are for the run: Ray, which it starts, is not to end before the models are saved."""
+"""Signals to a run are for the run: Ray, which it starts, ends after the models are saved, and then for good."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from typing import Any
 
 _SIGNALS = {signal.SIGTERM, signal.SIGHUP}
 
-_starting: set[int] = set()
-"""Threads whose processes get a session of their own."""
+_GONE = 30.0
+"""Seconds that the system has to take away processes that were killed."""
+_POLL = 0.02
+
+_starting: dict[int, int] = {}
+"""Threads whose processes get a session of their own, and where these write its number."""
 
 
 @contextmanager
@@ -30,20 +36,62 @@ def own_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-@contextmanager
-def apart() -> Iterator[None]:
-    """The daemons that Ray starts meanwhile in this thread are each in a session of their own. What is sent to all of
-    the run's process group, by a terminal, by `kill -- -GROUP`, by `timeout`, is then not sent to them.
+class Daemons:
+    """Those that Ray starts here, and all that these start."""
 
-    They end with this process, however that ends: Linux does it, which Ray asks for that. Elsewhere Ray finds them by
-    their group, and they stay in it.
-    """
-    _register()
-    _starting.add(threading.get_ident())
+    def __init__(self) -> None:
+        self._sessions: set[int] = set()
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """The daemons that Ray starts meanwhile in this thread are each in a session of their own. What is sent to all
+        of the run's process group, by a terminal, by `kill -- -GROUP`, by `timeout`, is then not sent to them.
+
+        If this process is killed Linux ends them, which Ray asks for that. Elsewhere Ray finds them by their group, and
+        they stay in it.
+        """
+        _register()
+        read, write = os.pipe()
+        _starting[threading.get_ident()] = write
+        try:
+            yield
+        finally:
+            del _starting[threading.get_ident()]
+            # First this end, so that there is an end to read.
+            os.close(write)
+            with os.fdopen(read) as numbers:
+                self._sessions |= {int(number) for number in numbers.read().split()}
+
+    def end(self) -> None:
+        """Kills what Ray has left of them, and returns when it is gone: agents find out by themselves that their daemon
+        has ended, once all they import is loaded, and its workers when they next ask it for something."""
+        import psutil  # Ray brings it.
+
+        left = [process for process in psutil.process_iter() if _session(process.pid) in self._sessions]
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        end = time.monotonic() + _GONE
+        # One that has ended stays a zombie where nobody asks for its exit code, as in many containers.
+        while any(_alive(process) for process in left) and time.monotonic() < end:
+            time.sleep(_POLL)
+        self._sessions.clear()
+
+
+def _alive(process: Any) -> bool:
+    import psutil
+
     try:
-        yield
-    finally:
-        _starting.discard(threading.get_ident())
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return 0
 
 
 @cache
@@ -54,7 +102,9 @@ def _register() -> None:
 
 
 def _leave() -> None:
-    if threading.get_ident() in _starting:
+    write = _starting.get(threading.get_ident())
+    if write is not None:
         if sys.platform.startswith("linux"):
             os.setsid()
+            os.write(write, b"%d\n" % os.getpid())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
