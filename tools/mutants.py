@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 
-
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "build" / "mutants"
 SUITES = {"test": "not long", "long": "long"}
@@ -65,7 +64,9 @@ class Mutant:
     becomes: str
 
     def broken(self, text: str) -> str:
-        assert text.count(self.was) == 1, f"mutant {self.number}: `{self.was}` stands {text.count(self.was)} times in {self.file}"
+        assert text.count(self.was) == 1, (
+            f"mutant {self.number}: `{self.was}` stands {text.count(self.was)} times in {self.file}"
+        )
         return text.replace(self.was, self.becomes)
 
 
@@ -77,7 +78,11 @@ def mutants() -> list[Mutant]:
 def copy(to: Path) -> None:
     """Of all files that git knows or would, as they are now."""
     names = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.splitlines()
     for name in names:
         if (ROOT / name).is_file():
@@ -112,12 +117,15 @@ def probed(text: str, mutant: Mutant) -> str:
     """The file with a probe before the statement that is to be broken."""
     line = text[: text.index(mutant.was)].count("\n") + 1
     inside = [
-        node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
     ]
     lines = text.splitlines(keepends=True)
     # An `elif` has no place before it.
     node = max(
-        (each for each in inside if not lines[each.lineno - 1].lstrip().startswith(("elif", "else"))), key=lambda each: each.lineno
+        (each for each in inside if not lines[each.lineno - 1].lstrip().startswith(("elif", "else"))),
+        key=lambda each: each.lineno,
     )
     indent = " " * node.col_offset
     lines.insert(node.lineno - 1, f'{indent}__import__("rlgraph._reached")._reached.hit({mutant.number})\n')

@@ -8,6 +8,8 @@ from typing import Any, cast
 import pytest
 
 from rlgraph.backends.ray import cluster
+from rlgraph.backends.ray.patience import patient
+from rlgraph.backends.ray.sessions import Daemons
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
 
@@ -27,6 +29,27 @@ def test_what_ray_says_where_it_does_not_start(error: Exception, told: str) -> N
 
     plan = cast(Plan, SimpleNamespace(pools=()))
     with pytest.raises(RunError) as found:
-        cluster._connect(cast(Any, SimpleNamespace(init=init)), None, plan, print)
+        cluster._connect(cast(Any, SimpleNamespace(init=init)), None, plan, print, Daemons())
     [said] = found.value.diagnostics
     assert said.code == "E0745" and said.message == f"Ray on this machine cannot be reached: {told}"
+
+
+def test_ray_has_longer_than_its_own_thirty_seconds_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for the daemon is answered when it is there, or told that it is not when the time is over."""
+    services = pytest.importorskip("ray._private.services")
+    asked = []
+
+    def unknown_at_first(*question: object) -> str:
+        asked.append(question)
+        if len(asked) < 3:
+            raise RuntimeError("no such node")
+        return "the node"
+
+    monkeypatch.setattr(services, "get_node", unknown_at_first)
+    with patient():
+        assert services.get_node("address", "id") == "the node"
+    assert asked == [("address", "id")] * 3
+    asked.clear()
+    with patient(seconds=-1.0), pytest.raises(RuntimeError, match="no such node"):
+        services.get_node("address", "id")
+    assert services.get_node is unknown_at_first

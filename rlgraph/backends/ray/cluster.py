@@ -13,6 +13,7 @@ from typing import Any
 from rlgraph.backends.places import TOGETHER
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.actors import Actors
+from rlgraph.backends.ray.patience import patient
 from rlgraph.backends.ray.processes import InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.sessions import Daemons, own_signals
@@ -178,9 +179,9 @@ def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], No
             # Ray would start a process for each core, none of which has the environment of those that are asked for.
             os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
             room = _local_room(plan, note)
-            with own_signals(), daemons.starting():
+            with own_signals(), daemons.starting(), patient():
                 ray.init("local", include_dashboard=False, **room, **common)
-    except Exception as error:  # A plain one is what Ray raises where its processes do not start in 30 s.
+    except Exception as error:  # A plain one is what Ray raises where its processes do not start.
         where = f"the cluster at {address}" if address else "Ray on this machine"
         raise _cannot(
             f"{where} cannot be reached: {next(iter(str(error).splitlines()), type(error).__name__)}",

@@ -34,14 +34,11 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(packages: Path) -> Iterator[None]:
     """Ray, with as many devices as the largest plan has. Its processes have the packages."""
     ray = pytest.importorskip("ray.util") and pytest.importorskip("ray")
+    from rlgraph.backends.ray.patience import patient
+
     with known(packages, SLEEP), forking(packages):
-        how = {"num_cpus": 8, "include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-        try:
-            ray.init("local", **how)
-        except Exception:
-            # Ray gives its processes 30 seconds to start, whatever else the machine does.
-            ray.shutdown()
-            ray.init("local", **how)
+        with patient():
+            ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         yield
         ray.shutdown()
 

@@ -39,6 +39,9 @@ ray = pytest.importorskip("ray")
 MARK = "RLGRAPH_TEST_RUN"
 """A variable that all processes of a run inherit."""
 
+NEVER = 600.0
+"""Seconds after which what a test waits for does not happen any more, on any machine."""
+
 USER = '''
 import time
 from pathlib import Path
@@ -73,10 +76,8 @@ def nothing_left() -> Iterator[str]:
     mark = uuid4().hex
     try:
         yield mark
-        end = time.monotonic() + 10
-        while marked(mark) and time.monotonic() < end:
-            time.sleep(0.2)
-        assert not [each.cmdline()[:3] for each in marked(mark)]
+        # What was killed cannot wait for its processes to end: they see to it themselves, when they get to it.
+        wait_for(lambda: not marked(mark))
     finally:
         for each in marked(mark):
             each.kill()
@@ -104,7 +105,7 @@ def alone() -> Iterator[Alone]:
     """Calls a function in another process, which has a Ray of its own for each. It loads torch once for all of them."""
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
-    def call(scenario: Callable[..., Any], *args: Any, limit: float = 240.0) -> Any:
+    def call(scenario: Callable[..., Any], *args: Any, limit: float = NEVER) -> Any:
         with nothing_left() as mark:
             try:
                 return pool.submit(_marked, mark, scenario, *args).result(limit)
@@ -385,17 +386,17 @@ def command(mark: str, folder: Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(found: Callable[[], bool], limit: float = 120.0) -> None:
-    end = time.monotonic() + limit
+def wait_for(found: Callable[[], bool]) -> None:
+    end = time.monotonic() + NEVER
     while not found():
         assert time.monotonic() < end, "it does not happen"
         time.sleep(0.1)
 
 
-def ended(run: subprocess.Popen[str], limit: float) -> tuple[int, str]:
+def ended(run: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and stderr."""
     try:
-        _, text = run.communicate(timeout=limit)
+        _, text = run.communicate(timeout=NEVER)
     except subprocess.TimeoutExpired:
         run.kill()
         raise
@@ -421,7 +422,7 @@ def test_two_runs_of_which_one_is_interrupted_and_one_killed(
             wait_for((where / "sleeping").is_file)
         # Ray itself would end with its group, before the models are saved.
         os.killpg(runs[folder].pid, signal.SIGTERM)
-        code, text = ended(runs[folder], 30)
+        code, text = ended(runs[folder])
         assert code == 130, text
         assert "saved out/models/actor\ninterrupted after " in text
         assert (folder / "out" / "models" / "actor" / "config.json").is_file(), text
@@ -430,21 +431,25 @@ def test_two_runs_of_which_one_is_interrupted_and_one_killed(
         for each in marked(mark, "ray::Worker"):
             each.kill()
         runs[other].kill()
-        ended(runs[other], 30)
+        ended(runs[other])
 
 
 def test_an_interrupt_while_it_starts(folder: Path) -> None:
+    """Agents that do not get to see that Ray's daemon is gone, as on a busy machine, do not stay."""
     with nothing_left() as mark:
         run = command(mark, folder, "--out", "out")
-        wait_for(lambda: bool(marked(mark, "ray::")))
+        wait_for(lambda: bool(marked(mark, "Agent")))
+        for agent in marked(mark, "Agent"):
+            agent.suspend()
         os.killpg(run.pid, signal.SIGINT)
-        code, text = ended(run, 30)
+        code, text = ended(run)
         assert code == 130, text
+        assert not [process.cmdline()[:3] for process in marked(mark)], "it ends after all that it started"
         assert not (folder / "out").exists()
 
 
 def test_a_cluster_that_is_not_there(folder: Path) -> None:
     with nothing_left() as mark:
-        code, text = ended(command(mark, folder, "--address", "127.0.0.1:1"), 60)
+        code, text = ended(command(mark, folder, "--address", "127.0.0.1:1"))
     assert code == 4, text
     assert "error[E0745]: the cluster at 127.0.0.1:1 cannot be reached" in text

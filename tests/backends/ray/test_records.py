@@ -16,8 +16,9 @@ from types import SimpleNamespace
 import ray
 from ray._private.state import state
 from rlgraph.backends.ray.cluster import _connect
+from rlgraph.backends.ray.sessions import Daemons
 
-_connect(ray, None, SimpleNamespace(pools=()), print)
+_connect(ray, None, SimpleNamespace(pools=()), print, Daemons())
 
 @ray.remote(num_cpus=0, enable_task_events=False)
 class Actor:
