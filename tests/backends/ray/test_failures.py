@@ -84,17 +84,51 @@ def nothing_left() -> Iterator[str]:
 
 
 def marked(mark: str, called: str = "") -> list[psutil.Process]:
-    """The processes that were started with this mark, and whose command has this text; any may end meanwhile."""
-    found = []
-    for each in psutil.process_iter():
-        try:
-            if each.environ().get(MARK) != mark or each.status() == psutil.STATUS_ZOMBIE:
-                continue
-            if called in " ".join(each.cmdline()):
-                found.append(each)
-        except psutil.Error:
-            continue
-    return found
+    """The processes that were started with this mark, and whose command has this text; any may end meanwhile.
+
+    Where a process gives itself another name, as Ray's agents do, its variables are lost: it is in the session of one
+    that has the mark.
+    """
+    there = {process: variables(process).get(MARK) == mark for process in psutil.process_iter()}
+    leads = _leads.setdefault(mark, set())
+    leads.update(process.pid for process, has in there.items() if has and session(process) == process.pid)
+    return [
+        process
+        for process, has in there.items()
+        if (has or session(process) in leads) and alive(process) and called in command_of(process)
+    ]
+
+
+_leads: dict[str, set[int]] = {}
+"""Who has the mark, and a session of its own."""
+
+
+def session(process: psutil.Process) -> int:
+    try:
+        return os.getsid(process.pid)
+    except OSError:
+        return 0
+
+
+def variables(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 Alone = Callable[..., Any]
