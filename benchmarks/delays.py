@@ -233,7 +233,7 @@ class Kept:
         import ray
 
         there = [who for who in actors.who if who not in actors.gone]
-        ray.get([actors.handles[who].close.remote() for who in there], timeout=60)
+        ray.get([actors.handles[who].close.remote() for who in there], timeout=600)
         for handle in actors.handles.values():
             imported = self.serving.pop(handle._actor_id.hex(), None)
             if imported and actors.over is None and len(there) == len(actors.handles):

@@ -40,9 +40,11 @@ def by_folder(seconds: dict[str, float]) -> dict[str, float]:
 def grown(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
     """The folders that take half as long again as before, and how many times as long, on a machine as fast as before."""
     ratios = {name: now[name] / before[name] for name in now if before.get(name, 0) > 0}
-    if not ratios:
+    # Of folders that take little the ratio says little.
+    large = [ratio for name, ratio in ratios.items() if before[name] >= LEAST]
+    if not large:
         return {}
-    speed = median(ratios.values())
+    speed = median(large)
     return {name: ratio / speed for name, ratio in ratios.items() if ratio > 1.5 * speed and now[name] >= LEAST}
 
 

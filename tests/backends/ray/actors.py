@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,8 +22,9 @@ from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import recording
 from rlgraph.backends.steps import Silent, StepResult
-from rlgraph.ir.graph import Program
+from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Holding
+from tests.waits import NEVER
 
 REPLAYED, SAMPLED = 5, 2
 """Steps that are fed what one process sampled, and steps after them that sample for themselves."""
@@ -116,10 +118,18 @@ class Span:
 
 
 class Watcher(Silent):
-    """Keeps who worked when."""
+    """Keeps who worked when. Of `pools` the first trainings begin only when all of them are about to, and then these are
+    `together`."""
 
-    def __init__(self) -> None:
+    def __init__(self, pools: frozenset[str] = frozenset()) -> None:
         self.spans: list[Span] = []
+        self.pools, self.together = pools, set[str]()
+        self._all = threading.Barrier(max(1, len(pools)))
+
+    def firing(self, node: Node, pool: str = "") -> None:
+        if node.op == "train" and pool in self.pools - self.together:
+            self._all.wait(NEVER)
+            self.together.add(pool)
 
     def span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
@@ -136,7 +146,7 @@ class OnActors:
     compiled: Compiled
     backend: RayBackend
     steps: list[StepResult]
-    spans: list[Span]
+    watcher: Watcher
     sampled: Path
     """What its last steps sampled."""
 
@@ -158,18 +168,20 @@ def on_actors(
     data: Path,
     folder: Path,
     holds: Mapping[tuple[str, str], Mapping[str, Any]],
+    together: frozenset[str],
 ) -> Iterator[OnActors]:
-    """Starts a plan's actors and runs; `holds`: how some roles hold their model."""
+    """Starts a plan's actors and runs; `holds`: how some roles hold their model; `together`: pools that train at the
+    same time."""
     swaps, changes = PROGRAMS[name]
     made = compiled(shipped(SHIPPED.get(name, name), swaps), changes, schedule, data)
     holdings = (Holding(role[0], made.plan.role(*role).name, **how) for role, how in holds.items())
     plan = replace(made.plan, holdings=tuple(holdings)) if holds else made.plan
-    watcher, sampled = Watcher(), folder / "sampled"
+    watcher, sampled = Watcher(together), folder / "sampled"
     with recording(sampled, SHIPPED.get(name, name), 0):
         settings = Settings(folder=data, replay=local.recording, record=sampled)
         backend = RayBackend(made.program, plan, settings, watcher, seconds=120)
         try:
-            found = OnActors(local, made, backend, [], watcher.spans, sampled)
+            found = OnActors(local, made, backend, [], watcher, sampled)
             found.steps.extend(backend.steps(REPLAYED))
             # Between two calls no step is under way: the ranks of a copy either all replay or all sample.
             for group in made.plan.groups:

@@ -19,6 +19,14 @@ from tests.enginespec.packages import installed
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 # Ray has its workers stand back behind all else that the machine does, which are the other tests.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# However busy the machine is: Ray takes who is late for lost, and ends a process where memory is nearly full.
+for _name, _value in {
+    "memory_monitor_refresh_ms": 0,
+    "worker_register_timeout_seconds": 600,
+    "agent_register_timeout_ms": 600_000,
+    "health_check_timeout_ms": 600_000,
+}.items():
+    os.environ.setdefault(f"RAY_{_name}", str(_value))
 
 SLEEP = 0.02
 """Seconds that engines which are late usually sleep, at most."""

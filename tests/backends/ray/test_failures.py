@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from tiny import compile_text, shipped, weights
 
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.process.session import Settings
+from rlgraph.backends.ray import actors
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.failures import Request
 from rlgraph.backends.ray.worker import Worker
@@ -33,14 +35,12 @@ from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
 from rlgraph.ops.work import operations
+from tests.waits import NEVER
 
 ray = pytest.importorskip("ray")
 
 MARK = "RLGRAPH_TEST_RUN"
 """A variable that all processes of a run inherit."""
-
-NEVER = 600.0
-"""Seconds after which what a test waits for does not happen any more, on any machine."""
 
 USER = '''
 import time
@@ -49,6 +49,9 @@ from pathlib import Path
 def told(what):
     """Whether a test wants it now."""
     return (Path(__file__).parent / what).exists()
+
+while told("hold"):
+    time.sleep(0.05)
 
 def rows():
     while True:
@@ -260,7 +263,9 @@ def two_copies(folder: Path) -> dict[str, str]:
     return told
 
 
-def test_exceptions_and_a_killed_rank(cluster: None, folder: Path) -> None:
+def test_exceptions_and_a_killed_rank(cluster: None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whoever is not killed answers, sooner or later.
+    monkeypatch.setattr(actors, "_GRACE", NEVER)
     told = two_copies(folder)
     assert "LookupError: no answer is known" in told["user"]
     assert told["user"] == told["same"]
@@ -277,6 +282,7 @@ def test_exceptions_and_a_killed_rank(cluster: None, folder: Path) -> None:
     assert all(saved[1][name].equal(saved[2][name]) for name in saved[1])
 
 
+@pytest.mark.long
 def test_a_process_that_does_not_answer(cluster: None, folder: Path) -> None:
     """A rank stops in an update without ending. Of the three that wait for it, two have all of the model together, of
     different copies; the host, which writes it otherwise, is gone, too."""
@@ -356,6 +362,7 @@ def two_machines(folder: Path) -> dict[str, str]:
     return told
 
 
+@pytest.mark.long
 def test_a_full_store_and_a_machine_that_vanishes(alone: Alone, folder: Path) -> None:
     told = alone(two_machines, folder)
     assert told["full"].startswith("error[E0741]: there is no room for the rows that the host process sends")
@@ -382,11 +389,12 @@ def my_own_ray(folder: Path) -> dict[str, str]:
     mine = Mine.remote()
     assert ray.get(mine.here.remote())
     told["busy"] = failure(lambda: RayBackend(made, plan(made), Settings(folder=folder), seconds=1))
-    assert ray.get(mine.here.remote(), timeout=10)
+    assert ray.get(mine.here.remote(), timeout=NEVER)
     ray.shutdown()
     return told
 
 
+@pytest.mark.long
 def test_what_a_cluster_cannot_hold(alone: Alone, folder: Path) -> None:
     told = alone(my_own_ray, folder)
     assert told["large"] == (
@@ -437,6 +445,7 @@ def ended(run: subprocess.Popen[str]) -> tuple[int, str]:
     return run.returncode, text
 
 
+@pytest.mark.long
 def test_two_runs_of_which_one_is_interrupted_and_one_killed(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -470,6 +479,8 @@ def test_two_runs_of_which_one_is_interrupted_and_one_killed(
 
 def test_an_interrupt_while_it_starts(folder: Path) -> None:
     """Agents that do not get to see that Ray's daemon is gone, as on a busy machine, do not stay."""
+    # However late the interrupt is, no step begins before.
+    (folder / "hold").touch()
     with nothing_left() as mark:
         run = command(mark, folder, "--out", "out")
         wait_for(lambda: bool(marked(mark, "Agent")))
@@ -483,7 +494,10 @@ def test_an_interrupt_while_it_starts(folder: Path) -> None:
 
 
 def test_a_cluster_that_is_not_there(folder: Path) -> None:
-    with nothing_left() as mark:
-        code, text = ended(command(mark, folder, "--address", "127.0.0.1:1"))
+    # A port that somebody has, and on which nobody listens.
+    with nothing_left() as mark, socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        code, text = ended(command(mark, folder, "--address", address))
     assert code == 4, text
-    assert "error[E0745]: the cluster at 127.0.0.1:1 cannot be reached" in text
+    assert f"error[E0745]: the cluster at {address} cannot be reached" in text

@@ -22,10 +22,12 @@ from tiny import data_folder, weights
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.process.session import Settings
+from rlgraph.backends.ray import actors
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.errors import Diagnostic, RlgraphError, RunError
 from rlgraph.passes.accumulate import trainings
+from tests.waits import NEVER
 
 # Actors cannot import what pytest imports.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -39,6 +41,9 @@ HERE = Path(__file__).parent
 def slow(prompts, completions, completion_ids, **columns):
     """Tells by which process it was called; longer answers take longer, so that rows are done in another order."""
     (HERE / f"called-by-{os.getpid()}").touch()
+    # Nobody is done before each of the three has been called.
+    while len(list(HERE.glob("called-by-*"))) < 3 and not (HERE / "one-will-do").exists():
+        time.sleep(0.01)
     time.sleep(0.01 * sum(len(ids) ** 2 for ids in completion_ids))
     if (HERE / "raise").exists() and "dddd" in prompts:
         raise LookupError("no answer is known")
@@ -112,6 +117,7 @@ def test_several_processes_run_the_users_code_and_the_numbers_are_those_of_one(
     assert stepped == called, "all that a file has shares its process"
     assert all(psutil.Process(each).parent().pid in _pids(backend) for each in called)
     assert _have_loaded(backend, "transformers.modeling_utils") == {"all"}, "it takes seconds"
+    (made.folder / "one-will-do").touch()
     with closing(LocalBackend(made.program, Settings(folder=made.folder))) as local:
         for ours, told in zip(found, local.steps(2), strict=True):
             names = ("score", "spread", "length", "best", "gain", "turns", "over")
@@ -167,8 +173,9 @@ def test_an_exception_of_the_environment_does(made: Compiled, backend: RayBacken
     assert found.related[0].span.source.path == "user.py"
 
 
-def test_a_worker_that_is_gone_is_named(made: Compiled, backend: RayBackend) -> None:
+def test_a_worker_that_is_gone_is_named(made: Compiled, backend: RayBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the last test with these processes."""
+    monkeypatch.setattr(actors, "_GRACE", NEVER)
     os.kill(_pids(backend)[1], signal.SIGKILL)
     with pytest.raises(RlgraphError) as failed:
         list(backend.steps(3))

@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from rlgraph.engines.base import Sampling
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.weights import filed
 from rlgraph.models.adapters import find_adapter
+from tests.suites import few
 
 # Actors cannot import what pytest imports.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -61,6 +63,8 @@ class Case:
     schedule: str
     holds: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     """How some roles hold their model, where the plan is to say so. It changes no number."""
+    together: frozenset[str] = frozenset()
+    """Pools that train at the same time."""
 
 
 PLANS = {
@@ -74,6 +78,7 @@ place actor.generate on all(engine=vllm)
 place critic.train, reward on judge(engine=megatron, cp=2)
 place critic.values on all(engine=megatron, tp=2)
 """,
+        together=frozenset({"all", "judge"}),
     ),
     "ppo: copies, held": Case(
         "ppo",
@@ -206,16 +211,21 @@ place actor.generate on play(engine=vllm, tp=2)
 }
 
 
+KEPT = ("ppo: one pool, critic apart", "ppo: copies, held", "ppo: pp2, fused", "grpo: tp2 x dp2 to tp2, held")
+"""Those that `make test` has: every axis of Megatron's but experts, vLLM with and without a split, work that queues and
+pools that work side by side, models that sleep, trainings that share a pipeline."""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data_folder(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
-def local(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Local]:
-    """All programs in this process."""
+def local(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Local]:
+    """A program in this process, run once for all of its plans."""
     made = tmp_path_factory.mktemp("local")
-    return {name: run_local(name, folder, made) for name in ("deep", "experts", "grpo", "lora", "ppo")}
+    return cache(lambda name: run_local(name, folder, made))
 
 
 @pytest.fixture(scope="module")
@@ -223,20 +233,19 @@ def run(
     request: pytest.FixtureRequest,
     kept: None,
     folder: Path,
-    local: dict[str, Local],
+    local: Callable[[str], Local],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[OnActors]:
     case = PLANS[request.param]
     data = folder, tmp_path_factory.mktemp("run")
-    with on_actors(case.program, case.schedule, local[case.program], *data, case.holds) as found:
+    with on_actors(case.program, case.schedule, local(case.program), *data, case.holds, case.together) as found:
         yield found
 
 
 def plans(*wanted: str) -> pytest.MarkDecorator:
     """Those whose name has one of some words; the actors of a plan are started once for all tests."""
-    return pytest.mark.parametrize(
-        "run", [name for name in PLANS if any(word in name for word in wanted)], indirect=True
-    )
+    names = [name for name in PLANS if any(word in name for word in wanted)]
+    return pytest.mark.parametrize("run", few(names, *(name for name in names if name in KEPT)), indirect=True)
 
 
 @plans("")
@@ -372,7 +381,7 @@ def test_trained_models_are_saved(run: OnActors, tmp_path: Path) -> None:
 @plans("grpo: tp2 x dp2 to tp2, held")
 def test_megatron_and_vllm_hold_what_the_plan_says(run: OnActors) -> None:
     assert run.each(run.group("actor", "train"), micro_batches) == [(TOKENS, "full")] * 4
-    assert run.each(run.group("actor", "generate"), cache) == [CACHE] * 2
+    assert run.each(run.group("actor", "generate"), cache_bytes) == [CACHE] * 2
 
 
 @plans("ppo: copies, held")
@@ -389,7 +398,7 @@ def blocks(worker: Any) -> int:
     return worker.session.models["ref"].engine._block_tokens
 
 
-def cache(worker: Any) -> int:
+def cache_bytes(worker: Any) -> int:
     """Bytes of the tensors that vLLM has for keys and values."""
     runner = worker.session.models["actor"].engine._engine.model_executor.driver_worker.worker.model_runner
     storages = (tensor.untyped_storage() for tensor in runner.kv_caches)
@@ -402,7 +411,7 @@ def cache(worker: Any) -> int:
 @plans("copies, held", "asleep")
 def test_models_that_share_devices_are_awake_one_at_a_time(run: OnActors) -> None:
     names = [group.name for group in run.compiled.plan.groups if group.pool == "all"]
-    switched = [span for span in run.spans if span.category == "sleep"]
+    switched = [span for span in run.watcher.spans if span.category == "sleep"]
     assert {span.name for span in switched} >= {f"{what} {model}" for what in ("wake", "sleep") for model in MODELS}
     assert all(step.extra["sleep/bytes"] > 0 < step.extra["sleep/seconds"] for step in run.steps)
     copies = [sum(each, Counter()) for each in zip(*(run.each(name, awake) for name in names), strict=True)]
@@ -442,16 +451,14 @@ def arenas(worker: Any) -> Any:
 def test_in_one_pool_work_queues(run: OnActors) -> None:
     groups = {group.name for group in run.compiled.plan.groups if group.pool == "all"}
     assert len(groups) == 2
-    for one, other in combinations([span for span in run.spans if span.pool == "all"], 2):
+    for one, other in combinations([span for span in run.watcher.spans if span.pool == "all"], 2):
         assert not overlap(one, other) or one.name == other.name
 
 
 @plans("apart")
 def test_pools_work_at_the_same_time(run: OnActors) -> None:
-    trains = {
-        pool: [span for span in run.spans if (span.pool, span.category) == (pool, "train")] for pool in ("all", "judge")
-    }
-    assert any(overlap(one, other) for one in trains["all"] for other in trains["judge"])
+    """Each of the first two trainings was held until the other had begun."""
+    assert run.watcher.together == {"all", "judge"}
 
 
 def overlap(one: Span, other: Span) -> bool:

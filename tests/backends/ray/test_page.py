@@ -19,6 +19,8 @@ from rlgraph.cli import status
 pytest.importorskip("ray.util")
 pytest.importorskip("reasoning_gym")
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "cluster.md").read_text("utf-8")
 

@@ -37,6 +37,7 @@ ray.shutdown()
 """
 
 
+@pytest.mark.long
 def test_ray_keeps_no_record_of_who_asks() -> None:
     pytest.importorskip("ray.util")
     root = Path(__file__).parents[3]

@@ -19,6 +19,7 @@ from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.steps import Silent
 from rlgraph.ir.graph import Node
+from tests.suites import few
 
 PROGRAM = f"""
 algorithm together
@@ -83,6 +84,7 @@ def in_one_process(made: Compiled, settings: Settings) -> list[dict[str, float]]
         local.close()
 
 
+@pytest.mark.long
 def test_rows_of_two_orders(kept: None, tmp_path: Path) -> None:
     settings = Settings(folder=data_folder(tmp_path))
     made = compiled(PROGRAM, {}, SCHEDULE, tmp_path)
@@ -150,6 +152,7 @@ class Done(Silent):
         return 0
 
 
+@pytest.mark.long
 def test_the_last_rows_go_on_elsewhere(kept: None, tmp_path: Path) -> None:
     settings = Settings(folder=data_folder(tmp_path))
     made = compiled(TAILED, {}, MOVING.replace("UNDER", "0.8"), tmp_path)
@@ -195,7 +198,7 @@ class Shares(Done):
         return super().span(pool, rank, name, category, start, end, **args)
 
 
-@pytest.mark.parametrize("deal", ["even", "free"])
+@pytest.mark.parametrize("deal", few(["even", "free"], "even"))
 def test_rows_that_are_expected_to_be_long_begin_first(kept: None, tmp_path: Path, deal: str) -> None:
     settings = Settings(folder=data_folder(tmp_path))
     made = compiled(TAILED, {}, ADMITTED.replace("DEAL", deal), tmp_path)
@@ -248,6 +251,7 @@ class Given(Silent):
         self.tokens += tokens
 
 
+@pytest.mark.long
 def test_who_samples_gives_up_what_is_too_long(kept: None, tmp_path: Path) -> None:
     """Six of ten prompts are taken, whichever copy has the others; the others are asked when six wait."""
     settings = Settings(folder=data_folder(tmp_path))

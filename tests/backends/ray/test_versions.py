@@ -3,6 +3,7 @@ digits. Some of these processes are late at random; `benchmarks/delays.py` draws
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from rlgraph.backends.recording import recording
 from rlgraph.backends.steps import Silent, StepResult
 from rlgraph.ir.graph import Node
 from rlgraph.runs.trace_check import TraceCheck
+from tests.waits import NEVER
 
 STEPS = 5
 PROGRAM = f"""
@@ -62,9 +64,15 @@ class Fires(Silent):
     def __init__(self) -> None:
         self.ops: list[str] = []
         self.beside = 0
+        self.ahead = threading.Event()
+        """A second step has begun to generate."""
 
     def firing(self, node: Node, pool: str = "") -> None:
         self.ops.append(node.op)
+        if self.ops.count("generate") == 2:
+            self.ahead.set()
+        if node.op == "train":
+            assert self.ahead.wait(NEVER), "no other step generates while the first one is trained on"
 
     def span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
@@ -90,7 +98,7 @@ def test_staleness_copies_and_averages(kept: None, tmp_path: Path) -> None:
     finally:
         backend.close()
     # The next steps generate while the first one's rows are scored and trained on.
-    assert fires.ops.index("train") > [at for at, op in enumerate(fires.ops) if op == "generate"][1]
+    assert fires.ahead.is_set()
     assert [metrics["age"] for metrics in expected] == [0, 1, 2, 2, 2]
     assert len({round(metrics["slow"] - metrics["old"], 6) for metrics in expected}) == STEPS
     for one, other in zip(found, expected, strict=True):
@@ -132,6 +140,7 @@ def late(prompts, completions):
 """
 
 
+@pytest.mark.long
 def test_rows_of_a_bounded_age_are_of_the_version_that_they_say(engines: None, kept: None, tmp_path: Path) -> None:
     """Whatever takes how long: two models keep the weights of one and of two steps ago. Of four rows one is used in each
     step, and what is too old then is asked again."""
@@ -143,7 +152,7 @@ def test_rows_of_a_bounded_age_are_of_the_version_that_they_say(engines: None, k
     fires = Fires()
     steps = recorded_steps(made, settings, fires, 8)
     found = [step.metrics for step in steps]
-    assert fires.ops.index("train") > [at for at, op in enumerate(fires.ops) if op == "generate"][1]
+    assert fires.ahead.is_set()
     assert [metrics["age"] <= min(2, number) for number, metrics in enumerate(found)] == [True] * 8
     assert max(metrics["age"] for metrics in found) > 0, "rows were made while others were trained on"
     for metrics in found:
@@ -213,6 +222,7 @@ step async(staleness=2, span=token):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("engine", "split", "each"),
     [("late_transformers", "dp=2", "replica"), ("late_vllm", "tp=2", "all")],
@@ -269,6 +279,7 @@ step async(staleness=2, span=token, order=arrival):
 """
 
 
+@pytest.mark.long
 def test_a_copy_samples_all_the_time(engines: None, kept: None, tmp_path: Path) -> None:
     """Batches that are taken as they end are sampled together, of several steps, and go on with newer weights; functions
     judge them on cpus of their own meanwhile."""

@@ -51,6 +51,7 @@ class Stops(Silent):
     def then(self) -> None: ...
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", ["engine=megatron, tp=2", "engine=transformers, fsdp=2"])
 def test_who_waits_for_a_rank_that_was_stopped(cluster: None, tmp_path: Path, split: str) -> None:
     if "megatron" in split:
