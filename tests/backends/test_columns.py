@@ -113,10 +113,18 @@ def test_whole_numbers_that_become_too_large_are_refused(tmp_path: Path) -> None
     rows = [{"prompt": "a", "id": 2**62}] * 3
     for expr in ("r.id * 4", "r.id + r.id", "-r.id - r.id - r.id"):
         text = refused(tmp_path, f"    report a = max({expr})\n", "jsonl", rows)
-        assert "E0735" in text and "comes to whole numbers of more than 64 bits" in text and "float(x)" in text
+        assert "E0731" in text and "comes to whole numbers of more than 64 bits" in text and "float(x)" in text
     assert "64 bits" in refused(tmp_path, "    report a = sum(r.id)\n", "jsonl", rows)
     (seen,) = run_text(HEAD + FILES["jsonl"] + STEP + "    report a = max(float(r.id) * 4)\n", tmp_path)
     assert seen.metrics["a"] == 2.0**64
+
+
+def test_whole_numbers_are_not_divided_by_0(tmp_path: Path) -> None:
+    """It was an internal error."""
+    written(tmp_path, *ROWS)
+    for expr in ("r.id % (r.id - r.id)", "r.id // (r.id - r.id)", "r.length % (r.length - r.length)"):
+        text = refused(tmp_path, f"    report a = mean({expr})\n", "jsonl")
+        assert "error[E0731]" in text and "divides a whole number by 0" in text and "^^^" in text
 
 
 # Rows without a column

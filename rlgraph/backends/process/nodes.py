@@ -190,7 +190,12 @@ def tensor(node: Node, frame: Frame, session: Session) -> Made:
     except OverflowError as error:
         message = f"`{node.name}` comes to {error}"
         hint = "calculate with real numbers: `float(x)` of a column"
-        raise RunError(Diagnostic("E0735", message, node.span, hint)) from None
+        raise RunError(Diagnostic("E0731", message, node.span, hint)) from None
+    except RuntimeError as error:
+        if "ZeroDivisionError" not in str(error):
+            raise
+        message = f"`{node.name}` divides a whole number by 0"
+        raise RunError(Diagnostic("E0731", message, node.span, "`max(x, 1)` is never 0")) from None
     exprs = {let.name: let.expr for let in node.body}
     for value in node.outputs:
         expr = exprs[value.name]
