@@ -16,8 +16,10 @@ def exact_match(completions: list[Any], answer: list[Any], **columns: Any) -> li
 
     `answer` is a column of the data. Where it is a number, the last number of the completion has to be the same
     number. Else its last words have to be the same ones, whatever their case.
-    What stands before `####` in an answer, as in GSM8K, is on the way to it.
+    What stands before `####` in an answer, as in GSM8K, is on the way to it. Raises ValueError for a row without one.
     """
+    if None in answer:
+        raise ValueError("`answer` is None: there is nothing that could be right")
     return [float(_right(_text(each), str(right))) for each, right in zip(completions, answer, strict=True)]
 
 

@@ -12,6 +12,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, near
 from rlgraph.files import PROGRAMS, read_bytes, reason
 
 if TYPE_CHECKING:
+    from rlgraph.columns import Column
     from rlgraph.dsl.tree import Expr
     from rlgraph.foreign.files import Folders
     from rlgraph.ir.graph import Record
@@ -166,10 +167,10 @@ def faults_in(folders: Folders) -> Callable[[Record], list[Diagnostic]]:
     return look
 
 
-def columns_in(folders: Folders) -> Callable[[Record], tuple[str, ...] | None]:
+def columns_in(folders: Folders) -> Callable[[Record], Mapping[str, Column] | None]:
     """Looks at the columns of data files, without running anything."""
 
-    def look(record: Record) -> tuple[str, ...] | None:
+    def look(record: Record) -> Mapping[str, Column] | None:
         from rlgraph.data.sources import columns
         from rlgraph.foreign.spec import Spec
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from rlgraph.columns import WIDEST, Column, Looked
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, counted, nearest
 from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, flag, whole
 
@@ -60,6 +62,8 @@ class DataSource:
     shuffle: bool
     limit: int | None
     """The most rows of an epoch."""
+    columns: Mapping[str, Column] | None = None
+    """What the rows of an epoch hold, by column; None for a stream, which nobody can look at before it is read."""
 
     @property
     def length(self) -> int | None:
@@ -69,10 +73,11 @@ class DataSource:
         return len(self.rows) if self.limit is None else min(self.limit, len(self.rows))
 
 
-def make_source(spec: Spec, rows: Rows | Stream, name: str) -> DataSource:
-    """`rows` with the options that all sources share; `name` is what messages call the data."""
+def make_source(spec: Spec, rows: Rows | Stream, name: str, columns: Mapping[str, Column] | None = None) -> DataSource:
+    """`rows` with the options that all sources share; `name` is what messages call the data, and `columns` what they
+    hold."""
     batch, limit = whole(spec, "batch", None), whole(spec, "limit", None)
-    source = DataSource(spec, rows, batch, flag(spec, "shuffle", isinstance(rows, Rows)), limit)
+    source = DataSource(spec, rows, batch, flag(spec, "shuffle", isinstance(rows, Rows)), limit, columns)
     count = source.length
     if count is None:
         return _checked_stream(source, name)
@@ -100,6 +105,71 @@ def too_few(spec: Spec, count: int, batch: int, name: str) -> Diagnostic:
     cut = ", of which `limit` keeps no more" if "limit" in spec.options else ""
     message = f"a batch of {counted(batch, 'row')} is more than {name} has: {rows}{cut}"
     return Diagnostic(TOO_FEW, message, spec.at("batch"), f"take `batch={count}` or less")
+
+
+def look(spec: Spec, rows: Iterable[Row], name: str) -> dict[str, Column]:
+    """What the rows of an epoch hold, by column; messages call them `row 3 of NAME`."""
+    looked = Looked(lambda number: f"row {number} of {name}")
+    for number, row in enumerate(islice(rows, whole(spec, "limit", None))):
+        looked.add(row, number)
+    return looked.columns()
+
+
+def columns_of_schema(schema: Any) -> dict[str, Column]:
+    """What a schema of pyarrow says of columns: whether values are missing it does not."""
+    return {field.name: Column({_arrow_kind(field.type): ""}) for field in schema}
+
+
+def columns_of_table(spec: Spec, table: Any, name: str) -> dict[str, Column]:
+    """What the rows of an epoch hold that are in a table of pyarrow, column by column."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+    table = table.slice(0, whole(spec, "limit", None))
+
+    def first(mask: Any) -> dict[str, str]:
+        place = pc.index(mask, pa.scalar(True)).as_py()
+        return {"": f"row {place} of {name}"} if place >= 0 else {}
+
+    found: dict[str, Column] = {}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        kind, empty = _arrow_kind(field.type), first(pc.is_null(column)) if column.null_count else {}
+        kinds = {"null": empty[""]} if empty else {}
+        kinds |= {} if column.null_count == len(column) else {kind: first(pc.is_valid(column)).get("", "")}
+        if pa.types.is_floating(field.type):
+            size = pc.abs(column.cast(pa.float64()))
+            odd, wide = first(pc.invert(pc.is_finite(size))), first(pc.greater_equal(size, WIDEST))
+            kinds |= {"odd": odd[""]} if odd else {}
+            kinds |= {"wide": wide[""]} if wide and not odd else {}
+        if pa.types.is_uint64(field.type):
+            large = first(pc.greater(column, pa.scalar(2**63 - 1, pa.uint64())))
+            kinds |= {"large": large[""]} if large else {}
+        found[field.name] = Column(kinds)
+    return found
+
+
+def _arrow_kind(kind: Any) -> str:
+    """The word for values of a type of pyarrow."""
+    import pyarrow as pa
+
+    known = pa.types
+    if known.is_dictionary(kind):
+        return _arrow_kind(kind.value_type)
+    if known.is_string(kind) or known.is_large_string(kind) or known.is_string_view(kind):
+        return "text"
+    if known.is_boolean(kind):
+        return "truth"
+    if known.is_integer(kind):
+        return "whole"
+    if known.is_floating(kind) or known.is_decimal(kind):
+        return "real"
+    if known.is_null(kind):
+        return "null"
+    if known.is_list(kind) or known.is_large_list(kind):
+        inner = kind.value_type
+        names = {inner.field(place).name for place in range(inner.num_fields)} if known.is_struct(inner) else set()
+        return "messages" if {"role", "content"} <= names else "nested"
+    return "nested" if known.is_nested(kind) else "other"
 
 
 def column(rows: Sequence[Mapping[str, Any]], ids: Sequence[object], name: str, span: Span) -> list[Any]:

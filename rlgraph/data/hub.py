@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
+from rlgraph.columns import Column
+from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, columns_of_table, look, make_source
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec, need, one_text, only_options, text
@@ -56,10 +57,18 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         message = f"'{name}' cannot be loaded from the hub: {why}"
         raise ProgramError(Diagnostic(NOT_LOADED, message, spec.at(0))) from None
-    return make_source(spec, HubRows(loaded), f"'{name}'")
+    return make_source(spec, HubRows(loaded), f"'{name}'", _columns(spec, loaded, f"'{name}'"))
 
 
-def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
+def _columns(spec: Spec, loaded: Any, name: str) -> dict[str, Column]:
+    """Of the table below, where a row of the data set is a row of it."""
+    table = getattr(getattr(loaded, "data", None), "table", None)
+    if table is None or getattr(loaded, "_indices", None) is not None:
+        return look(spec, map(dict, loaded), name)
+    return columns_of_table(spec, table, name)
+
+
+def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
     """Not known without loading."""
     del spec, folders
     return None

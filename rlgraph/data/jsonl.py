@@ -5,23 +5,27 @@ The file stays on disk; only where its lines begin is in memory.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rlgraph.columns import Column, Looked
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
 from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError, Span
 from rlgraph.foreign.files import Folders, find_file
-from rlgraph.foreign.spec import UNREADABLE, Spec, one_text, only_options
+from rlgraph.foreign.spec import UNREADABLE, Spec, one_text, only_options, whole
 
 NOT_TEXT = "E0705"
 BAD_LINE = "E0706"
 CHANGED = "E0712"
 _BOM = b"\xef\xbb\xbf"
-_PEEK_BYTES = 1 << 20
+_PEEK_BYTES = 1 << 22
+"""So much of a file the checker looks at, in a tenth of a second; the run looks at all of it."""
 DEEPEST = 100
 """Rows go from process to process, and what carries them takes no more than a few hundred."""
 
@@ -66,7 +70,8 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
     """Find the rows of the file, and check that every line is one."""
     path = spec.args[0]
     file = find_file(path, folders, spec.at(0), "data file")
-    starts = array("Q")
+    starts, limit = array("Q"), whole(spec, "limit", None)
+    looked = Looked(lambda number: f"{path}:{number}")
     place = 0
     try:
         with file.open("rb") as handle:
@@ -77,27 +82,35 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
                 if number == 1 and line.startswith(_BOM):
                     here, line = len(_BOM), line[len(_BOM) :]
                 if line.strip():
-                    parse(line, f"{path}:{number}", spec.at(0))
+                    row = parse(line, f"{path}:{number}", spec.at(0))
+                    if limit is None or len(starts) < limit:
+                        looked.add(row, number)
                     starts.append(here)
     except OSError as error:
         message = f"'{path}' cannot be read: {error.strerror}"
         raise ProgramError(Diagnostic(UNREADABLE, message, spec.at(0))) from None
-    return make_source(spec, JsonLines(path, file, spec.at(0), starts, stamp), f"'{path}'")
+    rows = JsonLines(path, file, spec.at(0), starts, stamp)
+    return make_source(spec, rows, f"'{path}'", looked.columns())
 
 
-def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
-    """The columns of the first row; None where there is none to look at."""
-    try:
-        file = folders.find(spec.args[0])
+def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
+    """What the first rows hold, those in 4 MiB; None where there is none to look at."""
+    path, limit = spec.args[0], whole(spec, "limit", None)
+    looked, count = Looked(lambda number: f"{path}:{number}"), 0
+    with suppress(OSError, RlgraphError):
+        file = folders.find(path)
         if not file.is_file():
             return None
         with file.open("rb") as handle:
             head = handle.read(_PEEK_BYTES).removeprefix(_BOM)
-        # The last line may be cut; it is a row only if it is the first and whole, and then it parses.
-        first = next((line for line in head.splitlines() if line.strip()), b"")
-        return tuple(parse(first, "", spec.span))
-    except (OSError, RlgraphError):
-        return None
+        # The last line may be cut: then it does not parse. So does a line that the run will say is wrong.
+        for number, line in enumerate(io.BytesIO(head), 1):
+            if line.strip():
+                looked.add(parse(line, "", spec.span), number)
+                count += 1
+            if count == limit:
+                break
+    return looked.columns() if count else None
 
 
 def parse(line: bytes, where: str, span: Span) -> Row:

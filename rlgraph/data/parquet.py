@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
+from rlgraph.columns import Column
+from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, columns_of_schema, columns_of_table, make_source
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
 from rlgraph.foreign.files import Folders, find_file
 from rlgraph.foreign.spec import UNREADABLE, Spec, need, one_text, only_options
@@ -66,11 +67,12 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
         hint = "use `jsonl(...)` for it" if file.suffix in (".json", ".jsonl") else ""
         message = f"'{path}' is not a parquet table: {why}"
         raise ProgramError(Diagnostic(NOT_LOADED, message, spec.at(0), hint)) from None
-    return make_source(spec, ParquetRows(path, spec.at(0), table), f"'{path}'")
+    found = columns_of_table(spec, table, f"'{path}'")
+    return make_source(spec, ParquetRows(path, spec.at(0), table), f"'{path}'", found)
 
 
-def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
-    """The columns that the file's schema names; None where there is none to look at."""
+def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
+    """What the file's schema says of its columns; None where there is none to look at."""
     try:
         file = folders.find(spec.args[0])
         if not file.is_file():
@@ -78,6 +80,6 @@ def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
         import pyarrow.parquet as pq
 
         with file.open("rb") as handle:
-            return tuple(pq.read_schema(handle).names)
+            return columns_of_schema(pq.read_schema(handle))
     except (OSError, ValueError, ImportError):
         return None

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, Stream, make_source
+from rlgraph.columns import Column
+from rlgraph.data.base import NO_COLUMN, SHARED_OPTIONS, DataSource, Row, Stream, look, make_source
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.foreign.files import Folders
 from rlgraph.foreign.report import Target, check_required, describe, failed_call, own_options, parse_target
@@ -50,6 +51,8 @@ class Generated:
     """Of the process that holds the generator."""
     position: int = 0
     """Rows that it has yielded."""
+    known: tuple[int, frozenset[str]] | None = None
+    """The first row that was read, and its columns: nobody can look ahead, so that all others have the same."""
 
     def read(self, start: int, count: int) -> list[Row]:
         """The rows from `start` on, after a new start of the generator where it is already beyond."""
@@ -65,8 +68,21 @@ class Generated:
     def _next(self, count: int) -> list[Row]:
         rows = call(self.worker, self.target, self.limit_s, "read", self.key, count)
         checked = [as_row(self.target, row, self.position + place) for place, row in enumerate(rows)]
+        for place, row in enumerate(checked, self.position):
+            self._check_columns(row, place)
         self.position += len(rows)
         return checked
+
+    def _check_columns(self, row: Row, place: int) -> None:
+        self.known = self.known or (place, frozenset(row))
+        first, names = self.known
+        odd = names ^ row.keys()
+        if odd:
+            name = min(odd)
+            lacks, has = (place, first) if name in names else (first, place)
+            message = f"row {lacks} that `{self.target.name}` yields has no column '{name}', which row {has} has"
+            hint = "yield the same columns in every row, with `None` where there is no value"
+            raise RunError(Diagnostic(NO_COLUMN, message, self.target.span, hint))
 
 
 def check(spec: Spec) -> None:
@@ -90,10 +106,11 @@ def open_source(spec: Spec, folders: Folders, workers: Workers | None = None) ->
         rows = Generated(target, arguments, limit_s, worker, key, worker.generation)
     else:
         rows = ListRows([as_row(target, row, place) for place, row in enumerate(made)])
+        return make_source(spec, rows, f"`{target.name}`", look(spec, rows.rows, f"`{target.name}`"))
     return make_source(spec, rows, f"`{target.name}`")
 
 
-def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
+def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
     """Not known without running the user's code."""
     del spec, folders
     return None

@@ -10,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from rlgraph.columns import Column
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
 from rlgraph.errors import Diagnostic, ProgramError, RunError, nearest
 from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, need, one_text, whole
 
 BAD_TASK = "E0713"
-COLUMNS = ("prompt", "answer", "metadata", "task", "index")
+COLUMNS = {"prompt": "text", "answer": "text", "metadata": "nested", "task": "text", "index": "whole"}
+"""What rows hold, alike for all tasks."""
 OPTIONS = (*SHARED_OPTIONS, "size", "seed", "start")
 
 
@@ -72,13 +74,17 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
     except Exception as error:  # asserts of its own, type errors of numbers that are texts
         message = f"reasoning_gym does not accept these options for '{task}': {error or type(error).__name__}"
         raise ProgramError(Diagnostic(BAD_TASK, message, spec.span)) from None
-    return make_source(spec, GymRows(task, dataset, start, size, spec), f"'{task}'")
+    return make_source(spec, GymRows(task, dataset, start, size, spec), f"'{task}'", _columns())
 
 
-def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
+def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
     """Alike for all tasks."""
     del spec, folders
-    return COLUMNS
+    return _columns()
+
+
+def _columns() -> dict[str, Column]:
+    return {name: Column({kind: ""}) for name, kind in COLUMNS.items()}
 
 
 def _config(spec: Spec, config_class: type[Any]) -> dict[str, Any]:

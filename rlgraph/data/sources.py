@@ -5,9 +5,11 @@ A source is one file of this package, with the source's name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 
+from rlgraph.columns import Column
 from rlgraph.data.base import DataSource
 from rlgraph.errors import Diagnostic, ProgramError, nearest
 from rlgraph.foreign.files import Folders
@@ -44,8 +46,9 @@ def check_source(spec: Spec) -> None:
     flag(spec, "shuffle", False)
 
 
-def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
-    """The columns that the data will have; None where that is not known without much work or the user's code.
+def columns(spec: Spec, folders: Folders) -> Mapping[str, Column] | None:
+    """The columns that the data will have, and what they hold as far as that is seen at once; None where it is not
+    known without much work or the user's code.
 
     It raises nothing: a file that is not here may be where the run will be.
     """
@@ -53,7 +56,7 @@ def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
         check_source(spec)
     except ProgramError:
         return None
-    found: tuple[str, ...] | None = _module(spec).columns(spec, folders)
+    found: Mapping[str, Column] | None = _module(spec).columns(spec, folders)
     return found
 
 

@@ -1,7 +1,7 @@
 """From text to graph: declarations get their meaning, and each step becomes a graph.
 
 Nothing is run here. No Python file of the user's is imported, and no file is opened but the program itself, those it
-`use`s, and (through `columns`) the first row of its data files.
+`use`s, and (through `columns`) the first rows of its data files.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.bodies import write
+from rlgraph.dsl.columns import misused
 from rlgraph.dsl.context import Columns, Context, Faults
 from rlgraph.dsl.declarations import declare, prelude, unknown_changes, unknown_in, unused
 from rlgraph.dsl.expressions import evaluate
@@ -71,7 +72,8 @@ def check_all(
     program = _program(context, file, source, changes or {})
     # A value that nobody uses may be used in what is wrong: warnings wait until all is right.
     _refuse(context.diagnostics)
-    found, schedule = [*context.diagnostics, *chosen_inside(program), *lint(program)], Schedule()
+    found = [*context.diagnostics, *chosen_inside(program), *misused(program, context.data_columns), *lint(program)]
+    schedule = Schedule()
     try:
         schedule = check_schedule(file, program, source, context.scope)
     except ProgramError as error:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rlgraph.columns import Column
 from rlgraph.dsl import tree
 from rlgraph.dsl.scope import Meaning, Reporter
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Expr, Node, Record, Ref, Staleness, Value
 from rlgraph.ir.types import Axis, Table
 
-Columns = Callable[[Record], tuple[str, ...] | None]
-"""Column names of a data source as far as they can be known without running anything."""
+Columns = Callable[[Record], Mapping[str, Column] | None]
+"""The columns of a data source, and what they hold, as far as that can be known without running anything."""
 Faults = Callable[[Record], list[Diagnostic]]
 """What is wrong with data, a function or an environment, as far as that can be seen without running anything."""
 
@@ -84,7 +85,7 @@ class Context(Reporter):
     """Of all phases, by key."""
     buffers: dict[str, Table] = field(default_factory=dict)
     """What was pushed into each buffer."""
-    data_columns: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
+    data_columns: dict[str, Mapping[str, Column] | None] = field(default_factory=dict)
     """Of the data sources that were looked into."""
     collected: set[str] = field(default_factory=set)
     """Data that some `collect` of some phase reads."""

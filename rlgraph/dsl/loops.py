@@ -219,7 +219,8 @@ def read(context: Context, name: str) -> None:
 def _data_columns(context: Context, outside: Outside) -> tuple[str, ...] | None:
     if outside.name not in context.data_columns:
         context.data_columns[outside.name] = context.columns(outside.record)
-    return context.data_columns[outside.name]
+    found = context.data_columns[outside.name]
+    return None if found is None else tuple(found)
 
 
 def _region(

@@ -101,6 +101,13 @@ class RewardFunction:
         shown = {**arguments, "prompts": list(prompts), "completions": list(completions)}
         return self._in_parts(_Rows(list(names), arguments, shown))
 
+    def takes(self, name: str) -> bool:
+        """Whether it is given a column of that name, where the rows have one."""
+        if name in self.constants:
+            return False
+        # `prompt` and `completion` stay out of `**kwargs`, as in TRL.
+        return name in self.signature.named or (self.signature.open_ended and name not in ("prompt", "completion"))
+
     def close(self) -> None:
         """End the processes; a later call starts them again."""
         for worker in self.workers:
@@ -116,17 +123,10 @@ class RewardFunction:
         """What the function is given for each row, of what it accepts."""
         answers = [as_messages(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
         given = {name: list(values) for name, values in columns.items()}
-        # `prompt` and `completion` stay out of `**kwargs`, as in TRL.
-        hidden = {"prompt", "completion", *self.constants}
         given |= {"prompts": list(prompts), "completions": answers}
         if completion_ids is not None:
             given["completion_ids"] = list(completion_ids)
-        named = self.signature.named
-        return {
-            name: values
-            for name, values in given.items()
-            if (name in named and name not in self.constants) or (self.signature.open_ended and name not in hidden)
-        }
+        return {name: values for name, values in given.items() if self.takes(name)}
 
     def _in_parts(self, rows: _Rows) -> list[float]:
         count = len(rows.names)

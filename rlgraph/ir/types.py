@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
-DType = Literal["float", "int", "bool", "text", "any", "row"]
-"""`any` is a data column whose content is only known when it is read; `row` points at one row of a table."""
+DType = Literal["float", "int", "bool", "number", "text", "any", "row"]
+"""`any` is a data column whose content is only known when it is read, and `number` what is computed of one: whole if
+the column is. `row` points at one row of a table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,8 @@ class _Lowering:
             function = _TEXT[expr.op]
         else:
             args = self.numbers(expr, args)
+            if expr.type.dtype == "number":
+                function = reference.OF_COLUMNS.get(expr.op, function)
         if kind == "elementwise":
             met = [self.broadcast(arg, of.type.axis, expr.type.axis) for arg, of in zip(args, expr.args, strict=True)]
             return self.call(function, tuple(met), hint)
@@ -150,12 +152,21 @@ class _Lowering:
     def numbers(self, expr: Apply, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments in the kind of the result: torch would make 32-bit floats of ints, and keep bools."""
         kinds = [arg.type.dtype for arg in expr.args]
-        wanted = _number_kind(expr, kinds)
+        if TENSOR[expr.op].numbers == "widest":
+            return self.compared(args, kinds)
+        wanted = _number_kind(expr)
         if wanted is None:
             return args
-        target = self.dtype if wanted == "float" else torch.int64
-        smaller = ("int", "bool") if wanted == "float" else ("bool",)
         found = list(args)
+        if wanted == "number":
+            for place in range(TENSOR[expr.op].conditions, len(args)):
+                if isinstance(args[place], fx.Node) and kinds[place] in ("any", "number", "bool"):
+                    found[place] = self.call(reference.number, (args[place],))
+                elif isinstance(args[place], bool):
+                    found[place] = int(args[place])
+            return tuple(found)
+        target = self.dtype if wanted == "float" else torch.int64
+        smaller = ("int", "bool", "any", "number") if wanted == "float" else ("bool",)
         numeric = range(TENSOR[expr.op].conditions, len(args))
         for place in numeric:
             if isinstance(args[place], bool):
@@ -166,6 +177,21 @@ class _Lowering:
             # `where(mask, 1, 0.5)`: of Python numbers alone torch would make its default dtype.
             found[1] = self.call(reference.constant, (found[1], target))
         return tuple(found)
+
+    def compared(self, args: tuple[Any, ...], kinds: list[DType]) -> tuple[Any, ...]:
+        """Two numbers that are compared: a whole one beside a real one in double precision."""
+        if "any" in kinds or "number" in kinds:
+            # Which of them is whole is known when they are there.
+            return tuple(
+                self.call(reference.beside, (arg, other)) if isinstance(arg, fx.Node) else arg
+                for arg, other in zip(args, reversed(args), strict=True)
+            )
+        if "float" not in kinds:
+            return args
+        return tuple(
+            self.call("to", (arg, torch.float64)) if isinstance(arg, fx.Node) and kind != "float" else arg
+            for arg, kind in zip(args, kinds, strict=True)
+        )
 
     def broadcast(self, value: Any, source: Axis | None, target: Axis | None) -> Any:
         if source is None or not isinstance(value, fx.Node):
@@ -201,12 +227,9 @@ class _Lowering:
         return self.calls[key]
 
 
-def _number_kind(expr: Apply, kinds: list[DType]) -> DType | None:
+def _number_kind(expr: Apply) -> DType | None:
     """The kind in which an operation meets its numbers; None where it takes them as they are."""
-    meet = TENSOR[expr.op].numbers
-    if meet == "widest":
-        return "float" if "float" in kinds or "any" in kinds else None
-    if meet == "own" or expr.type.dtype not in ("float", "int"):
+    if TENSOR[expr.op].numbers == "own" or expr.type.dtype not in ("float", "int", "number"):
         return None
     return expr.type.dtype
 

@@ -79,7 +79,7 @@ def same_text(a: Any, b: Any) -> Tensor:
     A column of texts is a list, a single text a str.
     """
     if not isinstance(a, (str, list)) and not isinstance(b, (str, list)):
-        return torch.eq(*_tensors(a, b))
+        return torch.as_tensor(beside(a, b) == beside(b, a))
     left, right = (value.tolist() if isinstance(value, Tensor) else value for value in (a, b))
     if not isinstance(left, list) and not isinstance(right, list):
         return torch.tensor(bool(left == right))
@@ -222,6 +222,58 @@ def discount(x: Tensor, decay: Number, index: Tensor) -> Tensor:
 # What `lowering` writes between operations
 
 
+def number(x: Number) -> Number:
+    """A column of the data in mathematics: whole numbers stay whole, and a truth is 1 or 0."""
+    if isinstance(x, Tensor):
+        return x.long() if x.dtype == torch.bool else x
+    return int(x) if isinstance(x, bool) else x
+
+
+def beside(x: Number, other: Number) -> Number:
+    """What of a column is compared with `other`: a whole number beside a real one in double precision, in which it
+    stays what it is."""
+    real = other.is_floating_point() if isinstance(other, Tensor) else isinstance(other, float)
+    whole = isinstance(x, Tensor) and not x.is_floating_point()
+    return x.double() if real and whole and isinstance(x, Tensor) else x
+
+
+def within(exact: Tensor, near: Tensor) -> Tensor:
+    """Whole numbers, of which `near` is what they come to in double precision.
+
+    Raises OverflowError where 64 bits are too few for them.
+    """
+    if not exact.is_floating_point() and bool((near.abs() >= _MOST).any()):
+        raise OverflowError("whole numbers of more than 64 bits")
+    return exact
+
+
+_MOST = 2.0**63
+
+
+def whole_add(a: Number, b: Number) -> Tensor:
+    """`a + b` of a column of the data. See `within`."""
+    return within(torch.as_tensor(a + b), torch.as_tensor(_double(a) + _double(b)))
+
+
+def whole_sub(a: Number, b: Number) -> Tensor:
+    """`a - b` of a column of the data. See `within`."""
+    return within(torch.as_tensor(a - b), torch.as_tensor(_double(a) - _double(b)))
+
+
+def whole_mul(a: Number, b: Number) -> Tensor:
+    """`a * b` of a column of the data. See `within`."""
+    return within(torch.as_tensor(a * b), torch.as_tensor(_double(a) * _double(b)))
+
+
+def whole_sum(x: Tensor, index: Tensor | None, size: int) -> Tensor:
+    """The sum of a column of the data. See `within`."""
+    return within(sum_(x, index, size), _total(x.double(), index, size))
+
+
+def _double(x: Number) -> Number:
+    return x.detach().double() if isinstance(x, Tensor) else float(x)
+
+
 def constant(value: float, dtype: torch.dtype | None) -> Tensor:
     """A Python number as a 0-d tensor, where a tensor has to stand; dtype None: int64 or bool, as it is."""
     return torch.tensor(value, dtype=dtype)
@@ -299,6 +351,15 @@ def _tensors(*values: Number) -> tuple[Tensor, ...]:
         for value in values
     )
 
+
+OF_COLUMNS: Mapping[str, Callable[..., Any]] = {
+    "add": whole_add,
+    "sub": whole_sub,
+    "mul": whole_mul,
+    "sum": whole_sum,
+}
+"""What takes the place of operations whose result is a number of a column of the data: it says where whole numbers
+become too large, which no number of a program does."""
 
 REFERENCE: Mapping[str, Callable[..., Any]] = {
     "add": operator.add,

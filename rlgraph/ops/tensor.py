@@ -22,7 +22,7 @@ class TensorOp:
     kind: OpKind
     args: int
     dtype: DType | Literal["same"]
-    """Of the result; `same`: that of the arguments, bool counting as int."""
+    """Of the result; `same`: that of the arguments, bool counting as int, and a column of the data as a number."""
     doc: str
     function: bool = True
     """The language has it as a function of that name; the others are signs, or made by passes."""
@@ -46,7 +46,8 @@ class TensorOp:
     inverse: bool = False
     """Twice it is nothing."""
     numbers: Literal["result", "widest", "own"] = "result"
-    """The kind in which its numbers meet: that of the result, floats if one of them is, or each in its own."""
+    """The kind in which its numbers meet: that of the result, floats if one of them is, or each in its own. Whole
+    numbers that are compared with floats become floats of double precision, so that they stay what they are."""
     conditions: int = 0
     """So many arguments in front are conditions and no numbers."""
     texts: bool = False
@@ -209,4 +210,6 @@ def _dtype(op: TensorOp, args: Sequence[Tensor]) -> DType:
     if op.dtype != "same":
         return op.dtype
     kinds = {arg.dtype for arg in args[op.conditions :]}
-    return "int" if kinds <= {"int", "bool"} else "float"
+    if "float" in kinds:
+        return "float"
+    return "int" if kinds <= {"int", "bool"} else "number"

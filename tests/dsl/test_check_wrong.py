@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 import rlgraph
+from rlgraph.columns import Column
 from rlgraph.data import columns
 from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse, parse_expression
@@ -27,7 +29,7 @@ from tests import golden
 WRONG = sorted((Path(__file__).parent / "wrong").glob("*.txt"))
 
 
-def data_columns(record: Record) -> tuple[str, ...] | None:
+def data_columns(record: Record) -> Mapping[str, Column] | None:
     given = {name: value for name, value in record.options if value is not None}
     return columns(Spec(record.name, record.args, given, record.span), Folders(Path()))
 

@@ -389,3 +389,36 @@ def test_random_expressions(expr: Expr, tokens: list[list[int]], seed: int) -> N
     # A spread of nearly equal entries is rounding, whose root is 1e-8 of what they are.
     scale = max([1.0, *map(abs, expected)])
     assert found.reshape(-1).tolist() == pytest.approx(expected, rel=1e-9, abs=1e-7 * scale)
+
+
+def test_whole_numbers_of_a_column_stay_whole() -> None:
+    """What a column holds is known when it is there: whole numbers are not made real ones, unless the result is."""
+    shape = Shape([[1, 1]])
+    big = 2**24
+    made = node(
+        f"same = any == {big}",
+        f"real = any == {big}.0",
+        f"below = any < {big}.5",
+        "more = any + 1",
+        "rest = any % 2",
+        "most = max(any, to=prompts)",
+        "half = any / 2",
+        "left = where(any > 3, any, 0)",
+        yields="same: bool[rollout], real: bool[rollout], below: bool[rollout], more: number[rollout], "
+        "rest: number[rollout], most: number[prompts], half: float[rollout], left: number[rollout]",
+    )
+    whole = lower(made)({"any": torch.tensor([big + 1, big])}, shape)
+    assert whole["same"].tolist() == whole["real"].tolist() == whole["below"].tolist() == [False, True]
+    assert whole["more"].tolist() == [big + 2, big + 1] and whole["rest"].tolist() == [1, 0]
+    assert whole["most"].tolist() == [big + 1] and whole["left"].tolist() == [big + 1, big]
+    assert whole["more"].dtype == whole["most"].dtype == torch.int64 and whole["half"].dtype == shape.dtype
+    real = lower(made)({"any": torch.tensor([0.5, 4.5], dtype=shape.dtype)}, shape)
+    assert real["more"].tolist() == [1.5, 5.5] and real["left"].tolist() == [0, 4.5]
+    truth = lower(made)({"any": torch.tensor([True, False])}, shape)
+    assert truth["more"].tolist() == [2, 1] and truth["half"].tolist() == [0.5, 0]
+
+
+def test_whole_numbers_that_are_compared_with_real_ones_stay_what_they_are() -> None:
+    made = node("b = n == s", yields="b: bool[rollout]")
+    given = {"n": torch.tensor([2**24 + 1, 2**24]), "s": torch.tensor(2.0**24, dtype=torch.float32)}
+    assert lower(made)(given, Shape([[1, 1]], torch.float32))["b"].tolist() == [False, True]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.errors import ProgramError
+from rlgraph.errors import ProgramError, RunError
 from rlgraph.foreign import Workers, open_function
 from rlgraph.foreign.files import Folders, find_file, find_module
 from rlgraph.foreign.spec import Spec
@@ -88,6 +88,9 @@ def test_the_reward_that_ships(declare: Declare, folders: Folders, workers: Work
     assert score("Paris is the capital", "paris") == score("", "paris") == score("x", "") == 0
     message = [{"role": "assistant", "content": "it is 4"}]
     assert correct([[{"role": "user", "content": "2+2"}]], ["it is 4"], columns={"answer": ["4"]}) == [1.0], message
+    with pytest.raises(RunError) as caught:
+        correct(["p", "q"], ["4", "it is None"], columns={"answer": ["4", None]})
+    assert "on row 1" in str(caught.value) and "`answer` is None" in str(caught.value)
 
 
 # What is checked without running anything

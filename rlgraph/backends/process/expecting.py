@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any
 
 import torch
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.process.columns import arguments, numbers_of
 from rlgraph.backends.process.sampling import asked_rows, data_column
 from rlgraph.backends.process.session import Session
 from rlgraph.backends.rows import TableData, show_id
-from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import attr
 
@@ -24,13 +23,9 @@ def expect(node: Node, frame: Frame, session: Session) -> Made:
     found: Any
     if column := attr(node, "column"):
         found = data_column(TableData(tuple(data)), column, rows, node)
-        odd = next((place for place, each in enumerate(found) if not isinstance(each, Real)), None)
-        if odd is not None:
-            message = f"`{column}` of {rows.who(odd)} is no number: {found[odd]!r:.60}"
-            raise RunError(Diagnostic("E0735", message, node.span, "rows begin by it: the largest first"))
+        found = numbers_of(found, column, rows.who, node.span, session.dtype).tolist()
     elif func := attr(node, "func"):
-        names = {name for row in data[:1] for name in row}
-        columns = {name: [row.get(name) for row in data] for name in names}
+        columns = arguments(data, rows, node.span, session.functions[func].takes)
         count = len(prompts)
         ids = [show_id(row) for row in rows.known]
         found = session.functions[func](list(prompts), [""] * count, [[]] * count, columns, ids)

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.process.columns import numbers_of
 from rlgraph.backends.process.sampling import inner_rows
 from rlgraph.backends.process.session import Session
 from rlgraph.backends.rows import Rows, TableData, join
 from rlgraph.engines.ragged import ragged_places
+from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
-from rlgraph.ir.types import Table
+from rlgraph.ir.types import Table, axis_of
 from rlgraph.ir.types import Tensor as TensorType
 
 
@@ -24,21 +26,30 @@ def lookup(node: Node, frame: Frame, session: Session) -> Made:
     known, keys = (frame.values[name] for name in node.inputs)
     kind: Any = frame.types[node.inputs[0]]
     initial = session.initial[kind.name]
-    found = [known.get(key, initial) for key in _keys(keys)]
+    found = [known.get(key, initial) for key in _keys(keys, node, frame)]
     return Made({node.outputs[0].name: torch.tensor(found, dtype=session.dtype)})
 
 
 def assign(node: Node, frame: Frame, session: Session) -> Made:
     known, keys, values = (frame.values[name] for name in node.inputs)
     sums: dict[Any, list[float]] = {}
-    numbers = values.tolist() if isinstance(values, Tensor) else [float(value) for value in values]
-    for key, value in zip(_keys(keys), numbers, strict=True):
+    if isinstance(values, list):
+        axis = axis_of(frame.types[node.inputs[2]])
+        assert axis
+        values = numbers_of(values, node.inputs[2], frame.rows[axis.key].who, node.span, session.dtype)
+    numbers = [float(value) for value in values.tolist()]
+    for key, value in zip(_keys(keys, node, frame), numbers, strict=True):
         sums.setdefault(key, []).append(value)
     return Made({node.outputs[0].name: {**known, **{key: sum(of) / len(of) for key, of in sums.items()}}})
 
 
-def _keys(column: Any) -> list[Any]:
+def _keys(column: Any, node: Node, frame: Frame) -> list[Any]:
     found = column.tolist() if isinstance(column, Tensor) else column
+    if None in found:
+        axis = axis_of(frame.types[node.inputs[1]])
+        assert axis
+        message = f"`{node.inputs[1]}` of {frame.rows[axis.key].who(found.index(None))} is null, and no key"
+        raise RunError(Diagnostic("E0735", message, node.span, "write a text or a whole number in every row"))
     return [repr(key) if isinstance(key, (list, dict)) else key for key in found]
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from functools import cache
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.process.columns import Who, arguments, finite, inputs_of, numbers_of
 from rlgraph.backends.process.expecting import expect, learn
 from rlgraph.backends.process.lasting import assign, lookup, push, sample
 from rlgraph.backends.process.sampling import data_column, generate, inner_rows, interact
@@ -26,11 +25,10 @@ from rlgraph.data import Cursor
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.sequences import Sequences
 from rlgraph.errors import Diagnostic, RunError, counted
-from rlgraph.ir.graph import Apply, Expr, Node, Ref
+from rlgraph.ir.graph import Apply, Node
 from rlgraph.ir.types import Axis, Table, axis_of
-from rlgraph.ir.types import Tensor as TensorType
 from rlgraph.lowering.lower import Lowered, lower
-from rlgraph.ops import NODES, TENSOR, attr
+from rlgraph.ops import NODES, attr
 
 Work = Callable[[Node, Frame, Session], Made]
 
@@ -164,18 +162,19 @@ def call(node: Node, frame: Frame, session: Session) -> Made:
     rows = frame.rows[kind.axis.key]
     codec = session.models[table.owner].engine.codec
     ids = table.sequences.scored_rows()
-    names = {name for row in table.data[:1] for name in row}
-    columns: dict[str, Any] = {name: [row.get(name) for row in table.data] for name in names}
+    function, own_columns = session.functions[node.attr("func")], node.attr("names")
+    takes: Callable[[str], bool] = lambda name: name not in own_columns and function.takes(name)  # noqa: E731
+    columns: dict[str, Any] = arguments(table.data, rows, node.span, takes)
     for name, source in zip(node.attr("names"), node.inputs[1:], strict=True):
         value, own = frame.values[source], frame.types[source]
         if own.axis.key != kind.axis.key:  # type: ignore[union-attr]
             value = pick(value, frame.index(kind.axis.key, own.axis.key))  # type: ignore[union-attr]
         columns[name] = value.tolist() if isinstance(value, Tensor) else value
     shown = [show_id(row) for row in rows.known]
-    found = session.functions[node.attr("func")](
-        list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown
-    )
-    return Made({node.outputs[0].name: torch.tensor(found, dtype=session.dtype)})
+    found = function(list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown)
+    func = node.attr("func")
+    rewards = finite(found, lambda place: f"what `{func}` gives for {rows.who(place)}", node.span, session.dtype)
+    return Made({node.outputs[0].name: rewards})
 
 
 @cache
@@ -184,8 +183,19 @@ def _lowered(node: Node) -> Lowered:
 
 
 def tensor(node: Node, frame: Frame, session: Session) -> Made:
-    values = {name: _number(name, node, frame, session.dtype) for name in node.inputs}
-    found = dict(_lowered(replace(node, unit=None))(values, _AxisRows(frame, session.dtype)))
+    given = {name: frame.values[name] for name in node.inputs}
+    values = inputs_of(node, given, {name: _who(frame, name) for name in node.inputs}, session.dtype)
+    try:
+        found = dict(_lowered(replace(node, unit=None))(values, _AxisRows(frame, session.dtype)))
+    except OverflowError as error:
+        message = f"`{node.name}` comes to {error}"
+        hint = "calculate with real numbers: `float(x)` of a column"
+        raise RunError(Diagnostic("E0731", message, node.span, hint)) from None
+    except RuntimeError as error:
+        if "ZeroDivisionError" not in str(error):
+            raise
+        message = f"`{node.name}` divides a whole number by 0"
+        raise RunError(Diagnostic("E0731", message, node.span, "`max(x, 1)` is never 0")) from None
     exprs = {let.name: let.expr for let in node.body}
     for value in node.outputs:
         expr = exprs[value.name]
@@ -217,40 +227,10 @@ def _starts(frame: Frame, axis: Axis, group: Axis) -> np.ndarray:
     return first
 
 
-def _number(name: str, node: Node, frame: Frame, dtype: torch.dtype) -> Any:
-    """An input of a tensor node; a data column is turned into numbers, unless it holds texts that are only compared."""
-    value, kind = frame.values[name], frame.types[name]
-    if isinstance(value, int):
-        return torch.tensor(value)
-    if not isinstance(value, list):
-        return value
-    assert isinstance(kind, TensorType)
-    if kind.dtype == "text":
-        return value
-    found = []
-    for place, item in enumerate(value):
-        # A table's columns of decimals, and NumPy's numbers, are numbers too.
-        if isinstance(item, (Real, Decimal)):
-            try:
-                found.append(float(item))
-                continue
-            except OverflowError:
-                pass
-        elif any(_compared(let.expr, name) for let in node.body):
-            return value
-        who = frame.rows[kind.axis.key].who(place) if kind.axis else f"row {place}"
-        what = "more than a number can be" if isinstance(item, (Real, Decimal)) else "no number"
-        raise RunError(Diagnostic("E0735", f"`{name}` of {who} is {what}: {item!r:.60}", node.span))
-    return torch.tensor(found, dtype=dtype)
-
-
-def _compared(expr: Expr, name: str) -> bool:
-    """Whether a value is an operand of what takes texts, too."""
-    if not isinstance(expr, Apply):
-        return False
-    if TENSOR[expr.op].texts and any(isinstance(arg, Ref) and arg.name == name for arg in expr.args):
-        return True
-    return any(_compared(arg, name) for arg in expr.args)
+def _who(frame: Frame, name: str) -> Who:
+    """The rows of a value, for a message."""
+    axis = axis_of(frame.types[name])
+    return frame.rows[axis.key].who if axis else lambda place: f"row {place}"
 
 
 def size(node: Node, frame: Frame, session: Session) -> Made:
@@ -277,6 +257,8 @@ def _kept_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.nd
     mask, kind = frame.values[node.inputs[0]], frame.types[node.inputs[0]]
     axis = axis_of(kind)
     assert axis is not None
+    if isinstance(mask, list):
+        mask = numbers_of(mask, node.inputs[0], _who(frame, node.inputs[0]), node.span, torch.float64)
     kept = np.flatnonzero(np.asarray(mask, dtype=bool)[frame.index(node.attr("axis"), axis.key)])
     return node.attr("axis"), kept
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.process.columns import finite, lacks
 from rlgraph.backends.process.session import ModelState, Session, engine_failure, too_long
 from rlgraph.backends.recording import Replay
 from rlgraph.backends.rows import RowId, Rows, TableData, show_id
@@ -112,15 +113,8 @@ def data_column(table: TableData, name: str, rows: Rows | None, node: Node) -> t
     """A column of the data that a table's rows came from; says which row lacks it."""
     for place, row in enumerate(table.data):
         if name not in row:
-            who = rows.who(place) if rows else f"row {place}"
-            raise RunError(
-                Diagnostic(
-                    "E0711",
-                    f"{who} has no column `{name}`",
-                    node.span,
-                    f"it has {', '.join(f'`{key}`' for key in row)}",
-                )
-            )
+            others = any(name in other for other in table.data)
+            raise lacks(rows.who(place) if rows else f"row {place}", name, node.span, () if others else tuple(row))
     return tuple(row[name] for row in table.data)
 
 
@@ -387,11 +381,13 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
     session.notes.add(frame.step, "sampled", node.attr("key"), ids, runs)
     sequences = Sequences.from_lists([e.tokens for e in episodes], [e.scored for e in episodes])
     turns = np.array([len(e.rewards) for e in episodes], dtype=np.int64)
+    owners = [row for row, e in zip(ids, episodes, strict=True) for _ in e.rewards]
+    rewards = [r for e in episodes for r in e.rewards]
     columns = {
         "logprobs": torch.tensor([p for e in episodes for p in e.logprobs], dtype=session.dtype),
         "finished": torch.tensor([e.over for e in episodes], dtype=torch.bool),
         **_versions(runs, kind),
-        "reward": torch.tensor([r for e in episodes for r in e.rewards], dtype=session.dtype),
+        "reward": finite(rewards, lambda at: f"a reward of {show_id(owners[at])}", node.span, session.dtype),
         "turns": torch.from_numpy(turns),
     }
     table = TableData(rows, asked, sequences, columns, model.model.name)

@@ -17,6 +17,7 @@ from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, Versions
 from rlgraph.data import Cursor, Reader, check_source, open_source
+from rlgraph.dsl.columns import misused
 from rlgraph.engines.base import Embedded, Engine, EngineError, ModelRefused, Rank
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
@@ -165,6 +166,9 @@ class Session:
             note(f"opening {outside.name}")
             with _collected(problems):
                 self._open_outside(outside)
+        if not problems:
+            known = {name: reader.source.columns for name, reader in self.readers.items()}
+            problems += misused(self.program, known, self.functions)
         if problems:
             raise ProgramError(problems)
         for model in self.program.models:

@@ -1,0 +1,385 @@
+"""What columns of the data hold, compared with how a program uses them.
+
+The checker asks with what it has seen of the data, and a run once more before its first step, with what all rows hold.
+A use is found in the graph: a table knows from which data its rows are, whatever filters, loops and buffers it went
+through, and a value from which column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from rlgraph.columns import NUMBERS, Column
+from rlgraph.errors import Diagnostic, Span
+from rlgraph.ir.graph import Apply, Const, Expr, Graph, Node, Program, Ref
+from rlgraph.ir.types import Handle, Table, Type
+from rlgraph.ops import NODES, TENSOR, attr
+
+Known = Mapping[str, Mapping[str, Column] | None]
+"""By data source, what its columns hold; None where nobody has looked."""
+
+_MANY = {
+    "text": "texts",
+    "whole": "whole numbers",
+    "real": "real numbers",
+    "truth": "true or false",
+    "messages": "lists of messages",
+    "nested": "lists or objects",
+    "other": "what is neither text nor number",
+    "large": "whole numbers of more than 64 bits",
+    "wide": "numbers that 32 bits cannot hold",
+    "odd": "numbers that are not finite",
+}
+_EVERY_ROW = "give every row the column, with `null` where there is no value: a function is given `None` for it"
+
+
+class Function(Protocol):
+    """A function of the program, as far as it is loaded."""
+
+    def takes(self, name: str) -> bool:
+        """Whether it is given a column of that name."""
+        ...
+
+
+def misused(program: Program, known: Known, functions: Mapping[str, Function] | None = None) -> list[Diagnostic]:
+    """What columns hold that does not fit their use, each use said once. functions: those that are loaded, which say
+    what they are given."""
+    walk = _Walk(program, known, functions or {})
+    for phase in program.phases:
+        walk.graph(phase.graph, phase.graph.values())
+    walk.check_keys()
+    return list({(found.code, found.message, str(found.span)): found for found in walk.found}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A column where the program uses it."""
+
+    name: str
+    column: Column
+    span: Span
+    """Where it is named."""
+
+    @property
+    def shown(self) -> str:
+        """As the program writes it, where its text is at hand."""
+        text = self.span.text if self.span.line else ""
+        return f"`{text}`" if text and "\n" not in text and len(text) < 40 else f"the column `{self.name}`"
+
+    @property
+    def kinds(self) -> list[str]:
+        """What it holds, beside what it lacks."""
+        return [kind for kind in self.column.first if kind not in ("missing", "null")]
+
+    @property
+    def many(self) -> str:
+        """What it holds, for a message, and where the first of it is."""
+        said = [f"{_MANY[kind]}{self._place(kind)}" for kind in self.kinds]
+        return " and ".join(said)
+
+    def _place(self, kind: str) -> str:
+        place = self.column.first[kind]
+        return f" ({place})" if place else ""
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Where each table's rows are from, and each value's entries, while graphs are walked in their order."""
+
+    program: Program
+    known: Known
+    functions: Mapping[str, Function]
+    tables: dict[str, str] = field(default_factory=dict)
+    """The data source, by the name of a table."""
+    columns: dict[str, _Use] = field(default_factory=dict)
+    """By the name of a value."""
+    buffers: dict[str, str] = field(default_factory=dict)
+    """The data source of the rows of a buffer."""
+    keys: dict[str, list[_Use]] = field(default_factory=dict)
+    """By keyed state, the columns of its keys."""
+    found: list[Diagnostic] = field(default_factory=list)
+
+    def graph(self, graph: Graph, types: Mapping[str, Type]) -> None:
+        for node in graph.nodes:
+            for region in node.regions:
+                self.graph(region, types)
+                inside = region.outputs[len(region.inputs) :]
+                for name, value in zip(inside, node.outputs[len(region.inputs) :], strict=False):
+                    self._same(name, value.name)
+            self._node(node, types)
+
+    def _same(self, old: str, new: str) -> None:
+        if old in self.tables:
+            self.tables[new] = self.tables[old]
+        if old in self.columns:
+            self.columns[new] = self.columns[old]
+
+    def _node(self, node: Node, types: Mapping[str, Type]) -> None:
+        if node.op in _BY_OPERATION:
+            _BY_OPERATION[node.op](self, node, types)
+        elif node.op in NODES and NODES[node.op].generates:
+            self._asked(node)
+
+    def _read(self, node: Node, types: Mapping[str, Type]) -> None:
+        self.tables[node.outputs[0].name] = _handle(node, types).name
+
+    def _tensor(self, node: Node, types: Mapping[str, Type]) -> None:
+        for let in node.body:
+            self._expr(let.expr)
+            if isinstance(let.expr, Ref):
+                self._same(let.expr.name, let.name)
+
+    def _keep(self, node: Node, types: Mapping[str, Type]) -> None:
+        self._number(node.inputs[0], node.span)
+        for name, value in zip(node.inputs[1:], node.outputs, strict=True):
+            self._same(name, value.name)
+
+    def _pick(self, node: Node, types: Mapping[str, Type]) -> None:
+        self._same(node.inputs[0], node.outputs[0].name)
+
+    def _encode(self, node: Node, types: Mapping[str, Type]) -> None:
+        self._texts(node.inputs[0], node.span, ("text", "messages"))
+        self._texts(node.inputs[1], node.span, ("text",))
+
+    def _keyed(self, node: Node, types: Mapping[str, Type]) -> None:
+        use = self.columns.get(node.inputs[1])
+        if use is not None:
+            self.keys.setdefault(_handle(node, types).name, []).append(use)
+            self._there(use, null=True)
+
+    def _assign(self, node: Node, types: Mapping[str, Type]) -> None:
+        self._keyed(node, types)
+        self._number(node.inputs[2], node.span)
+
+    def _push(self, node: Node, types: Mapping[str, Type]) -> None:
+        if node.inputs[1] in self.tables:
+            self.buffers[_handle(node, types).name] = self.tables[node.inputs[1]]
+
+    def _sample(self, node: Node, types: Mapping[str, Type]) -> None:
+        name = _handle(node, types).name
+        if name in self.buffers:
+            self.tables[node.outputs[0].name] = self.buffers[name]
+
+    def _held(self, table: str, name: str, span: Span) -> _Use | None:
+        """A column of the data that a table's rows came from, if anybody has looked at it."""
+        columns = self.known.get(self.tables.get(table, ""))
+        if not columns or name not in columns:
+            return None
+        return _Use(name, columns[name], span)
+
+    def _column(self, node: Node, types: Mapping[str, Type]) -> None:
+        kind, name = types[node.inputs[0]], str(node.attr("name"))
+        assert isinstance(kind, Table)
+        own = replace(kind, data=()).columns()
+        use = None if name in own else self._held(node.inputs[0], name, node.span)
+        if use is not None:
+            self.columns[node.outputs[0].name] = use
+            self._there(use)
+
+    # Uses
+
+    def _there(self, use: _Use, *, null: bool = False) -> None:
+        """Every row has the column; null: and a value in it."""
+        if "missing" in use.column.first:
+            message = f"{use.column.first['missing']} has no column `{use.name}`, which other rows have"
+            self.found.append(Diagnostic("E0711", message, use.span, _EVERY_ROW))
+        elif null and "null" in use.column.first:
+            message = f"{use.shown} is null in {use.column.first['null'] or 'a row'}, and no key"
+            hint = "write a text or a whole number in every row"
+            self.found.append(Diagnostic("E0735", message, use.span, hint))
+
+    def _number(self, name: str, span: Span) -> None:
+        """One calculates with a value."""
+        use = self.columns.get(name)
+        if use is None:
+            return
+        odd = next((kind for kind in use.column.first if kind not in (*NUMBERS, "missing")), None)
+        if odd is None or odd == "wide" and self._double():
+            return
+        message = f"{use.shown} holds {use.column.where(odd)}, and one calculates with it"
+        self.found.append(Diagnostic("E0735", message, span if span.line else use.span, _REMEDIES.get(odd, "")))
+
+    def _double(self) -> bool:
+        """Whether the run calculates in 64 bits: then a model does."""
+        return any(self.program.dtype(model) == "float64" for model in self.program.models)
+
+    def _expr(self, expr: Expr) -> None:
+        if isinstance(expr, Ref):
+            return
+        for part in _applied(expr):
+            if TENSOR[part.op].texts:
+                self._compared(part)
+                continue
+            for arg in part.args:
+                if isinstance(arg, Ref):
+                    self._number(arg.name, part.span)
+
+    def _compared(self, expr: Apply) -> None:
+        """`==` and `!=`: both sides are texts, or both are numbers."""
+        sides = [self._side(arg) for arg in expr.args]
+        for arg, side, other in zip(expr.args, sides, reversed(sides), strict=True):
+            use = self.columns.get(arg.name) if isinstance(arg, Ref) else None
+            if use is None or not isinstance(arg, Ref):
+                continue
+            lacks = use.column.first.get("null")
+            if lacks is not None:
+                message = f"{use.shown} is null in {lacks or 'a row'}, which is equal to no value"
+                hint = "write a value in every row, or compare in a function, which is given `None`"
+                self.found.append(Diagnostic("E0735", message, expr.span, hint))
+                return
+            if side == "mixed":
+                message = f"{use.shown} holds {use.many}, and is compared: a text is equal to no number"
+                hint = "write the whole column as texts, or the whole column as numbers"
+                self.found.append(Diagnostic("E0304", message, expr.span, hint))
+                return
+            if side == "neither":
+                message = f"{use.shown} holds {use.many}, which is compared with nothing here"
+                hint = "compare texts with texts and numbers with numbers; a function is given the rest as it is"
+                self.found.append(Diagnostic("E0304", message, expr.span, hint))
+                return
+            if {side, other} == {"texts", "numbers"}:
+                self.found.append(_unlike(expr, use, side))
+                return
+            if side == "numbers":
+                self._number(arg.name, expr.span)
+
+    def _side(self, expr: Expr) -> str:
+        """What stands on a side of a comparison: `texts`, `numbers`, `mixed`, `neither`, or nothing that is known."""
+        if expr.type.dtype == "text":
+            return "texts"
+        if expr.type.dtype != "any":
+            return "numbers"
+        use = self.columns.get(expr.name) if isinstance(expr, Ref) else None
+        kinds = set(use.kinds) if use else set()
+        if not kinds:
+            return ""
+        if kinds == {"text"}:
+            return "texts"
+        if kinds <= {*NUMBERS, "odd", "wide", "large"}:
+            return "numbers"
+        return "mixed" if "text" in kinds else "neither"
+
+    def _asked(self, node: Node) -> None:
+        """A table of prompts, or a column of them, that a model answers."""
+        name, made = node.inputs[1], node.outputs[0].name
+        if name in self.columns:
+            self._texts(name, node.span, ("text", "messages"))
+            return
+        if name not in self.tables:
+            return
+        self.tables[made] = self.tables[name]
+        use = self._held(name, "prompt", node.span)
+        if use is not None:
+            self._there(use)
+            self._prompt(use, ("text", "messages"))
+
+    def _texts(self, name: str, span: Span, wanted: Sequence[str]) -> None:
+        if name in self.columns:
+            self._prompt(self.columns[name], wanted, span)
+
+    def _prompt(self, use: _Use, wanted: Sequence[str], span: Span | None = None) -> None:
+        odd = next((kind for kind in use.column.first if kind not in (*wanted, "missing")), None)
+        if odd is None:
+            return
+        needed = "a text or a list of messages" if "messages" in wanted else "a text"
+        message = f"the column `{use.name}` holds {use.column.where(odd)}, and {needed} is needed here"
+        hint = "write it as a text in the data, in quotes" if odd in ("whole", "real", "truth") else ""
+        hint = "leave such rows out of the data" if odd == "null" else hint
+        hint = 'a message is `{"role": "user", "content": "..."}`' if odd == "nested" else hint
+        self.found.append(Diagnostic("E0732", message, span or use.span, hint))
+
+    def _expected(self, node: Node, types: Mapping[str, Type]) -> None:
+        """A column by which rows begin."""
+        name = attr(node, "column")
+        use = self._held(node.inputs[0], str(name), node.span) if name else None
+        if use is None:
+            return
+        self._there(use)
+        self.columns[f"{node.name}.{name}"] = use
+        self._number(f"{node.name}.{name}", node.span)
+
+    def _given(self, node: Node, types: Mapping[str, Type]) -> None:
+        """Every row has the columns that a function is given."""
+        function = self.functions.get(str(node.attr("func")))
+        columns = self.known.get(self.tables.get(node.inputs[0], "")) or {}
+        for name, column in columns.items():
+            if function and function.takes(name) and name not in node.attr("names"):
+                self._there(_Use(name, column, node.span))
+
+    def check_keys(self) -> None:
+        """Keys of a state are all texts, or all numbers: 4 is another key than "4"."""
+        for state, uses in self.keys.items():
+            kinds = [{"texts" if kind == "text" else "numbers" for kind in use.kinds} for use in uses]
+            odd = next((use for use, held in zip(uses, kinds, strict=True) if len(held | kinds[0]) > 1), None)
+            if odd is None:
+                continue
+            message = f"{odd.shown} holds {odd.many}, and the keys of `{state}` would be texts and numbers"
+            if odd is not uses[0] and uses[0].many != odd.many:
+                message = f"{odd.shown} holds {odd.many}, and {uses[0].shown}, by which `{state}` is kept too, "
+                message += uses[0].many
+            hint = 'write all of them as texts, or all as numbers: 4 and "4" are two keys'
+            self.found.append(Diagnostic("E0304", message, odd.span, hint))
+
+
+def _handle(node: Node, types: Mapping[str, Type]) -> Handle:
+    """What lives across steps, and a node reads or changes."""
+    found = types[node.inputs[0]]
+    assert isinstance(found, Handle)
+    return found
+
+
+_REMEDIES = {
+    "text": "write numbers without quotes in the data",
+    "null": "write a number in every row, or keep the rows that have one in a file of their own",
+    "odd": "write a number in every row: NaN and infinity go on into every sum",
+    "wide": "divide by what makes it of the size of others",
+    "large": "write it as a text: whole numbers have 64 bits",
+}
+
+
+def _unlike(expr: Apply, use: _Use, side: str) -> Diagnostic:
+    """A column of numbers that is compared with a text, or of texts with a number."""
+    other = next((arg for arg in expr.args if isinstance(arg, Const)), None)
+    if side == "numbers":
+        message = f"{use.shown} holds {use.many}, and is compared with a text: they are never equal"
+        hint = f'write texts in the data, as "{use.name}": "4"'
+        if other is None:
+            hint += '; or compare numbers, in a function: `python("rlgraph.rewards:exact_match")` does'
+        elif str(other.value).lstrip("-").replace(".", "", 1).isdecimal():
+            hint += f"; or compare with a number: `{other.value}`"
+        return Diagnostic("E0304", message, expr.span, hint)
+    message = f"{use.shown} holds {use.many}, and is compared with a number: they are never equal"
+    shown = str(other.value).lower() if other is not None and isinstance(other.value, bool) else other and other.value
+    hint = f'compare with a text: `"{shown}"`' if other is not None else "compare with a column of texts"
+    return Diagnostic("E0304", message, expr.span, f'{hint}; or write numbers in the data, as "{use.name}": 4')
+
+
+def _applied(expr: Expr) -> Iterator[Apply]:
+    """Every operation in an expression, each once though parts are shared."""
+    waiting: list[Expr] = [expr]
+    seen: set[int] = set()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Apply) and id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            waiting += part.args
+
+
+_BY_OPERATION: Mapping[str, Callable[[_Walk, Node, Mapping[str, Type]], None]] = {
+    "read": _Walk._read,
+    "column": _Walk._column,
+    "tensor": _Walk._tensor,
+    "keep": _Walk._keep,
+    "pick": _Walk._pick,
+    "encode": _Walk._encode,
+    "lookup": _Walk._keyed,
+    "assign": _Walk._assign,
+    "expect": _Walk._expected,
+    "call": _Walk._given,
+    "push": _Walk._push,
+    "sample": _Walk._sample,
+}
+"""What a node does with tables and columns, beside those that generate."""

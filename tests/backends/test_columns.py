@@ -1,0 +1,189 @@
+"""Columns of the data in a run: whole numbers stay whole wherever they go, and what came one by one is judged, too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import run_text, weights
+
+from rlgraph.backends.process.columns import finite, numbers_of
+from rlgraph.errors import NO_SPAN, ProgramError, RunError
+
+BIG = 2**24
+"""The next number is none that 32 bits hold as a real one."""
+HUGE = 2**53
+"""Nor are the next ones here any that 64 bits hold so."""
+HEAD = f"algorithm t\nmodel actor = causal_lm({weights()})\n"
+STEP = "state seen[key] = 0.0\nbuffer replay = fifo(capacity=16)\nstep:\n    r = actor.generate(q, n=2, max_tokens=3)\n"
+ROWS = [{"prompt": "a", "id": BIG}, {"prompt": "b", "id": BIG + 1}, {"prompt": "c", "id": HUGE + 1}]
+
+FILES = {
+    "jsonl": 'data q = jsonl("q.jsonl", batch=3, shuffle=false)\n',
+    "parquet": 'data q = parquet("q.parquet", batch=3, shuffle=false)\n',
+    "list": 'data q = python("rows.py:listed", batch=3, shuffle=false)\n',
+    "stream": 'data q = python("rows.py:yielded", batch=3)\n',
+}
+"""Sources of the same rows."""
+
+REPORTS = {
+    f"mean(r.id == {BIG})": 1 / 3,
+    f"mean(q.id != {BIG + 1})": 2 / 3,
+    f"mean(r.id == {BIG}.0)": 1 / 3,
+    f"mean(r.id < {BIG}.5)": 1 / 3,
+    f"mean({BIG} < r.id)": 2 / 3,
+    f"max(where(r.id < {HUGE}, r.id, 0))": BIG + 1,
+    f"mean(r.id - {HUGE} == 1)": 1 / 3,
+    "mean(r.id % 2)": 2 / 3,
+    f"mean(r.id * 2 == {2 * BIG + 2})": 1 / 3,
+    f"sum(where(r.id < {HUGE}, r.id, 0)) - {4 * BIG}": 2,
+    f"mean(old.id == {BIG})": 1 / 3,
+    f"mean(old.more - 1 == old.id) + mean(old.more == {BIG + 1})": 4 / 3,
+    "mean(seen[r.id] == r.id % 7)": 1,
+}
+LINES = "    more = r.id + 1\n    push replay(r, more=more)\n    old = replay.sample(6)\n    seen[r.id] := r.id % 7\n"
+
+
+def written(folder: Path, *rows: Mapping[str, Any]) -> Path:
+    (folder / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = (
+        f"nan = float('nan')\n\ndef listed():\n    return {list(rows)!r}\n\ndef yielded():\n    yield from listed()\n"
+    )
+    (folder / "rows.py").write_text(text)
+    return folder
+
+
+def reported() -> str:
+    named = [f"m{place} = {expr}" for place, expr in enumerate(REPORTS)]
+    return f"    report {', '.join(named)}\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "block"), [("jsonl", None), ("jsonl", 2), ("parquet", 1), ("list", None), ("stream", None)]
+)
+def test_whole_numbers_stay_whole(tmp_path: Path, source: str, block: int | None) -> None:
+    """In comparisons, mathematics, keys, buffers and metrics."""
+    if source == "parquet":
+        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.parquet  # type: ignore[import-untyped]
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "q.parquet")
+    text = HEAD + FILES[source] + STEP + LINES + reported()
+    (seen,) = run_text(text, written(tmp_path, *ROWS), block=block)
+    assert seen.metrics == pytest.approx({f"m{place}": value for place, value in enumerate(REPORTS.values())}, abs=1e-6)
+
+
+def refused(folder: Path, lines: str, source: str = "stream", rows: Any = ROWS) -> str:
+    text = HEAD + FILES[source] + STEP + lines
+    with pytest.raises((RunError, ProgramError)) as caught:
+        run_text(text, written(folder, *rows))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "rows", "said"),
+    [
+        ('report a = mean(r.x == "4")', [{"x": 4}], "compared with a text: they are never equal"),
+        ("report a = mean(r.text == r.x)", [{"x": 4}], "compared with a text: they are never equal"),
+        ('report a = mean(r.x == "4")', [{"x": "4"}, {"x": 4}], "row 1"),
+        ('report a = mean(r.x == "4")', [{"x": "4"}, {"x": None}], "null"),
+        ("report a = mean(r.x)", [{"x": 4}, {"x": float("nan")}], "a number that is not finite"),
+        ("report a = mean(r.x)", [{"x": 4.5}, {"x": 1e39}], "row 1"),
+        ("report a = mean(r.x)", [{"x": 4}, {"x": 2**63}], "a whole number of more than 64 bits"),
+        ("seen[r.x] := r.length", [{"x": 4}, {"x": None}], "is null"),
+        ("seen[r.prompt] := r.x", [{"x": 4}, {"x": "5"}], "a text"),
+        ("keep q where q.x\n    report a = mean(r.length)", [{"x": True}, {"x": "false"}], "a text"),
+    ],
+)
+def test_what_comes_one_by_one_and_does_not_fit_its_use_is_refused(
+    tmp_path: Path, lines: str, rows: Any, said: str
+) -> None:
+    """With the row that came. `tests/dsl/test_check_columns.py` has what is said where all rows are there."""
+    whole = [{"prompt": "a", **row} for row in (*rows, *rows, *rows)[:3]]
+    text = refused(tmp_path, f"    {lines}\n", "stream", whole)
+    assert said in text and "^^^" in text and "E0735" in text
+
+
+def test_whole_numbers_that_become_too_large_are_refused(tmp_path: Path) -> None:
+    """They would begin again at the other end."""
+    rows = [{"prompt": "a", "id": 2**62}] * 3
+    for expr in ("r.id * 4", "r.id + r.id", "-r.id - r.id - r.id"):
+        text = refused(tmp_path, f"    report a = max({expr})\n", "jsonl", rows)
+        assert "E0731" in text and "comes to whole numbers of more than 64 bits" in text and "float(x)" in text
+    assert "64 bits" in refused(tmp_path, "    report a = sum(r.id)\n", "jsonl", rows)
+    (seen,) = run_text(HEAD + FILES["jsonl"] + STEP + "    report a = max(float(r.id) * 4)\n", tmp_path)
+    assert seen.metrics["a"] == 2.0**64
+
+
+def test_whole_numbers_are_not_divided_by_0(tmp_path: Path) -> None:
+    """It was an internal error."""
+    written(tmp_path, *ROWS)
+    for expr in ("r.id % (r.id - r.id)", "r.id // (r.id - r.id)", "r.length % (r.length - r.length)"):
+        text = refused(tmp_path, f"    report a = mean({expr})\n", "jsonl")
+        assert "error[E0731]" in text and "divides a whole number by 0" in text and "^^^" in text
+
+
+# Rows without a column
+
+
+@pytest.mark.parametrize("rows", [[{"answer": "a"}, {}, {"answer": "c"}], [{}, {"answer": "a"}, {"answer": "c"}]])
+@pytest.mark.parametrize("source", ["jsonl", "stream"])
+def test_a_function_is_never_given_what_a_row_lacks(tmp_path: Path, source: str, rows: Any) -> None:
+    """It was given None, or it was said that the data have no such column, as the first row of the batch was."""
+    (tmp_path / "f.py").write_text("def f(completions, answer, **more):\n    return [1.0] * len(completions)\n")
+    text = HEAD + FILES[source] + 'func f = python("f.py:f")\n' + STEP + "    report a = mean(f(r))\n"
+    lacks = next(place for place, row in enumerate(rows) if not row)
+    with pytest.raises((RunError, ProgramError)) as caught:
+        run_text(text, written(tmp_path, *({"prompt": "a", **row} for row in rows)))
+    place = f"q.jsonl:{lacks + 1}" if source == "jsonl" else f"row {lacks} "
+    assert "E0711" in str(caught.value) and place in str(caught.value) and "no column" in str(caught.value)
+    written(tmp_path, *({"prompt": "a", "answer": None, **row} for row in rows))
+    assert run_text(text, tmp_path)[0].metrics == {"a": 1}
+
+
+def test_columns_that_a_function_does_not_name_may_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text("def f(completions, answer):\n    return [float(len(each)) for each in answer]\n")
+    rows = [{"prompt": "a", "answer": "a", "other": 1}, {"prompt": "b", "answer": "abc"}, {"prompt": "c", "answer": ""}]
+    text = HEAD + FILES["jsonl"] + 'func f = python("f.py:f")\n' + STEP + "    report a = max(f(r))\n"
+    assert run_text(text, written(tmp_path, *rows))[0].metrics == {"a": 3}
+
+
+# Numbers of Python
+
+
+def test_a_reward_is_finite_in_the_width_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text("def f(completions, id):\n    return [1e39 if each % 2 else 1.0 for each in id]\n")
+    text = HEAD + FILES["jsonl"] + 'func f = python("f.py:f")\n' + STEP + "    report a = max(f(r))\n"
+    with pytest.raises(RunError) as caught:
+        run_text(text, written(tmp_path, *ROWS))
+    assert "E0725" in str(caught.value) and "`f` gives for q row 1, sample 0 is 1e+39" in str(caught.value)
+    wide = text.replace(weights() + ")", weights() + ', dtype="float64")')
+    assert run_text(wide, tmp_path)[0].metrics["a"] == 1e39
+
+
+def test_a_reward_of_an_environment_is_finite_in_the_width_of_the_run(tmp_path: Path) -> None:
+    env = "class E:\n    def reset(self, row):\n        self.id = row['id']\n        return 'a'\n"
+    env += "    def step(self, action):\n        return 'a', 1e39 if self.id % 2 else 1.0, True\n"
+    (tmp_path / "e.py").write_text(env)
+    text = (
+        HEAD
+        + FILES["jsonl"]
+        + 'env e = python("e.py:E")\nstep:\n    r = actor.interact(e, q, max_tokens=4, max_turns=2)\n'
+    )
+    with pytest.raises(RunError) as caught:
+        run_text(text + "    report a = mean(sum(r.reward, turn))\n", written(tmp_path, *ROWS))
+    assert "E0725" in str(caught.value) and "a reward of q row 1 is 1e+39" in str(caught.value)
+
+
+def test_numbers_of_a_column_have_a_kind_of_their_own() -> None:
+    def made(*values: Any) -> torch.Tensor:
+        return numbers_of(values, "x", str, NO_SPAN, torch.float32)
+
+    assert made(1, 2).dtype == torch.int64 and made(1, True).tolist() == [1, 1]
+    assert made(True, False).dtype == torch.bool and made(1, 2.5).dtype == torch.float32
+    assert torch.cat([made(), made(1)]).dtype == torch.int64, "a block without rows changes nothing"
+    assert finite([1e38], str, NO_SPAN, torch.float32).isfinite().all()

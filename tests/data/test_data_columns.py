@@ -1,0 +1,216 @@
+"""What is known of the columns of each source, and when: before a run, and when all rows are looked at."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Callable, Mapping
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlgraph.columns
+from rlgraph.columns import Looked, kind_of
+from rlgraph.data import Cursor, Reader, columns, open_source
+from rlgraph.data import jsonl as jsonl_source
+from rlgraph.errors import RunError
+from rlgraph.foreign import Workers
+from rlgraph.foreign.files import Folders
+from rlgraph.foreign.spec import Spec
+
+Declare = Callable[[str], Spec]
+CHAT = [{"role": "user", "content": "a"}]
+
+
+def first(found: Any) -> dict[str, dict[str, str]]:
+    """Of each column its kinds, and the first row of each."""
+    return {name: dict(column.first) for name, column in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("", "text"),
+        (True, "truth"),
+        (np.bool_(True), "truth"),
+        (-(2**63), "whole"),
+        (2**63 - 1, "whole"),
+        (np.int32(3), "whole"),
+        (2**63, "large"),
+        (-(2**63) - 1, "large"),
+        (-0.5, "real"),
+        (np.float32(0.5), "real"),
+        (Decimal("0.5"), "real"),
+        (3.4e38, "real"),
+        (3.41e38, "wide"),
+        (-1e300, "wide"),
+        (float("nan"), "odd"),
+        (float("-inf"), "odd"),
+        (Decimal("nan"), "odd"),
+        (None, "null"),
+        (CHAT, "messages"),
+        ([*CHAT, "a"], "nested"),
+        ([], "nested"),
+        ({"role": "user", "content": "a"}, "nested"),
+        (date(2000, 1, 1), "other"),
+        (b"a", "other"),
+    ],
+)
+def test_a_value_is_of_one_kind(value: Any, kind: str) -> None:
+    assert kind_of(value) == kind and kind in rlgraph.columns.WORDS
+
+
+ROWS: list[Mapping[str, Any]] = [
+    {"prompt": "a", "x": 1},
+    {"prompt": CHAT, "x": 0.5, "late": None},
+    {"x": 2**70, "late": True, "prompt": "b"},
+    {"prompt": "a", "x": 1},
+    {"x": "c", "late": 1},
+]
+KINDS = {
+    "prompt": {"text": 1, "messages": 2, "missing": 5},
+    "x": {"whole": 1, "real": 2, "large": 3, "text": 5},
+    "late": {"missing": 1, "null": 2, "truth": 3, "whole": 5},
+}
+
+
+@pytest.mark.parametrize("most", [1, 4096])
+def test_the_first_row_of_each_kind_is_kept(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few shapes of rows are remembered."""
+    monkeypatch.setattr(rlgraph.columns, "_MOST_SHAPES", most)
+    looked = Looked(str)
+    for number, row in enumerate(ROWS, 1):
+        looked.add(row, number)
+    assert first(looked.columns()) == {name: {k: str(n) for k, n in of.items()} for name, of in KINDS.items()}
+
+
+def test_jsonl_is_looked_at_by_line(declare: Declare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checker sees the beginning of a large file, the run all of it."""
+    lines = [json.dumps(row) for row in ROWS]
+    (tmp_path / "d.jsonl").write_text("\n" + "\n".join(lines) + "\n")
+    spec, folders = declare('data d = jsonl("d.jsonl")'), Folders(tmp_path)
+    wanted = {name: {k: f"d.jsonl:{n + 1}" for k, n in of.items()} for name, of in KINDS.items()}
+    assert first(columns(spec, folders)) == first(open_source(spec, folders).columns) == wanted
+    monkeypatch.setattr(jsonl_source, "_PEEK_BYTES", len(lines[0]) + len(lines[1]) + 10)
+    assert first(columns(spec, folders)) == {
+        "prompt": {"text": "d.jsonl:2", "messages": "d.jsonl:3"},
+        "x": {"whole": "d.jsonl:2", "real": "d.jsonl:3"},
+        "late": {"missing": "d.jsonl:2", "null": "d.jsonl:3"},
+    }
+    assert first(open_source(spec, folders).columns) == wanted
+
+
+def test_rows_beyond_the_limit_are_not_looked_at(declare: Declare, tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "tasks.py").write_text(f"def f():\n    return {ROWS!r}\n")
+    spec, folders = declare('data d = jsonl("d.jsonl", limit=1)'), Folders(tmp_path)
+    wanted = {"prompt": {"text": "d.jsonl:1"}, "x": {"whole": "d.jsonl:1"}}
+    assert first(columns(spec, folders)) == first(open_source(spec, folders).columns) == wanted
+
+
+def test_a_table_says_what_its_columns_are(declare: Declare, tmp_path: Path) -> None:
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    table = pa.table(
+        {
+            "text": pa.array(["a", None, "c"]),
+            "code": pa.array(["a", "a", "b"]).dictionary_encode(),
+            "whole": pa.array([1, 2, 3], pa.int16()),
+            "large": pa.array([1, 2, 2**63], pa.uint64()),
+            "real": pa.array([None, 1.5, float("nan")]),
+            "wide": pa.array([1.0, 1e39, 1.0]),
+            "price": pa.array([Decimal("1.5")] * 3),
+            "truth": [True, False, True],
+            "chat": [CHAT, CHAT, CHAT],
+            "list": [[1], [2], []],
+            "date": [date(2000, 1, 1)] * 3,
+            "none": pa.nulls(3),
+        }
+    )
+    pa.parquet.write_table(table, tmp_path / "d.parquet")
+    spec, folders = declare('data d = parquet("d.parquet")'), Folders(tmp_path)
+    kinds = ["text", "text", "whole", "whole", "real", "real", "real", "truth", "messages", "nested", "other", "null"]
+    assert [list(column.first) for column in (columns(spec, folders) or {}).values()] == [[kind] for kind in kinds]
+
+    def row(place: int) -> str:
+        return f"row {place} of 'd.parquet'"
+
+    found = first(open_source(spec, folders).columns)
+    assert found == {
+        **{name: {kind: row(0)} for name, kind in zip(table.column_names, kinds, strict=True)},
+        "text": {"null": row(1), "text": row(0)},
+        "large": {"whole": row(0), "large": row(2)},
+        "real": {"null": row(0), "real": row(1), "odd": row(2)},
+        "wide": {"real": row(0), "wide": row(1)},
+    }
+    assert first(open_source(declare('data d = parquet("d.parquet", limit=1)'), folders).columns)["text"] == {
+        "text": row(0)
+    }
+
+
+@pytest.mark.parametrize("table", [True, False])
+def test_a_data_set_of_the_hub_is_looked_at(declare: Declare, monkeypatch: pytest.MonkeyPatch, table: bool) -> None:
+    """As the table that it is, or row by row where it is none."""
+    import pyarrow as pa
+
+    rows = [{"prompt": "a", "level": 1}, {"prompt": "b", "level": None}]
+
+    class Loaded(list[Any]):
+        data = types.SimpleNamespace(table=pa.Table.from_pylist(rows)) if table else None
+
+    module = types.ModuleType("datasets")
+    module.load_dataset = lambda *args, **options: Loaded(rows)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: module)
+    spec = declare('data d = hub("some/set")')
+    assert columns(spec, Folders(Path())) is None, "nothing is loaded before a run"
+    assert first(open_source(spec, Folders(Path())).columns) == {
+        "prompt": {"text": "row 0 of 'some/set'"},
+        "level": {"whole": "row 0 of 'some/set'", "null": "row 1 of 'some/set'"},
+    }
+
+
+def test_tasks_of_reasoning_gym_have_columns_of_known_kinds(declare: Declare) -> None:
+    pytest.importorskip("reasoning_gym")
+    spec, folders = declare('data d = reasoning_gym("spell_backward", size=2, max_word_len=4)'), Folders(Path())
+    source = open_source(spec, folders)
+    looked = Looked(str)
+    looked.add(source.rows[0], 0)  # type: ignore[index]
+    kinds = {name: list(column.first) for name, column in looked.columns().items()}
+    for found in (columns(spec, folders), source.columns):
+        assert {name: list(column.first) for name, column in (found or {}).items()} == kinds
+
+
+def test_a_list_is_looked_at_and_a_stream_is_not(declare: Declare, tmp_path: Path, workers: Workers) -> None:
+    (tmp_path / "tasks.py").write_text(f"def listed():\n    return {ROWS!r}\ndef yielded():\n    yield from {ROWS!r}\n")
+    folders = Folders(tmp_path)
+    listed = open_source(declare('data d = python("tasks.py:listed")'), folders, workers)
+    assert first(listed.columns) == {
+        name: {k: f"row {n - 1} of `listed`" for k, n in of.items()} for name, of in KINDS.items()
+    }
+    assert open_source(declare('data d = python("tasks.py:yielded", batch=2)'), folders, workers).columns is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"a": 1, "b": 1}, {"a": 1}], "row 1 that `f` yields has no column 'b', which row 0 has"),
+        ([{"a": 1}, {"a": 1}, {"a": 1, "b": 1}], "row 0 that `f` yields has no column 'b', which row 2 has"),
+    ],
+)
+def test_all_rows_of_a_stream_have_the_same_columns(
+    declare: Declare, tmp_path: Path, workers: Workers, rows: list[Any], said: str
+) -> None:
+    (tmp_path / "tasks.py").write_text(f"def f():\n    yield from {rows!r}\n")
+    reader = Reader(open_source(declare('data d = python("tasks.py:f", batch=1)'), Folders(tmp_path), workers), "d", 0)
+    with pytest.raises(RunError) as caught:
+        cursor = Cursor()
+        for _ in rows:
+            cursor = reader.next(cursor)[2]
+    assert f"E0711]: {said}" in str(caught.value) and "`None` where there is no value" in str(caught.value)
