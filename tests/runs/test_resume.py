@@ -205,14 +205,14 @@ class SlowDisk(Silent):
         self._write = process_saving.write
         monkeypatch.setattr(process_saving, "write", self.write)
 
-    def write(self, *args: Any, **named: Any) -> str:
+    def write(self, *args: Any, **named: Any) -> Any:
         if "written" not in self.told:
             assert self._sampled.wait(30)
             # An update that would not wait has begun by now.
             time.sleep(0.3)
-        odd = self._write(*args, **named)
+        written = self._write(*args, **named)
         self.told.append("written")
-        return odd
+        return written
 
     def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         if node.op in ("generate", "train"):

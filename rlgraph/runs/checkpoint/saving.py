@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlgraph.backends.saved import Diverged, Torn
+from rlgraph.backends.saved import MODELS, Diverged, Torn
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 from rlgraph.runs.checkpoint import disk, document
@@ -173,7 +173,7 @@ class Saver:
             # Metrics are there before the checkpoint that they lead to.
             self.folder.to_disk()
             with disk.draft(self.place, taken.number) as folder:
-                models = self._models(taken, folder / document.MODELS)
+                models = self._models(taken, folder / MODELS)
                 source, graph = self.compiled.source.text, self.compiled.text()
                 document.write(folder, taken.header, source, graph, taken.things, models)
             best = None if self.best is None else self.best.of(self.place)
