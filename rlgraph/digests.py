@@ -21,7 +21,14 @@ _WIDTH = 32
 
 
 class Damaged(ValueError):
-    """A file is not as it was written: which one, and where."""
+    """A file is not as it was written."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(path, why)
+        self.path, self.why = path, why
+
+    def __str__(self) -> str:
+        return f"`{self.path}` {self.why}"
 
 
 @dataclass(frozen=True)
@@ -101,13 +108,13 @@ class Looked:
         self.path, self.told = path, told
         self._seen: set[int] = set()
         if (size := path.stat().st_size) != told.bytes:
-            raise Damaged(f"`{path.name}` has {size:,} bytes in place of {told.bytes:,}")
+            raise Damaged(path, f"has {size:,} bytes in place of {told.bytes:,}")
 
     def need(self, start: int, end: int) -> None:
         """The bytes from `start` to `end` are to be those that were written. Raises OSError, Damaged."""
         wanted = range(start // STRETCH, -(-end // STRETCH))
         if end > self.told.bytes:
-            raise Damaged(f"`{self.path.name}` has no byte {end:,}")
+            raise Damaged(self.path, f"has no byte {end:,}")
         if all(stretch in self._seen for stretch in wanted):
             return
         with self.path.open("rb", buffering=0) as file:
@@ -115,10 +122,31 @@ class Looked:
                 if digest(os.pread(file.fileno(), STRETCH, stretch * STRETCH)) != self.told.of(stretch):
                     last = min((stretch + 1) * STRETCH, self.told.bytes)
                     where = f"between byte {stretch * STRETCH:,} and byte {last:,}"
-                    raise Damaged(f"`{self.path.name}` is not as it was written: it differs {where}")
+                    raise Damaged(self.path, f"is not as it was written: it differs {where}")
                 self._seen.add(stretch)
 
     def content(self) -> bytes:
         """All of it. Raises OSError, Damaged."""
         self.need(0, self.told.bytes)
         return self.path.read_bytes()
+
+
+WHOLE = 1 << 30
+"""Bytes of a file of others that is read whole for its digest."""
+_LOOKS = 256
+"""Stretches of a larger one that are read."""
+
+
+def fingerprint(path: Path) -> str:
+    """One digest of a file that others have written: of all of it, or of a file with more than `WHOLE` bytes of its
+    size and 256 MiB of it, spread evenly, the first and the last among them. Raises OSError."""
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        last = max(0, -(-size // STRETCH) - 1)
+        wanted = range(last + 1)
+        if size > WHOLE:
+            wanted = [last * at // (_LOOKS - 1) for at in range(_LOOKS)]  # type: ignore[assignment]
+        now = hashlib.sha256(str(size).encode())
+        for stretch in wanted:
+            now.update(os.pread(file.fileno(), STRETCH, stretch * STRETCH))
+    return now.hexdigest()[:_WIDTH]

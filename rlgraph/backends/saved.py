@@ -15,6 +15,7 @@ past-VERSION     weights before these that a step to come may sample with
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,6 +79,10 @@ class Diverged(ValueError):
 def damaged(checkpoint: Path, why: Exception) -> UsageMistake:
     """A checkpoint that is not as it was written."""
     said = (why.strerror if isinstance(why, OSError) else None) or str(why) or type(why).__name__
+    if isinstance(why, OSError) and why.filename:
+        said = f"`{os.path.relpath(why.filename, checkpoint)}`: {said}"
+    if isinstance(why, Damaged):
+        said = f"`{os.path.relpath(why.path, checkpoint)}` {why.why}"
     hint = f"remove `{checkpoint.name}`, and the run goes on from the checkpoint before it, if there is one"
     return UsageMistake(Diagnostic("E0827", f"the checkpoint `{checkpoint}` is damaged: {said}", NO_SPAN, hint))
 

@@ -6,6 +6,7 @@ Needs the package `datasets`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
@@ -63,3 +64,9 @@ def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
     """Not known without loading."""
     del spec, folders
     return None
+
+
+def files(spec: Spec, folders: Folders) -> list[Path]:
+    """Those of the hub are not the user's."""
+    del spec, folders
+    return []

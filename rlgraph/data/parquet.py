@@ -6,6 +6,7 @@ Needs the package `pyarrow`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
@@ -81,3 +82,8 @@ def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
             return tuple(pq.read_schema(handle).names)
     except (OSError, ValueError, ImportError):
         return None
+
+
+def files(spec: Spec, folders: Folders) -> list[Path]:
+    """What is read."""
+    return [folders.find(spec.args[0])]

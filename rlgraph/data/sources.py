@@ -6,6 +6,7 @@ A source is one file of this package, with the source's name.
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 from rlgraph.data.base import DataSource
@@ -54,6 +55,16 @@ def columns(spec: Spec, folders: Folders) -> tuple[str, ...] | None:
     except ProgramError:
         return None
     found: tuple[str, ...] | None = _module(spec).columns(spec, folders)
+    return found
+
+
+def files(spec: Spec, folders: Folders) -> list[Path]:
+    """The user's files that the data are read from, or made by. Nothing is run, and what is not there need not be."""
+    try:
+        check_source(spec)
+    except ProgramError:
+        return []
+    found: list[Path] = _module(spec).files(spec, folders)
     return found
 
 

@@ -39,6 +39,12 @@ def find_config(source: str) -> Mapping[str, Any] | None:
     return known(source) if stored is None else _read(stored)
 
 
+def revision(source: str) -> str:
+    """Which version of a model of the hub is stored here; empty for what is none, or is not here."""
+    stored = None if not source or Path(source).is_dir() else _stored(source)
+    return "" if stored is None else stored.parent.name
+
+
 @cache
 def _table() -> dict[str, Any]:
     """By name a configuration, or the name of the model that has the same."""

@@ -331,7 +331,7 @@ def test_who_reads_a_part_looks_at_that_part_alone(tmp_path: Path) -> None:
     for name, box in (("a", ((0, 2), (0, numbers))), ("wide", ((0, 2), (0, numbers)))):
         assert torch.equal(stored.read(name, box), tensors[name][tuple(slice(*side) for side in box)])
     for name, box in (("a", ((2, 4), (0, numbers))), ("wide", ((0, 1), (2 * numbers, 3 * numbers)))):
-        with pytest.raises(Damaged, match="`weights.safetensors` is not as it was written: it differs between byte"):
+        with pytest.raises(Damaged, match="weights.safetensors` is not as it was written: it differs between byte"):
             stored.read(name, box)
     flipped(file, 20)
     with pytest.raises(Damaged, match="between byte 0 and byte 1,048,576"):

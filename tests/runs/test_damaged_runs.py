@@ -163,7 +163,10 @@ def test_a_bit_that_has_changed_is_told_wherever_it_is(run: Path) -> None:
             flipped(file, bit)
             with pytest.raises(UsageMistake, match="E0827") as told:
                 read_all(run / NEWEST)
-            assert file.suffix == ".json" or f"is damaged: `{file.name}` is not as it was written" in str(told.value)
+            assert (
+                file.suffix == ".json"
+                or f"is damaged: `{file.relative_to(run / NEWEST)}` is not as it was written" in str(told.value)
+            )
             file.write_bytes(good)
 
 
@@ -173,7 +176,7 @@ def test_a_run_does_not_go_on_with_a_bit_that_has_changed(run: Path, capsys: pyt
     flipped(file, 8 * file.stat().st_size - 12)
     assert status(["resume", "run", "--steps", "3"]) == 2
     said = capsys.readouterr().err
-    assert "error[E0827]" in said and "`weights.safetensors` is not as it was written" in said
+    assert "error[E0827]" in said and "`models/actor/weights.safetensors` is not as it was written" in said
     assert "remove `step-000000002`, and the run goes on from the checkpoint before it" in said
     shutil.rmtree(run / NEWEST)
     assert status(["resume", "run", "--steps", "3"]) == 0

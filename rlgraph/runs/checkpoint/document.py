@@ -37,7 +37,7 @@ Encoded = tuple[dict[str, Any], "dict[str, Tensor]"]
 FORMAT = 2
 _LONGEST = 1 << 32
 """Bytes of a file of a checkpoint that is read at once."""
-_RECORDS = ("files", "rows", "set", "versions", "things", "models")
+_RECORDS = ("files", "rows", "set", "outside", "versions", "things", "models")
 DIGEST = "digest"
 """Of all else in the document."""
 DOCUMENT, THINGS, PROGRAM, GRAPH = "checkpoint.json", "things.safetensors", "program.rlf", "graph.txt"
@@ -55,6 +55,8 @@ class Checkpoint:
     rows: Mapping[str, int | None]
     """Of each data source, where it can be known."""
     set: Mapping[str, str]
+    outside: Mapping[str, Mapping[str, str]]
+    """Digests of what the program takes from outside, see `rlgraph.runs.checkpoint.outside`."""
     versions: Mapping[str, str]
     """Of the packages that computed."""
     things: Mapping[str, Any]
@@ -116,7 +118,7 @@ def opened(folder: Path) -> dict[str, Any]:
         raise ValueError(f"`{DOCUMENT}` is no record")
     told = found.pop(DIGEST, None)
     if found.get("format") == FORMAT and digest(_plain(found).encode()) != told:
-        raise Damaged(f"`{DOCUMENT}` is not as it was written")
+        raise Damaged(folder / DOCUMENT, "is not as it was written")
     return found
 
 
@@ -142,6 +144,7 @@ def read(folder: Path) -> Checkpoint:
             tuple((str(name), steps) for name, steps in found["phases"]),
             found["rows"],
             found["set"],
+            {name: dict(files) for name, files in found["outside"].items()},
             found["versions"],
             found["things"],
             found["models"],

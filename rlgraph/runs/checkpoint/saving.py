@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlgraph.backends.saved import MODELS, Diverged, Torn
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
-from rlgraph.runs.checkpoint import disk, document
+from rlgraph.runs.checkpoint import disk, document, outside
 from rlgraph.runs.checkpoint.best import BEST, REPORTED, read_best
 from rlgraph.runs.checkpoint.often import read_often
 from rlgraph.runs.folder import CHECKPOINTS, RunFolder
@@ -77,8 +77,12 @@ class _Taken:
 class Saver:
     """Of one run."""
 
-    def __init__(self, folder: RunFolder, compiled: Compilation, options: Options, backend: Resumable) -> None:
+    def __init__(
+        self, folder: RunFolder, compiled: Compilation, options: Options, now: outside.Digests, backend: Resumable
+    ) -> None:
+        """now: of what the program takes from outside."""
         assert options.save_every is not None
+        self.outside = now
         self.folder, self.compiled, self.options, self.backend = folder, compiled, options, backend
         self.often = read_often(options.save_every)
         self.last = backend.done
@@ -151,6 +155,7 @@ class Saver:
             "phases": [[phase.name, phase.steps] for phase in program.phases],
             "rows": self.backend.rows(),
             "set": dict(self.compiled.set),
+            "outside": self.outside,
             "versions": installed(),
         }
         if self.best is not None and self._value is not None:
