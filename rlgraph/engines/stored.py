@@ -45,6 +45,8 @@ _TYPES = {
 }
 _COUNT = 8
 """Bytes at the beginning of a file that say how long what follows is, which says where each tensor lies."""
+_ABOUT = "__metadata__"
+"""What is no tensor there."""
 _KEY = re.compile(r"(.*?)(?:\[([\d:,]+)\])?")
 
 
@@ -191,7 +193,7 @@ class _File:
             self._looked.need(0, begin)
             header = json.loads(file.read(begin - _COUNT))
         self._opened: Any = safe_open(path, framework="pt")
-        self.shapes = {name: tuple(header[name]["shape"]) for name in self._opened.keys()}  # noqa: SIM118
+        self.shapes = {name: tuple(header[name]["shape"]) for name in header if name != _ABOUT}
         self._at = {name: tuple(begin + at for at in header[name]["data_offsets"]) for name in self.shapes}
 
     def read(self, name: str, box: Box) -> Tensor:

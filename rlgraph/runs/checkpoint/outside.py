@@ -50,7 +50,7 @@ def need_unchanged(before: Digests, now: Digests, program: Program) -> None:
     found = changed(before, now)
     if not found:
         return
-    spans = {each.name: each.span for each in (*program.outside, *program.models)}
+    spans = {each.name: each.span for each in program.outside} | {each.name: each.span for each in program.models}
     (first, files), *rest = found.items()
     hint = "put back what was there, or go on with it as it is now: `--changed` (`changed=True` in Python)"
     related = tuple(Related(spans.get(name, NO_SPAN), _said(name, files)) for name, files in rest)
@@ -76,7 +76,7 @@ def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def _fingerprints(files: Mapping[str, Path]) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for name, path in files.items():
         try:
             found[name] = fingerprint(path)
@@ -125,7 +125,7 @@ def _model_files(spec: ModelSpec) -> dict[str, Path]:
     """What is in the folders of a model: its weights, its tokenizer, its adapters."""
     own = spec.source if isinstance(spec.source, str) else spec.source.tokenizer
     named = [own, spec.tokenizer, spec.adapters and spec.adapters.start]
-    found = {}
+    found: dict[str, Path] = {}
     for folder in dict.fromkeys(Path(each) for each in named if isinstance(each, str) and each):
         files = sorted(folder.rglob("*")) if folder.is_dir() else []
         visible = [file for file in files if not any(part[0] == "." for part in file.relative_to(folder).parts)]

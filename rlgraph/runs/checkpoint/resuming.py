@@ -155,10 +155,10 @@ def restore(
     if not left(compiled, options, checkpoint.step):
         # It may have been killed before its models were saved: that is done again.
         note(f"the run has its {options.steps} steps: `--steps {options.steps * 2}` would let it have more")
-    now = installed()
+    here = installed()
     for name, version in checkpoint.versions.items():
-        if now.get(name) != version:
-            note(f"{name} is {now.get(name)}, and was {version}: numbers may differ by roundings")
+        if here.get(name) != version:
+            note(f"{name} is {here.get(name)}, and was {version}: numbers may differ by roundings")
 
 
 def _known(compiled: Compilation, name: str) -> bool:
