@@ -131,6 +131,8 @@ def _once(
 ) -> Run:
     """again: the run has begun before. may_lose: `_Lost` takes the place of what is told where a process is lost."""
     made = Run(folder=folder.path if folder else None)
+    if folder:
+        folder.note = shown.note
     with Interrupts(shown) as interrupts:
         watch = Watch(shown, interrupts, observer, Timeline() if options.trace else None)
         try:
@@ -231,6 +233,7 @@ def _steps(
             _count_updates(made, backend.trained())
             if folder:
                 made.saved += folder.save(_trained(made))
+                made.folder = folder.path
             _leave(made)
         except BaseException as error:
             if may_lose and _is_lost(error):
@@ -276,6 +279,7 @@ def _rescue(made: Run, folder: RunFolder | None, shown: Display, saver: Saver | 
         # One that is lost does not keep the others from being saved.
         with _told_beside(shown):
             made.saved += folder.save({name: model})
+    made.folder = folder.path
     for path in made.saved:
         shown.note(f"saved {path}")
     if saver and (last := newest_step(folder.path)) is not None:

@@ -549,6 +549,37 @@ def test_a_model_that_diverged_is_no_checkpoint(folder: Path, capsys: pytest.Cap
     assert [path.name for path in disk.complete(Path("a/checkpoints"))] == ["step-000000001", "step-000000002"]
 
 
+TAKES = """\
+import shutil
+
+calls = 0
+
+def score(completions, **columns):
+    global calls
+    calls += 1
+    if calls == 3:
+        shutil.rmtree("a")
+    return [float(answer.count("a")) for answer in completions]
+"""
+
+
+@pytest.mark.parametrize("save_every", [None, "1"])
+def test_a_run_whose_folder_is_removed_is_not_lost(
+    save_every: str | None, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = ran(4)
+    (folder / "rewards.py").write_text(TAKES)
+    options = ["--save-every", save_every] if save_every else []
+    code, err = told(capsys, "run", "tiny.rlf", "--steps", "4", "--out", "a", "--threads", "1", *options)
+    assert code == 0 and "`a` is not there any more: it was removed or moved" in err
+    assert [step["reward"] for step in numbers("a")] == [step["reward"] for step in whole.metrics]
+    saved = load_file("a/models/actor/model.safetensors")
+    assert all(torch.equal(each, saved[name]) for name, each in weights(whole).items() if name in saved)
+    if save_every:
+        assert disk.newest(Path("a/checkpoints")) == Path("a/checkpoints/step-000000004")
+        assert told(capsys, "resume", "a", "--steps", "5")[0] == 0
+
+
 def test_a_folder_belongs_to_one_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Until its process is dead, however it died."""
     with start(["run", "tiny.rlf", "--steps", "1000000", "--out", "a", "--save-every", "1"], folder) as process:

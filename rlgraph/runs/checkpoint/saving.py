@@ -92,6 +92,8 @@ class Saver:
         """What was reported last since the checkpoint before, of what makes one the best."""
         self._under_way: tuple[int, Future[None]] | None = None
         """The step whose checkpoint is being written."""
+        self._losses = folder.losses
+        """How often the folder was gone when the last checkpoint was begun."""
 
     @property
     def place(self) -> Path:
@@ -104,11 +106,14 @@ class Saver:
             self._value = value
         if self._under_way is not None and self._under_way[1].done():
             self.wait()
-        if self.often.due(number):
+        if self.often.due(number) or self._losses != self.folder.losses:
             self.begin()
 
     def save(self) -> None:
         """Saves what the last step has left, and waits until it is written. Raises RunError."""
+        self.begin()
+        self.wait()
+        # The folder may have been taken away meanwhile.
         self.begin()
         self.wait()
 
@@ -116,6 +121,11 @@ class Saver:
         """Begins to write what the last step has left, unless that is saved, or weights have changed since then. Raises
         RunError; the checkpoints before it are as they were."""
         self.wait()
+        with suppress(OSError):
+            self.folder.look()
+        if self._losses != self.folder.losses:
+            # What was saved is gone.
+            self._losses, self.last = self.folder.losses, -1
         number = self.backend.done
         if number == self.last or not self.backend.whole():
             return
@@ -137,6 +147,10 @@ class Saver:
         number, written = self._under_way
         error = written.exception()
         self._under_way = None
+        with suppress(OSError):
+            self.folder.look()
+        if self._losses != self.folder.losses:
+            return
         if error is not None:
             self.last = self.backend.done
             raise self._told(number, error) from None
