@@ -15,7 +15,7 @@ from rlgraph.foreign.files import Folders
 from rlgraph.foreign.imported import code_files
 from rlgraph.foreign.spec import Spec
 from rlgraph.ir.graph import Outside, Program
-from rlgraph.models.known import revision
+from rlgraph.models.known import snapshot
 
 if TYPE_CHECKING:
     from rlgraph.engines.sources import ModelSpec
@@ -35,8 +35,8 @@ def digests(compiled: Compilation) -> Digests:
 
 def revisions(compiled: Compilation) -> Digests:
     """Of models of the hub, once they are loaded: which version of them is stored here."""
-    found = {name: revision(_source(spec)) for name, spec in _models(compiled.program, compiled.folders)}
-    return {name: {_REVISION: each} for name, each in found.items() if each}
+    found = {name: snapshot(_source(spec)) for name, spec in _models(compiled.program, compiled.folders)}
+    return {name: {_REVISION: folder.name} for name, folder in found.items() if folder is not None}
 
 
 def changed(before: Digests, now: Digests) -> dict[str, list[str]]:
