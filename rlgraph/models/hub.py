@@ -22,7 +22,8 @@ def place(source: str) -> str:
     """Where a library is to read a model of the hub: by its name, or if the hub does not answer in the folder in which
     it is stored. Raises LookupError where it is not stored here either."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # it is named there all the same
 
     try:
         validate_repo_id(source)

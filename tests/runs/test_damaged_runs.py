@@ -174,10 +174,12 @@ def test_a_run_does_not_go_on_with_a_bit_that_has_changed(run: Path, capsys: pyt
     """It was another model, and nobody said so."""
     file = run / NEWEST / "models/actor/weights.safetensors"
     flipped(file, 8 * file.stat().st_size - 12)
-    assert status(["resume", "run", "--steps", "3"]) == 2
-    said = capsys.readouterr().err
-    assert "error[E0827]" in said and "`models/actor/weights.safetensors` is not as it was written" in said
-    assert "remove `step-000000002`, and the run goes on from the checkpoint before it" in said
+    ranks = ["run", "tiny.rlf", "--resume", "run", "--backend", "ray", "--debug"]
+    for command in (["resume", "run"], ranks):
+        assert status([*command, "--steps", "3"]) == 2
+        said = capsys.readouterr().err
+        assert "error[E0827]" in said and "`models/actor/weights.safetensors` is not as it was written" in said
+        assert "remove `step-000000002`, and the run goes on from the checkpoint before it" in said
     shutil.rmtree(run / NEWEST)
     assert status(["resume", "run", "--steps", "3"]) == 0
 
