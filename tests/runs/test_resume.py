@@ -550,7 +550,7 @@ def test_a_model_that_diverged_is_no_checkpoint(folder: Path, capsys: pytest.Cap
 
 
 TAKES = """\
-import shutil
+import os
 
 calls = 0
 
@@ -558,7 +558,7 @@ def score(completions, **columns):
     global calls
     calls += 1
     if calls == 3:
-        shutil.rmtree("a")
+        os.rename("a", "taken")
     return [float(answer.count("a")) for answer in completions]
 """
 
