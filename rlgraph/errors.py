@@ -20,6 +20,14 @@ from typing import Any, Literal
 
 Severity = Literal["error", "warning"]
 
+DISTRIBUTION = "rlgraph-compiler"
+"""What pip calls this project: there, `rlgraph` is another one."""
+
+
+def install(extra: str) -> str:
+    """The command that brings what an extra needs."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

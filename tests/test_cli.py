@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from programs_on_disk import PROGRAM, start, write_tiny
 
+import rlgraph
 from rlgraph import cli
 from rlgraph.cli import status
 
@@ -336,6 +337,25 @@ help: a text has quotes of its own: `--set 'n="Qwen/Qwen2.5-7B"'`
 )
 def test_a_wrong_setting(setting: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, "compile", "tiny.rlf", "--set", setting) == (1, "", f"{message}\n")
+
+
+def test_what_a_setting_declares_stands_in_the_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is found out later is shown there, and not under what it has taken the place of."""
+    code, _, err = told(capsys, "run", "tiny.rlf", "--steps", "1", "--set", 'actor=causal_lm("no/such/folder")')
+    assert code == 1 and "error[E0730]" in err
+    assert (
+        """\
+ --> --set actor:1:1
+  |
+1 | causal_lm("no/such/folder")
+  | ^^^^^^^^^^^^^^^^^^^^^^^^^^^
+"""
+        in err
+    )
+    settings = {"score": 'python("other.py:f")', "prompts": 'jsonl("other.jsonl", batch=2)', "actor": 'causal_lm("m")'}
+    program = rlgraph.compile(Path("tiny.rlf"), settings).program
+    for each in (*program.outside, *program.models):
+        assert each.span.text == settings[each.name]
 
 
 # What surrounds every command

@@ -22,6 +22,7 @@ FLOORS = {
     "errors": 0,
     "columns": 0,
     "files": 0,
+    "digests": 0,
     "codes": 0,
     "rewards": 0,
     "ir": 1,

@@ -18,6 +18,10 @@ from types import ModuleType
 import pytest
 from packaging.requirements import Requirement
 
+from rlgraph import cli
+from rlgraph.cli.namesake import namesake
+from rlgraph.errors import DISTRIBUTION
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -156,7 +160,7 @@ def test_what_computes_says_what_to_install(command: list[str], bare: Path, tmp_
     program = str(ROOT / "rlgraph/algorithms/grpo.rlf")
     code, out, err = ran(bare, tmp_path, *(program if word == "PROGRAM" else word for word in command))
     assert (code, out) == (2, "")
-    assert err == "error[E0819]: the package `torch` is not installed\nhelp: pip install 'rlgraph[run]'\n\n"
+    assert err == "error[E0819]: the package `torch` is not installed\nhelp: pip install 'rlgraph-compiler[run]'\n\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -166,11 +170,51 @@ def test_who_runs_anything_gets_what_computes() -> None:
         assert {"torch", "transformers"} <= needed_by_extra(extras, name)
 
 
+def installed_in(folder: Path, version: str, commands: str = "") -> str:
+    """A folder of packages with a project called `rlgraph`."""
+    info = folder / f"rlgraph-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rlgraph\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(commands)
+    return str(folder)
+
+
+def test_another_project_of_our_name_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = installed_in(tmp_path / "other", "0.5.5")
+    ours = installed_in(tmp_path / "ours", "0.1.0", "[console_scripts]\nrlgraph = rlgraph.cli:main\n")
+    (tmp_path / "plain" / "rlgraph_compiler-0.1.0.dist-info").mkdir(parents=True)
+    plain = str(tmp_path / "plain")
+    found = namesake([plain, "", str(tmp_path / "nowhere"), ours, other])
+    assert found is not None and found.render() == (
+        "warning[W0801]: another project called `rlgraph` (0.5.5) is installed here, and its files are among ours\n"
+        "help: `pip uninstall rlgraph`, then `pip install --force-reinstall rlgraph-compiler`"
+    )
+    assert namesake([ours]) is None
+    monkeypatch.setattr(sys, "path", [*sys.path, other])
+    monkeypatch.setattr(sys, "argv", ["rlgraph", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0 and "warning[W0801]" in capsys.readouterr().err
+    # It takes what `check` has no time for only where there may be one.
+    monkeypatch.setattr("importlib.metadata.distributions", None)
+    assert namesake([plain]) is None
+
+
+def test_what_pip_is_told_to_install_is_this_project() -> None:
+    assert PROJECT["name"] == DISTRIBUTION
+    said = re.compile(r"\brlgraph\[[a-z]")
+    texts = [path for end in ("py", "md", "toml") for path in ROOT.rglob(f"*.{end}") if ".venv" not in path.parts]
+    ours = [path for path in texts if path.relative_to(ROOT).parts[0] not in ("build", "dist", "runs")]
+    assert [path for path in ours if path.name != "CHANGELOG.md" and said.search(path.read_text("utf-8"))] == []
+
+
 def needed_by_extra(extras: dict[str, list[str]], name: str) -> set[str]:
     """The names of the packages that an extra brings, those of the extras in it too."""
     found: set[str] = set()
     for each in map(Requirement, extras[name]):
-        if each.name == "rlgraph":
+        if each.name == DISTRIBUTION:
             found |= {package for inner in each.extras for package in needed_by_extra(extras, inner)}
         else:
             found.add(each.name)
@@ -185,7 +229,7 @@ def test_every_extra_that_is_advised_is_there() -> None:
     texts = [*ROOT.glob("rlgraph/**/*.py"), *ROOT.glob("rlgraph/**/*.md"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
     found = "\n".join(path.read_text("utf-8") for path in texts)
     found += "".join(spec.install for spec in engines().values())
-    lists = re.findall(r"rlgraph\[([a-z_,]+)\]", found)
+    lists = re.findall(rf"{DISTRIBUTION}\[([a-z_,]+)\]", found)
     advised = {extra for each in lists for extra in each.split(",")} | {each.extra for each in BACKENDS.values()}
     extras = PROJECT["optional-dependencies"]
     assert len(advised) > 3 and advised <= set(extras), advised - set(extras)

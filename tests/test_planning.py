@@ -115,7 +115,7 @@ error[E0913]: the engine `megatron` is not installed
   |
 3 | place ref on one(engine=megatron)
   |                  ^^^^^^^^^^^^^^^
-help: pip install 'rlgraph[megatron]'"""
+help: pip install 'rlgraph-compiler[megatron]'"""
     )
 
 

@@ -200,8 +200,8 @@ class Compiled(Compilation):
         what the program reports ("kl:min": the lowest). max_restarts: how often such a run goes back to the last of
         them where it has lost a process, and any run on Ray replaces processes that only sample. resume: the folder of
         a run that was saved so, and goes on in it to `steps` steps, with its seed; what is None is as it was there.
-        changed: the program may be another one than was saved. progress: on stderr. None of these changes what is
-        computed, but for `seed`, `replay`, `on_nonfinite`, `changed` and the rounding of a device.
+        changed: the program, or files that it takes, may be others than were saved. progress: on stderr. None of these
+        changes what is computed, but for `seed`, `replay`, `on_nonfinite`, `changed` and the rounding of a device.
 
         Raises ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on
         Ctrl-C; in the last two cases the trained models are in `out`.

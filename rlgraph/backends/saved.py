@@ -15,9 +15,18 @@ past-VERSION     weights before these that a step to come may sample with
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from rlgraph.digests import Damaged, Digests
+from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
+
+MODELS = "models"
+"""Where in a checkpoint each model has a folder."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +43,13 @@ class SavedModel:
     """Of the weights."""
     past: tuple[int, ...]
     """The versions before that are there, too."""
+    digests: Mapping[str, Digests]
+    """Of each of its files."""
 
-    def files(self, kind: str) -> list[Path]:
+    def files(self, kind: str) -> dict[Path, Digests]:
         """`weights`, `moments` or `past-VERSION`: one file, or those of several ranks."""
-        return sorted([*self.place.glob(f"{kind}.safetensors"), *self.place.glob(f"{kind}-rank*.safetensors")])
+        names = [name for name in sorted(self.digests) if name.startswith((f"{kind}.", f"{kind}-rank"))]
+        return {self.place / name: self.digests[name] for name in names}
 
 
 class Kept(Protocol):
@@ -62,3 +74,23 @@ class Torn(Exception):
 
 class Diverged(ValueError):
     """Weights that are NaN or infinite: the name of the first such tensor."""
+
+
+def damaged(checkpoint: Path, why: Exception) -> UsageMistake:
+    """A checkpoint that is not as it was written."""
+    said = (why.strerror if isinstance(why, OSError) else None) or str(why) or type(why).__name__
+    if isinstance(why, OSError) and why.filename:
+        said = f"`{os.path.relpath(why.filename, checkpoint)}`: {said}"
+    if isinstance(why, Damaged):
+        said = f"`{os.path.relpath(why.path, checkpoint)}` {why.why}"
+    hint = f"remove `{checkpoint.name}`, and the run goes on from the checkpoint before it, if there is one"
+    return UsageMistake(Diagnostic("E0827", f"the checkpoint `{checkpoint}` is damaged: {said}", NO_SPAN, hint))
+
+
+@contextmanager
+def undamaged(saved: SavedModel) -> Iterator[None]:
+    """While files of a model are read. Raises UsageMistake where one is not as it was written."""
+    try:
+        yield
+    except (OSError, Damaged) as error:
+        raise damaged(saved.place.parents[1], error) from None

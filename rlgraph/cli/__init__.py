@@ -17,6 +17,7 @@ import click
 
 from rlgraph.cli import checking, compiling, explain, lengths, planfiles, profiling, running, simulating, tracing
 from rlgraph.cli.base import BUG, INTERRUPTED, PIPE, USAGE, rlgraph
+from rlgraph.cli.namesake import namesake
 from rlgraph.errors import closest, visible
 
 __all__ = [
@@ -46,6 +47,8 @@ def main() -> None:
         atexit.register(gc.freeze)
     if "_RLGRAPH_COMPLETE" in os.environ:
         rlgraph.main(prog_name="rlgraph")
+    if other := namesake(sys.path):
+        print(f"{other.render()}\n", file=sys.stderr)
     code = status(sys.argv[1:])
     if code == INTERRUPTED:
         # Threads of an engine that are still at work would hold the exit.

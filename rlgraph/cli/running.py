@@ -45,7 +45,9 @@ restarts_option = click.option(
     help=f"With {_PROCESSES} and --save-every: if a process is lost, go back to the last checkpoint, so often; "
     "without it too, replace those that only sample.",
 )
-changed_option = click.option("--changed", is_flag=True, help="The program may be another one than was saved.")
+changed_option = click.option(
+    "--changed", is_flag=True, help="The program, or files that it takes, may be others than were saved."
+)
 
 
 @rlgraph.command()

@@ -6,6 +6,7 @@ Needs the package `datasets`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlgraph.columns import Column
@@ -72,3 +73,9 @@ def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
     """Not known without loading."""
     del spec, folders
     return None
+
+
+def files(spec: Spec, folders: Folders) -> list[Path]:
+    """Those of the hub are not the user's."""
+    del spec, folders
+    return []

@@ -182,3 +182,8 @@ def _not_json(line: bytes, where: str, error: Exception, span: Span) -> Diagnost
 def _stamp(handle: BinaryIO) -> tuple[int, int]:
     status = os.fstat(handle.fileno())
     return status.st_size, status.st_mtime_ns
+
+
+def files(spec: Spec, folders: Folders) -> list[Path]:
+    """What is read."""
+    return [folders.find(spec.args[0])]

@@ -6,6 +6,7 @@ Needs the package `pyarrow`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlgraph.columns import Column
@@ -83,3 +84,8 @@ def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
             return columns_of_schema(pq.read_schema(handle))
     except (OSError, ValueError, ImportError):
         return None
+
+
+def files(spec: Spec, folders: Folders) -> list[Path]:
+    """What is read."""
+    return [folders.find(spec.args[0])]

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlgraph.columns import Column
 from rlgraph.data.base import NO_COLUMN, SHARED_OPTIONS, DataSource, Row, Stream, look, make_source
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.foreign.files import Folders
+from rlgraph.foreign.imported import code_files
 from rlgraph.foreign.report import Target, check_required, describe, failed_call, own_options, parse_target
 from rlgraph.foreign.spec import Spec, one_text, seconds
 from rlgraph.foreign.worker import Failure, Worker, Workers
@@ -131,3 +133,8 @@ def as_row(target: Target, row: Any, index: int) -> Row:
     what = "a dict with names that are not texts" if isinstance(row, dict) else f"a {type(row).__name__}"
     message = f"row {index} that `{target.name}` made is {what}, not a dict of columns"
     raise RunError(Diagnostic(NOT_A_ROW, message, target.span, 'as in {"prompt": "2 + 2 =", "answer": "4"}'))
+
+
+def files(spec: Spec, folders: Folders) -> list[Path]:
+    """The function's, and those beside it that it imports."""
+    return code_files(spec.args[0], folders, spec.span)

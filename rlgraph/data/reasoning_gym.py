@@ -8,6 +8,7 @@ other options are the task's own.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from rlgraph.columns import Column
@@ -96,3 +97,9 @@ def _config(spec: Spec, config_class: type[Any]) -> dict[str, Any]:
             hint = nearest(name, (*OPTIONS, *known)) or f"its options are: {', '.join(known)}"
             raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(name), hint))
     return {name: value for name, value in spec.options.items() if name not in OPTIONS}
+
+
+def files(spec: Spec, folders: Folders) -> list[Path]:
+    """None is read."""
+    del spec, folders
+    return []

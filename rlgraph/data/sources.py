@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 from rlgraph.columns import Column
@@ -57,6 +58,16 @@ def columns(spec: Spec, folders: Folders) -> Mapping[str, Column] | None:
     except ProgramError:
         return None
     found: Mapping[str, Column] | None = _module(spec).columns(spec, folders)
+    return found
+
+
+def files(spec: Spec, folders: Folders) -> list[Path]:
+    """The user's files that the data are read from, or made by. Nothing is run, and what is not there need not be."""
+    try:
+        check_source(spec)
+    except ProgramError:
+        return []
+    found: list[Path] = _module(spec).files(spec, folders)
     return found
 
 

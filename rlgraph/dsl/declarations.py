@@ -68,11 +68,14 @@ def declare(context: Context, item: tree.Decl, changes: Mapping[str, tree.Expr])
             context.say(
                 "W0202", f"`{item.name}` takes the place of a built-in function", item.name_span, "choose another name"
             )
+    changed = changes.get(item.name) if isinstance(item, (tree.Declaration, tree.State)) else None
+    if changed is not None and isinstance(item, (tree.Declaration, tree.State)):
+        # What is wrong with it later on stands there, and not in the file.
+        item = replace(item, value=changed, span=changed.span)
     if isinstance(item, tree.Declaration):
-        changed = changes.get(item.name)
-        context.scope[item.name] = _meaning(context, replace(item, value=changed) if changed else item)
+        context.scope[item.name] = _meaning(context, item)
     elif isinstance(item, tree.State):
-        context.scope[item.name] = _state(context, item, changes.get(item.name, item.value))
+        context.scope[item.name] = _state(context, item)
     elif isinstance(item, tree.Def):
         _define(context, item)
 
@@ -161,10 +164,10 @@ def _lora(context: Context, record: Record, call: tree.Call) -> None:
         raise context.stop("E0403", "`targets` of `lora` names no layer", given.get("targets", place.span), hint)
 
 
-def _state(context: Context, item: tree.State, expr: tree.Expr) -> Meaning:
-    value = constants.evaluate(context, expr, context.scope)
+def _state(context: Context, item: tree.State) -> Meaning:
+    value = constants.evaluate(context, item.value, context.scope)
     if not isinstance(value, (int, float)):
-        raise context.stop("E0304", "a state begins with a number", expr.span)
+        raise context.stop("E0304", "a state begins with a number", item.value.span)
     return StateName(State(item.name, float(value), item.key is not None, item.span))
 
 

@@ -34,6 +34,15 @@ class EngineError(ValueError):
     finite."""
 
 
+class HubError(EngineError):
+    """A model of the hub that cannot be had."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+        """What to do."""
+
+
 class NotFinite(EngineError):
     """A gradient with NaN or infinity in it: the weights, and what the optimizer keeps, were left as they are."""
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlgraph.engines.base import EngineError
+from rlgraph.engines.base import EngineError, HubError
 from rlgraph.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
 from rlgraph.errors import closest, listed
+from rlgraph.models import hub
 from rlgraph.models.adapters import Adapters
 from rlgraph.models.families import ModelKind
 
@@ -104,7 +105,7 @@ def load_codec(spec: ModelSpec) -> Codec:
     if not isinstance(wanted, str):
         return Codec(build_tokenizer(wanted))
     with quiet():
-        return Codec(_found(wanted, "tokenizer", lambda: _tokenizer_class(wanted).from_pretrained(wanted, **_SAFE)))
+        return Codec(_read(wanted, "tokenizer", _tokenizer_class(wanted)))
 
 
 def skeleton(spec: ModelSpec) -> PreTrainedModel:
@@ -116,7 +117,7 @@ def skeleton(spec: ModelSpec) -> PreTrainedModel:
             config = random_config(spec.source, load_codec(spec), spec.kind)
         else:
             labels = {} if spec.kind == "causal_lm" else {"num_labels": 1}
-            config = AutoConfig.from_pretrained(spec.source, **labels, **_SAFE)
+            config = _read(spec.source, "model", AutoConfig, **labels)
         model: PreTrainedModel = _auto(spec.kind).from_config(config, dtype=_DTYPES[spec.dtype])
     return model
 
@@ -154,13 +155,8 @@ def _tokenizer_class(folder: str) -> Any:
 
 def _pretrained(kind: ModelKind, source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, tuple[str, ...]]:
     labels = {} if kind == "causal_lm" else {"num_labels": 1}
-    model, info = _found(
-        source,
-        "model",
-        lambda: _auto(kind).from_pretrained(
-            source, dtype=dtype, output_loading_info=True, use_safetensors=True, **labels, **_SAFE
-        ),
-    )
+    options = {"dtype": dtype, "output_loading_info": True, "use_safetensors": True, **labels}
+    model, info = _read(source, "model", _auto(kind), **options)
     new = tuple(sorted(info["missing_keys"]))
     if kind == "causal_lm" and new:
         raise EngineError(
@@ -175,20 +171,24 @@ def _pretrained(kind: ModelKind, source: str, dtype: torch.dtype) -> tuple[PreTr
     return model, new
 
 
-def _found(source: str, what: str, read: Any) -> Any:
-    """`read()`, with what goes wrong said in the user's terms."""
+def _read(source: str, what: str, kind: Any, **options: Any) -> Any:
+    """What a class of transformers reads from a source, with what goes wrong said in the user's terms."""
     # A folder with an adapter has a tokenizer, and no model.
     needed = {"config.json", f"{what}_config.json"}
     if os.path.isdir(source) and not any(os.path.exists(os.path.join(source, name)) for name in needed):
         raise EngineError(f"the folder {source!r} holds no {what}: it has no config.json")
-    place = "in the folder" if os.path.isdir(source) else "as a local folder or on the Hugging Face hub"
+    here = os.path.isdir(source)
+    place = "in the folder" if here else "as a local folder or on the Hugging Face hub"
     try:
-        return read()
-    except EngineError:
-        raise
+        read = source if here else hub.place(source)
+    except LookupError as error:
+        raise HubError(f"cannot load the {what} {source!r}: {error.args[0]}", hub.hint(source)) from None
+    try:
+        return kind.from_pretrained(read, **options, **_SAFE)
     # Files of a stranger can break what reads them in any way.
     except Exception as error:
-        raise EngineError(f"cannot load the {what} {source!r} {place}: {_why(error, source)}") from error
+        message = f"cannot load the {what} {source!r} {place}: {_why(error, source)}"
+        raise (EngineError(message) if here else HubError(message, hub.hint(source))) from error
 
 
 def _why(error: Exception, source: str) -> str:

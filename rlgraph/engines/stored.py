@@ -10,17 +10,18 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from ctypes import c_ubyte
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from rlgraph.digests import STRETCH, Digesting, Digests, Looked
 from rlgraph.engines.base import EngineError
 from rlgraph.ir.layout import Box, Local, common, volume, whole
 from rlgraph.ir.transfer import TensorBox
@@ -42,6 +43,10 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_COUNT = 8
+"""Bytes at the beginning of a file that say how long what follows is, which says where each tensor lies."""
+_ABOUT = "__metadata__"
+"""What is no tensor there."""
 _KEY = re.compile(r"(.*?)(?:\[([\d:,]+)\])?")
 
 
@@ -69,11 +74,11 @@ def write(
     reading: Reading = nullcontext,
     *,
     looks: bool = True,
-) -> str:
-    """Writes tensors, and gives them to the disk. The first of them that has NaN or infinity in it; empty: none. No
-    more than a bucket of them is copied at a time, and none of what lies on the host in one piece: safetensors' own
-    writer wants all of them so, which parts of others are not. May be called beside what reads the tensors, which may
-    move them with `reading`. looks: for NaN and infinity. Raises OSError."""
+) -> tuple[Digests, str]:
+    """Writes tensors, and gives them to the disk. The file's digests, and the first of the tensors that has NaN or
+    infinity in it; empty: none. No more than a bucket of them is copied at a time, and none of what lies on the host in
+    one piece: safetensors' own writer wants all of them so, which parts of others are not. May be called beside what
+    reads the tensors, which may move them with `reading`. looks: for NaN and infinity. Raises OSError."""
     header, end, odd = {}, 0, ""
     views = {name: each if isinstance(each, View) else _all(each) for name, each in sorted(tensors.items())}
     for name, view in views.items():
@@ -81,15 +86,16 @@ def write(
         header[name] = {"dtype": _TYPES[view.of.dtype], "shape": list(view.shape), "data_offsets": [start, end]}
     said = json.dumps(header).encode()
     said += b" " * (-len(said) % 8)
-    with file.open("wb") as out:
-        out.write(len(said).to_bytes(8, "little") + said)
+    with file.open("wb") as opened:
+        out = Digesting(opened)
+        out.write(len(said).to_bytes(_COUNT, "little") + said)
         for name, view in views.items():
             cuts = _cuts(view.shape, view.of.element_size(), bucket)
             finite = [_copied(out, view, cut, reading, looks) for cut in cuts]
             odd = odd if all(finite) or odd else name
-        out.flush()
-        os.fsync(out.fileno())
-    return odd
+        opened.flush()
+        os.fsync(opened.fileno())
+    return out.digests(), odd
 
 
 def _all(tensor: Tensor) -> View:
@@ -114,7 +120,7 @@ def _cuts(shape: tuple[int, ...], width: int, bucket: int) -> Iterator[Cut]:
         yield from ((slice(start, start + rows),) for start in range(0, shape[0], rows))
 
 
-def _copied(out: IO[bytes], view: View, cut: Cut, reading: Reading, looks: bool) -> bool:
+def _copied(out: Digesting, view: View, cut: Cut, reading: Reading, looks: bool) -> bool:
     """Whether all of a piece is finite."""
     with reading(view.of) as there, _beside(there):
         here = there.detach()[view.at][cut].to("cpu").contiguous().reshape(-1)
@@ -175,22 +181,58 @@ def extents(layouts: Iterable[Iterable[Local]]) -> dict[str, Box]:
     return {name: whole(shape) for name, shape in found.items()}
 
 
-class Stored:
-    """What the files of several ranks have together. Only what is asked for is read."""
+class _File:
+    """One of the files. What is read of it is looked at first."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        """Raises EngineError where one cannot be read."""
-        self._parts: dict[str, list[tuple[Box, Any, str]]] = {}
-        for file in files:
-            try:
-                opened: Any = safe_open(file, framework="pt")
-                shapes = {each: tuple(opened.get_slice(each).get_shape()) for each in [*opened.keys()]}
-            except Exception as error:  # safetensors has a class of its own, and a file may hold anything
-                raise EngineError(f"cannot read `{file}`: {error}") from error
-            for each, shape in shapes.items():
+    def __init__(self, path: Path, told: Digests) -> None:
+        """Raises OSError, Damaged."""
+        self._looked = Looked(path, told)
+        self._looked.need(0, min(_COUNT, told.bytes))
+        with path.open("rb") as file:
+            begin = _COUNT + int.from_bytes(file.read(_COUNT), "little")
+            self._looked.need(0, begin)
+            header = json.loads(file.read(begin - _COUNT))
+        self._opened: Any = safe_open(path, framework="pt")
+        self.shapes = {name: tuple(header[name]["shape"]) for name in header if name != _ABOUT}
+        self._at = {name: tuple(begin + at for at in header[name]["data_offsets"]) for name in self.shapes}
+
+    def read(self, name: str, box: Box) -> Tensor:
+        """A part of a tensor, or all of one without axes. Raises OSError, Damaged."""
+        start, end = self._at[name]
+        shape = self.shapes[name]
+        if not shape:
+            self._looked.need(start, end)
+            return self._opened.get_tensor(name)  # type: ignore[no-any-return]
+        for first, last in _runs(shape, box, (end - start) // max(1, math.prod(shape))):
+            self._looked.need(start + first, start + last)
+        return self._opened.get_slice(name)[tuple(slice(*side) for side in box)]  # type: ignore[no-any-return]
+
+
+def _runs(shape: tuple[int, ...], box: Box, width: int) -> Iterator[tuple[int, int]]:
+    """From which byte to which a box of a tensor lies, whose numbers have `width` bytes: one run, or one for each row
+    where rows are long."""
+    (low, high), *inner = box
+    row = math.prod(shape[1:]) * width
+    if row <= STRETCH or tuple(inner) == whole(shape[1:]):
+        yield low * row, high * row
+        return
+    for at in range(low, high):
+        yield from ((at * row + first, at * row + last) for first, last in _runs(shape[1:], tuple(inner), width))
+
+
+class Stored:
+    """What the files of several ranks have together. Only what is asked for is read, and all of that is as it was
+    written."""
+
+    def __init__(self, files: Mapping[Path, Digests]) -> None:
+        """Raises OSError, Damaged where one is not as it was written."""
+        self._parts: dict[str, list[tuple[Box, _File, str]]] = {}
+        for path, told in files.items():
+            file = _File(path, told)
+            for each, shape in file.shapes.items():
                 name, box = _KEY.fullmatch(each).groups()  # type: ignore[union-attr]
                 ranges = tuple(tuple(map(int, part.split(":"))) for part in box.split(",")) if box else whole(shape)
-                self._parts.setdefault(name, []).append((ranges, opened, each))  # type: ignore[arg-type]
+                self._parts.setdefault(name, []).append((ranges, file, each))  # type: ignore[arg-type]
 
     @property
     def names(self) -> list[str]:
@@ -201,25 +243,26 @@ class Stored:
         return whole(tuple(map(max, zip(*([stop for _, stop in box] for box, *_ in self._parts[name]), strict=True))))
 
     def read(self, name: str, box: Box) -> Tensor:
-        """A part of a tensor. Raises EngineError where there is none of that name, or another shape."""
+        """A part of a tensor. Raises EngineError where there is none of that name, or another shape, OSError,
+        Damaged."""
         parts = self._parts.get(name, ())
         if not parts:
             raise EngineError(f"there is no tensor {name}")
         missing, found = volume(box), None
-        for there, opened, stored in parts:
+        for there, file, stored in parts:
             if len(there) != len(box):
                 break
             if not box:
-                return opened.get_tensor(stored)  # type: ignore[no-any-return]
+                return file.read(stored, box)
             inner = common(there, box)
             if inner is None:
                 continue
-            values = opened.get_slice(stored)[_inside(there, inner)]
+            values = file.read(stored, _shifted(there, inner))
             if inner == box:
-                return values  # type: ignore[no-any-return]
+                return values
             if found is None:
                 found = torch.empty([stop - start for start, stop in box], dtype=values.dtype)
-            found[_inside(box, inner)] = values
+            found[tuple(slice(*side) for side in _shifted(box, inner))] = values
             missing -= volume(inner)
         if found is None or missing:
             shape = " x ".join(str(stop) for _, stop in self.box(name)) or "a number"
@@ -239,5 +282,6 @@ class Under:
         return self._stored.read(f"{self._kind}:{name}", box)
 
 
-def _inside(outer: Box, inner: Box) -> tuple[slice, ...]:
-    return tuple(slice(low - first, high - first) for (low, high), (first, _) in zip(inner, outer, strict=True))
+def _shifted(outer: Box, inner: Box) -> Box:
+    """Where a box lies in another one."""
+    return tuple((low - first, high - first) for (low, high), (first, _) in zip(inner, outer, strict=True))

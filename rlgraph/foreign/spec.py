@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlgraph.errors import Diagnostic, ProgramError, Span, nearest
+from rlgraph.errors import Diagnostic, ProgramError, Span, install, nearest
 
 BAD_ARGUMENT = "E0702"
 UNREADABLE = "E0704"
@@ -101,4 +101,4 @@ def need(module: str, span: Span) -> None:
     """An error unless `module` is installed."""
     if importlib.util.find_spec(module) is None:
         message = f"this needs the package '{module}', which is not installed"
-        raise ProgramError(Diagnostic(NOT_INSTALLED, message, span, f'pip install "rlgraph[{EXTRAS[module]}]"'))
+        raise ProgramError(Diagnostic(NOT_INSTALLED, message, span, install(EXTRAS[module])))

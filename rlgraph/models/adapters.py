@@ -18,6 +18,8 @@ from rlgraph.ir.graph import Model, Record
 LARGEST_BYTES = 16 << 20
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+BASE = "base_model_name_or_path"
+"""The field that says what an adapter is for."""
 PREFIX = "base_model.model."
 """Of every name in a file of weights."""
 
@@ -97,9 +99,9 @@ def find_adapter(source: str) -> tuple[str, Adapters] | None:
         config = json.loads(read_bytes(folder / CONFIG, LARGEST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedAdapter(f"cannot read {folder / CONFIG}: {error}") from error
-    base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    base = config.get(BASE) if isinstance(config, dict) else None
     if not isinstance(base, str) or not base:
-        raise UnsupportedAdapter(f"{folder / CONFIG} does not say which model it is for (`base_model_name_or_path`)")
+        raise UnsupportedAdapter(f"{folder / CONFIG} does not say which model it is for (`{BASE}`)")
     for field, plain in _PLAIN.items():
         if config.get(field) not in plain:
             raise UnsupportedAdapter(
@@ -137,6 +139,20 @@ def _found(folder: Path, base: str) -> str:
     """Where a base is: a folder that moved together with its adapter lies beside it."""
     beside = folder / Path(base).name
     return str(beside) if not Path(base).is_dir() and beside.is_dir() else base
+
+
+def rename(folder: Path, final: Path) -> None:
+    """Before a folder gets its final name, in the same place: an adapter that says that its base is in the folder says
+    so by that name, for PEFT looks nowhere else. Raises OSError."""
+    file = folder / CONFIG
+    if not file.is_file():
+        return
+    config = json.loads(file.read_text("utf-8"))
+    base = Path(str(config.get(BASE)))
+    # Whoever wrote it may see the folder at another place than this process.
+    if base.parent.name == folder.name:
+        config[BASE] = str(base.parent.with_name(final.name) / base.name)
+        file.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
 def names_in(files: Iterable[str]) -> Iterator[tuple[str, str]]:

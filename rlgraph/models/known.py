@@ -39,6 +39,13 @@ def find_config(source: str) -> Mapping[str, Any] | None:
     return known(source) if stored is None else _read(stored)
 
 
+def snapshot(source: str) -> Path | None:
+    """The folder in which the version of a model of the hub lies that is stored here, by whose number it is called;
+    None for what is none, or is not here."""
+    stored = None if not source or Path(source).is_dir() else _stored(source)
+    return None if stored is None else stored.parent
+
+
 @cache
 def _table() -> dict[str, Any]:
     """By name a configuration, or the name of the model that has the same."""

@@ -15,12 +15,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, UsageMistake
+from rlgraph.models.adapters import rename as rename_adapter
 from rlgraph.runs.checkpoint.disk import replace_text, to_disk
 from rlgraph.runs.jsonlines import finite, numbers
 
@@ -42,7 +44,13 @@ class RunFolder:
 
     def __init__(self, path: Path, metrics: IO[str], made: bool) -> None:
         self.path = path
+        self.note: Callable[[str], None] = lambda _: None
+        """Who is told what has become of it."""
+        self.losses = 0
+        """How often it was gone."""
         self._metrics = metrics
+        self._texts: Mapping[str, str] = {}
+        """What else was written, by name."""
         self._trace: IO[str] | None = None
         self._made = made
         self._first = 1
@@ -93,7 +101,7 @@ class RunFolder:
     @classmethod
     def _claimed(cls, path: Path, made: bool) -> RunFolder:
         # Mode x: of two runs that saw an empty folder at once, one gets it.
-        metrics = (path / METRICS).open("x", encoding="utf-8")
+        metrics = _new(path / METRICS)
         _lock(metrics, path)
         return cls(path, metrics, made)
 
@@ -126,14 +134,38 @@ class RunFolder:
             # Whole or as they were: a run that is gone on with has them, and nobody could go on with it without.
             for name, text in written.items():
                 replace_text(self.path / name, text)
+            self._texts = written
         except OSError as error:
             raise _unusable(self.path, error.strerror) from None
+
+    def look(self) -> None:
+        """Makes it again where somebody has removed it, or moved it away: a run of a day is not lost with it. What was
+        written comes from the files, which are open. Raises OSError."""
+        if _is(self._metrics, self.path / METRICS):
+            return
+        gone = self.path
+        self._metrics, self.path = _again(self._metrics, gone)
+        self.losses += 1
+        if self._trace is not None and not _is(self._trace, self.path / TRACE):
+            self._trace = _copied(self._trace, self.path / TRACE)
+        for name, text in self._texts.items():
+            replace_text(self.path / name, text)
+        if self._board is not None:
+            self._board.close()
+            self._board = _Board.open(self.path / "tensorboard", 1)
+            for record in _records(self._metrics):
+                self._board.step(record)
+        self.note(
+            f"`{gone}` is not there any more: it was removed or moved while the run wrote into it; `{self.path}` has "
+            "the metrics of all steps again, and gets what is written from here on, without the checkpoints before"
+        )
 
     def step(self, record: Mapping[str, Any], trace: Mapping[str, Any] | None = None) -> None:
         """Adds the line of a step, and that of its trace. Raises RunError where the disk is full."""
         try:
+            self.look()
             if trace is not None:
-                self._trace = self._trace or (self.path / TRACE).open("x", encoding="utf-8")
+                self._trace = self._trace or _new(self.path / TRACE)
                 self._trace.write(json.dumps(trace) + "\n")
                 self._trace.flush()
             self._metrics.write(json.dumps(finite(record), allow_nan=False) + "\n")
@@ -155,6 +187,9 @@ class RunFolder:
         """Writes these models, each one whole or not at all. Raises RunError; also where weights are NaN or infinite
         and there is a model already, which stays."""
         written: list[Path] = []
+        with suppress(OSError):
+            self.look()
+        losses = self.losses
         for name, model in models.items():
             final, draft = (self.path / "models" / called for called in (name, f".{name}"))
             try:
@@ -162,6 +197,7 @@ class RunFolder:
                 model.save(draft)
                 odd = _odd(draft) if final.exists() else ""
                 if not odd:
+                    rename_adapter(draft, final)
                     to_disk(draft)
                     _replace(draft, final)
             except Exception as error:  # each library has its own way to say that a disk is full
@@ -174,7 +210,9 @@ class RunFolder:
                 message = f"`{name}` has diverged: {odd} has NaN or infinite weights"
                 raise RunError(Diagnostic("E0831", message, NO_SPAN, f"`{final}` stays as it was saved before"))
             written.append(final)
-        return written
+        with suppress(OSError):
+            self.look()
+        return written if losses == self.losses else self.save(models)
 
     def to_disk(self) -> None:
         """What was written is there after a power failure, too. May be called beside `step`, which leaves nothing in
@@ -216,6 +254,53 @@ def recording_of(path: Path) -> Path:
 
 _BYTES = "surrogateescape"
 """How bytes that are no text are read: what a machine leaves that loses its power may have some."""
+
+
+def _new(path: Path) -> IO[str]:
+    """A file that is not there yet; what is written can be read again."""
+    return path.open("x+", encoding="utf-8", errors=_BYTES)
+
+
+def _is(file: IO[str], path: Path) -> bool:
+    """Whether an open file is what a path leads to."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
+
+
+def _again(metrics: IO[str], path: Path) -> tuple[IO[str], Path]:
+    """The metrics of a folder that is gone, and where they are now: in its place; where another run has that, beside
+    it; where that cannot be, in the folder for temporary files. Raises OSError."""
+    beside = (path.with_name(f"{path.name}-again{number}") for number in ("", *range(2, 100)))
+    here = Path(tempfile.gettempdir())
+    elsewhere = (here / f"{path.name}-again{number}" for number in ("", *range(2, 100)))
+    failure: OSError | None = None
+    for place in (path, *beside, *elsewhere):
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            found = _copied(metrics, place / METRICS)
+            _lock(found, place)
+            return found, place
+        except OSError as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def _copied(file: IO[str], path: Path) -> IO[str]:
+    """Goes on in another file with what is in this one."""
+    copy = _new(path)
+    file.seek(0)
+    shutil.copyfileobj(file, copy)
+    copy.flush()
+    file.close()
+    return copy
+
+
+def _records(metrics: IO[str]) -> list[dict[str, Any]]:
+    metrics.seek(0)
+    return [numbers(json.loads(line)) for line in metrics]
 
 
 def _lines(path: Path) -> IO[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 from rlgraph.runs.backends import open_backend
+from rlgraph.runs.checkpoint import outside
 from rlgraph.runs.checkpoint.best import read_best
 from rlgraph.runs.checkpoint.document import Checkpoint
 from rlgraph.runs.checkpoint.often import read_often
@@ -130,11 +131,13 @@ def _once(
 ) -> Run:
     """again: the run has begun before. may_lose: `_Lost` takes the place of what is told where a process is lost."""
     made = Run(folder=folder.path if folder else None)
+    if folder:
+        folder.note = shown.note
     with Interrupts(shown) as interrupts:
         watch = Watch(shown, interrupts, observer, Timeline() if options.trace else None)
         try:
-            with _claimed(folder, compiled, options, again) as checkpoint:
-                _steps(made, folder, compiled, options, watch, checkpoint, again=again, may_lose=may_lose)
+            with _claimed(folder, compiled, options, again) as (checkpoint, taken):
+                _steps(made, folder, compiled, options, taken, watch, checkpoint, again=again, may_lose=may_lose)
             watch.write(options.trace)
         except BaseException as error:
             if may_lose and _is_lost(error):
@@ -161,8 +164,9 @@ def _is_lost(error: BaseException) -> bool:
 @contextmanager
 def _claimed(
     folder: RunFolder | None, compiled: Compilation, options: Options, again: bool
-) -> Iterator[Checkpoint | None]:
-    """What cannot be written or read comes out before the run. The checkpoint that it goes on from, if it does."""
+) -> Iterator[tuple[Checkpoint | None, outside.Digests]]:
+    """What cannot be written or read comes out before the run. The checkpoint that it goes on from, if it does, and
+    what the program takes from outside, of a run that is saved."""
     from rlgraph.backends.recording import is_recording, read_header, recording
 
     if options.save_every is not None:
@@ -174,15 +178,18 @@ def _claimed(
         check_writable(options.trace)
     if options.replay:
         read_header(recording_of(options.replay), compiled.name)
-    checkpoint = None if options.resume is None else newest(options.resume, compiled, options)
+    taken = outside.digests(compiled) if options.save_every is not None else {}
+    checkpoint = None if options.resume is None else newest(options.resume, compiled, options, taken)
     after = checkpoint.step if checkpoint else None
     if again and checkpoint is None and options.record and is_recording(options.record):
         after = 0
     with recording(options.record, compiled.name, options.seed, after) if options.record else nullcontext():
         if folder:
             plan = compiled.file is not None
-            folder.begin(compiled.source.text, compiled.text(), _how(compiled, options), plan=plan)
-        yield checkpoint
+            differs = [] if checkpoint is None else outside.told(checkpoint.outside, taken)
+            how = {**_how(compiled, options), "differs": differs}
+            folder.begin(compiled.source.text, compiled.text(), how, plan=plan)
+        yield checkpoint, taken
 
 
 def _steps(
@@ -190,6 +197,7 @@ def _steps(
     folder: RunFolder | None,
     compiled: Compilation,
     options: Options,
+    taken: outside.Digests,
     watch: Watch,
     checkpoint: Checkpoint | None,
     *,
@@ -200,14 +208,17 @@ def _steps(
         made.models.update(models)
         phases = {phase.name: phase.steps or options.steps for phase in compiled.program.phases}
         done, resumable = 0, cast(Resumable, backend)
+        if options.save_every is not None:
+            # What the hub has given is known now.
+            taken = {**taken, **outside.revisions(compiled)}
         if checkpoint is not None:
             assert folder is not None
-            restore(checkpoint, compiled, options, resumable, watch.display.note)
+            restore(checkpoint, compiled, options, taken, resumable, watch.display.note)
             done = checkpoint.step
             made.metrics += folder.cut(done)
         elif again and folder:
             folder.cut(0)
-        saver = Saver(folder, compiled, options, resumable) if folder and options.save_every else None
+        saver = Saver(folder, compiled, options, taken, resumable) if folder and options.save_every else None
         try:
             watch.begin(phases, done)
             for step in backend.steps(left(compiled, options, done)):
@@ -222,6 +233,7 @@ def _steps(
             _count_updates(made, backend.trained())
             if folder:
                 made.saved += folder.save(_trained(made))
+                made.folder = folder.path
             _leave(made)
         except BaseException as error:
             if may_lose and _is_lost(error):
@@ -267,6 +279,7 @@ def _rescue(made: Run, folder: RunFolder | None, shown: Display, saver: Saver | 
         # One that is lost does not keep the others from being saved.
         with _told_beside(shown):
             made.saved += folder.save({name: model})
+    made.folder = folder.path
     for path in made.saved:
         shown.note(f"saved {path}")
     if saver and (last := newest_step(folder.path)) is not None:

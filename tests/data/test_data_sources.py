@@ -270,7 +270,7 @@ CALLS: list[tuple[str, str, str]] = [
     (
         'hub("openai/gsm8k")',
         "E0709: this needs the package 'datasets', which is not installed",
-        'pip install "rlgraph[datasets]"',
+        "pip install 'rlgraph-compiler[datasets]'",
     ),
     ('hub("openai/gsm8k", split=3)', "E0702: `split` must be a text, not 3", ""),
     ('jsn("d.jsonl")', "E0701: there is no data source 'jsn'", "did you mean `jsonl`?"),

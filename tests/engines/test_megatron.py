@@ -687,7 +687,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
     for name in [name for name in sys.modules if name.startswith("rlgraph.engines.megatron")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "megatron.core.optimizer", None)
-    with pytest.raises(EngineError, match=r"pip install 'rlgraph\[megatron\]'"):
+    with pytest.raises(EngineError, match=r"pip install 'rlgraph-compiler\[megatron\]'"):
         importlib.import_module("rlgraph.engines.megatron.opening").prepare()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from rlgraph.backends.process.saving import left_of, need_same, parts, read_part
 from rlgraph.backends.process.session import ModelState
 from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.versions import PastWeights
+from rlgraph.digests import STRETCH, Damaged, Digests, digests_of
 from rlgraph.engines.base import EngineError, Rank, TrainOptions
 from rlgraph.engines.moments import stretches
 from rlgraph.engines.sources import ModelSpec
@@ -83,6 +84,16 @@ def update(engine: Any, spec: ModelSpec, task: Task, blocks: Sequence[Any], step
     return found
 
 
+def digested(files: Iterable[Path]) -> dict[Path, Digests]:
+    return {file: digests_of(file) for file in files}
+
+
+def saved(place: Path, updates: int, changed: int, version: int) -> SavedModel:
+    """What ranks have written into a folder."""
+    files = {file.name: told for file, told in digested(place.glob("*.safetensors")).items()}
+    return SavedModel(place, updates, changed, version, (), files)
+
+
 def content(saved: SavedModel) -> dict[str, torch.Tensor]:
     stored = {kind: Stored(saved.files(kind)) for kind in ("weights", "moments")}
     return {f"{kind} {name}": each.read(name, each.box(name)) for kind, each in stored.items() for name in each.names}
@@ -135,10 +146,10 @@ def test_training_goes_on_with_other_engines_and_splits(
             assert told["loss"] == pytest.approx(expected[step]["loss"], rel=5e-6), (engine, split)
             assert told["grad_norm"] == pytest.approx(expected[step]["grad_norm"], rel=1e-5), (engine, split)
         if before is not None:
-            first, second = content(before), content(SavedModel(to / "again", 0, 0, 0, ()))
+            first, second = content(before), content(saved(to / "again", 0, 0, 0))
             assert first.keys() == second.keys()
             assert [name for name in first if not torch.equal(first[name], second[name])] == []
-        before = SavedModel(to, step + 1, step + 1, step + 1, ())
+        before = saved(to, step + 1, step + 1, step + 1)
     weights = {name.split()[1]: each for name, each in content(cast(SavedModel, before)).items() if name[0] == "w"}
     assert weights.keys() == alone.tensors().keys()
 
@@ -150,10 +161,10 @@ def test_wide_copies_of_narrow_weights_go_on(ranks: Ranks, tmp_path: Path) -> No
     for step, split in enumerate((mesh(fsdp=2), mesh(tp=2), mesh())):
         ranks.run(split, go_on, "transformers", spec, task, step, before, tmp_path / str(step))
         if before is not None:
-            first, second = content(before), content(SavedModel(tmp_path / str(step) / "again", 0, 0, 0, ()))
+            first, second = content(before), content(saved(tmp_path / str(step) / "again", 0, 0, 0))
             assert first.keys() == second.keys() and any(name.startswith("moments master:") for name in first)
             assert [name for name in first if not torch.equal(first[name], second[name])] == []
-        before = SavedModel(tmp_path / str(step), step + 1, step + 1, step + 1, ())
+        before = saved(tmp_path / str(step), step + 1, step + 1, step + 1)
 
 
 def test_every_element_is_written_once_and_by_all_alike(tmp_path: Path) -> None:
@@ -201,10 +212,10 @@ def test_no_more_than_a_bucket_is_needed_beside_what_is_written(tmp_path: Path) 
     bucket, whole = 1 << 18, torch.randn(600, 700)
     wide = whole.bfloat16().t()
     with Live([whole, wide]) as live:
-        assert write(tmp_path / "lies.safetensors", {"whole": whole}, bucket) == ""
+        assert write(tmp_path / "lies.safetensors", {"whole": whole}, bucket)[1] == ""
         # What the numbers are looked at for.
         assert live.peak < 100
-        assert write(tmp_path / "turned.safetensors", {"wide": wide, "turned": whole.t()}, bucket) == ""
+        assert write(tmp_path / "turned.safetensors", {"wide": wide, "turned": whole.t()}, bucket)[1] == ""
         assert bucket / 2 < live.peak < bucket + 100
 
 
@@ -223,7 +234,7 @@ def room(split: Mesh, engine: str, spec: ModelSpec, task: Task, to: Path, bucket
         written = write_part(state, left, to, own)
     assert not written.failure
     dist.barrier()
-    return live.peak, sum(written.files.values())
+    return live.peak, sum(each.bytes for each in written.files.values())
 
 
 @pytest.mark.parametrize(
@@ -250,25 +261,25 @@ def test_no_rank_needs_more_than_a_bucket_beside_its_part(
 def test_a_number_that_is_not_finite_is_found_wherever_it_is(dtype: torch.dtype, odd: float, tmp_path: Path) -> None:
     for place in (0, 4_000, 40_000, 99_999):
         tensor = torch.full((100, 1000), torch.finfo(dtype).max, dtype=dtype)
-        assert write(tmp_path / "fine.safetensors", {"a": tensor}, 1 << 16) == ""
+        assert write(tmp_path / "fine.safetensors", {"a": tensor}, 1 << 16)[1] == ""
         tensor.view(-1)[place] = odd
-        assert write(tmp_path / "odd.safetensors", {"a": tensor}, 1 << 16) == "a"
+        assert write(tmp_path / "odd.safetensors", {"a": tensor}, 1 << 16)[1] == "a"
 
 
 def test_files_are_read_by_slices_and_told_when_they_are_others(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     tensors = {"a": torch.arange(24.0).view(6, 4).t(), "n": torch.tensor(3.0), "h": torch.ones(3, 2).bfloat16()}
-    assert write(tmp_path / "all.safetensors", tensors, bucket=16) == ""
+    assert write(tmp_path / "all.safetensors", tensors, bucket=16)[1] == ""
     for name, each in load_file(tmp_path / "all.safetensors").items():
         assert torch.equal(each, tensors[name]) and each.dtype == tensors[name].dtype
-    assert write(tmp_path / "odd.safetensors", {"a": torch.ones(3), "b": torch.tensor([1.0, float("inf")])}) == "b"
+    assert write(tmp_path / "odd.safetensors", {"a": torch.ones(3), "b": torch.tensor([1.0, float("inf")])})[1] == "b"
     local = Local("a", (4, 6), (Piece("a", whole((4, 6)), (0, 0)),))
     files = []
     for number, box in enumerate((((0, 4), (0, 2)), ((0, 3), (2, 6)), ((3, 4), (2, 6)))):
         files.append(tmp_path / f"{number}.safetensors")
         write(files[-1], chosen(tensors, [local], [("a", box)], {"a": whole((4, 6))}))
-    stored = Stored(files)
+    stored = Stored(digested(files))
     assert stored.names == ["a"] and stored.box("a") == whole((4, 6))
     for box in (whole((4, 6)), ((1, 4), (1, 5)), ((3, 4), (5, 6))):
         assert torch.equal(stored.read("a", box), tensors["a"][tuple(slice(*side) for side in box)])
@@ -278,15 +289,53 @@ def test_files_are_read_by_slices_and_told_when_they_are_others(tmp_path: Path) 
     with pytest.raises(EngineError, match="no tensor b"):
         stored.read("b", ((0, 1),))
     with pytest.raises(EngineError, match="another shape"):
-        Stored(files[:2]).read("a", whole((4, 6)))
+        Stored(digested(files[:2])).read("a", whole((4, 6)))
     write(tmp_path / "weights.safetensors", tensors)
-    saved = SavedModel(tmp_path, 1, 1, 1, ())
+    before = saved(tmp_path, 1, 1, 1)
     like = [
         Local(name, tuple(each.shape), (Piece(name, whole(tuple(each.shape)), (0,) * each.dim()),))
         for name, each in tensors.items()
     ]
-    need_same([like], saved)
+    need_same([like], before)
     with pytest.raises(EngineError, match="h is only among those that were saved"):
-        need_same([like[:2]], saved)
+        need_same([like[:2]], before)
     with pytest.raises(EngineError, match="a is 4 x 5, and was 4 x 6"):
-        need_same([[Local("a", (4, 5), (Piece("a", whole((4, 5)), (0, 0)),)), *like[1:]]], saved)
+        need_same([[Local("a", (4, 5), (Piece("a", whole((4, 5)), (0, 0)),)), *like[1:]]], before)
+
+
+def flipped(file: Path, place: int) -> None:
+    """One bit of it."""
+    with file.open("r+b") as opened:
+        opened.seek(place)
+        byte = opened.read(1)[0]
+        opened.seek(place)
+        opened.write(bytes([byte ^ 16]))
+
+
+def test_who_reads_a_part_looks_at_that_part_alone(tmp_path: Path) -> None:
+    """The digests that a file was written with are those of what is there; a bit that has changed is told to who reads
+    it, and to nobody else."""
+    file, numbers = tmp_path / "weights.safetensors", STRETCH // 4
+    tensors = {
+        "a": torch.arange(4.0 * numbers).view(4, numbers),
+        "b": torch.ones(3),
+        "wide": torch.ones(2, 3 * numbers),
+    }
+    told, _ = write(file, tensors, bucket=STRETCH // 2 + 12)
+    assert told == digests_of(file) and Digests.read(told.plain()) == told
+    begin = file.stat().st_size - sum(each.nbytes for each in tensors.values())
+    # In the last row of `a`, and in the last third of the first row of `wide`.
+    flipped(file, begin + tensors["a"].nbytes - STRETCH // 2)
+    flipped(file, begin + tensors["a"].nbytes + 12 + 5 * STRETCH // 2)
+    stored = Stored({file: told})
+    for name, box in (("a", ((0, 2), (0, numbers))), ("wide", ((0, 2), (0, numbers)))):
+        assert torch.equal(stored.read(name, box), tensors[name][tuple(slice(*side) for side in box)])
+    for name, box in (("a", ((2, 4), (0, numbers))), ("wide", ((0, 1), (2 * numbers, 3 * numbers)))):
+        with pytest.raises(Damaged, match="weights.safetensors` is not as it was written: it differs between byte"):
+            stored.read(name, box)
+    flipped(file, 20)
+    with pytest.raises(Damaged, match="between byte 0 and byte 1,048,576"):
+        Stored({file: told})
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(Damaged, match="in place of"):
+        Stored({file: told})

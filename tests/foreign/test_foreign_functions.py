@@ -431,5 +431,5 @@ def test_reasoning_gym_needs_its_package(declare: Declare, monkeypatch: pytest.M
         " --> p.rlf:1:10\n  |\n"
         "1 | func f = reasoning_gym()\n"
         "  |          ^^^^^^^^^^^^^^^\n"
-        'help: pip install "rlgraph[gym]"'
+        "help: pip install 'rlgraph-compiler[gym]'"
     )

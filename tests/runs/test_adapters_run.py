@@ -93,6 +93,24 @@ def test_a_run_goes_on_with_saved_adapters(tmp_path: Path) -> None:
     assert all(torch.equal(each, before[name]) for name, each in ref.items())
 
 
+@pytest.mark.parametrize("backend", [{}, {"backend": "ray", "debug": True}])
+def test_peft_finds_what_was_saved(tmp_path: Path, backend: dict[str, Any]) -> None:
+    """The base of an adapter on random weights is in its folder, by the name that this has in the end; nothing in a
+    run's folder names one that is there only while it is written."""
+    from peft import AutoPeftModelForCausalLM
+
+    run = ran(text(), out="out", save_every=2, **backend)
+    saved = tmp_path / "out" / "models" / "actor"
+    model = AutoPeftModelForCausalLM.from_pretrained(str(saved))
+    tokens = torch.tensor([[0, 1, 2, 4]])
+    with torch.no_grad():
+        assert torch.allclose(model(tokens).logits, run.models["actor"].model(tokens).logits, atol=1e-6)
+    for file in (tmp_path / "out").rglob("*"):
+        if file.is_file() and file.suffix != ".safetensors":
+            said = file.read_bytes()
+            assert b"models/.actor" not in said and b"/.step-" not in said, file
+
+
 def test_a_saved_adapter_without_its_base(tmp_path: Path) -> None:
     ran(text(), out="out")
     saved = tmp_path / "out" / "models" / "actor"

@@ -13,9 +13,11 @@ import pytest
 from programs_on_disk import write_tiny
 
 import rlgraph
+from rlgraph.backends.saved import undamaged
 from rlgraph.cli import status
+from rlgraph.engines.stored import Stored
 from rlgraph.errors import UsageMistake, visible
-from rlgraph.runs.checkpoint import disk
+from rlgraph.runs.checkpoint import disk, document
 from rlgraph.runs.checkpoint.often import read_often
 from rlgraph.runs.folder import HOW, RunFolder
 
@@ -70,6 +72,17 @@ def changed(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
+def signed(path: Path, **fields: Any) -> None:
+    """A document that somebody has changed who knows how it is written."""
+    path.write_text(document.signed(document.opened(path.parent) | fields))
+
+
+def flipped(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
 def half(path: Path, size: int | None = None) -> None:
     path.write_bytes(path.read_bytes()[: size or path.stat().st_size // 2])
 
@@ -110,10 +123,11 @@ def test_latest_chooses(run: Path) -> None:
         (lambda run: written(run / DOCUMENT, DEEP), "is damaged"),
         (lambda run: written(run / DOCUMENT, b"[]"), "is damaged"),
         (lambda run: piped(run / DOCUMENT), "it is no regular file"),
-        (lambda run: changed(run / DOCUMENT, step=1e400), "`checkpoint.json` is of another step"),
+        (lambda run: signed(run / DOCUMENT, step=7), "`checkpoint.json` is of another step"),
         (lambda run: changed(run / DOCUMENT, seed=1e400), "is damaged"),
-        (lambda run: changed(run / DOCUMENT, rows=[]), "in `checkpoint.json` `rows` is no record"),
-        (lambda run: changed(run / DOCUMENT, models=None), "in `checkpoint.json` `models` is no record"),
+        (lambda run: changed(run / DOCUMENT, seed=8), "`checkpoint.json` is not as it was written"),
+        (lambda run: signed(run / DOCUMENT, rows=[]), "in `checkpoint.json` `rows` is no record"),
+        (lambda run: signed(run / DOCUMENT, models=None), "in `checkpoint.json` `models` is no record"),
         (lambda run: changed(run / DOCUMENT, format="\x1b[2J"), "has format \\x1b[2J"),
         (lambda run: half(run / NEWEST / "models/actor/weights.safetensors"), "has"),
         (lambda run: (run / NEWEST / "models/actor/moments.safetensors").unlink(), "No such file"),
@@ -129,15 +143,44 @@ def test_a_damaged_checkpoint_is_told(
     assert "error[E0827]" in said and told in said and said == visible(said)
 
 
-def test_bytes_that_are_no_tensors_are_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file has the size that it had."""
-    for name in ("models/actor/weights.safetensors", "things.safetensors", "models/actor/moments.safetensors"):
-        file = run / NEWEST / name
+def read_all(checkpoint: Path) -> None:
+    found = document.read(checkpoint)
+    for name in found.models:
+        saved = document.model_of(found, name)
+        with undamaged(saved):
+            stored = Stored(saved.files("weights") | saved.files("moments"))
+            for tensor in stored.names:
+                stored.read(tensor, stored.box(tensor))
+
+
+def test_a_bit_that_has_changed_is_told_wherever_it_is(run: Path) -> None:
+    files = sorted(file for file in (run / NEWEST).rglob("*") if file.is_file())
+    assert {file.name for file in files} >= {"weights.safetensors", "moments.safetensors", "things.safetensors"}
+    read_all(run / NEWEST)
+    for file in files:
         good = file.read_bytes()
-        file.write_bytes(b"\xff" * 8 + good[8:])
-        assert status(["resume", "run", "--steps", "3"]) in (2, 4)
-        assert "error[E08" in capsys.readouterr().err, name
-        file.write_bytes(good)
+        for bit in (3, 4 * len(good) + 1, 8 * len(good) - 12):
+            flipped(file, bit)
+            with pytest.raises(UsageMistake, match="E0827") as told:
+                read_all(run / NEWEST)
+            assert (
+                file.suffix == ".json"
+                or f"is damaged: `{file.relative_to(run / NEWEST)}` is not as it was written" in str(told.value)
+            )
+            file.write_bytes(good)
+
+
+def test_a_run_does_not_go_on_with_a_bit_that_has_changed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was another model, and nobody said so."""
+    file = run / NEWEST / "models/actor/weights.safetensors"
+    flipped(file, 8 * file.stat().st_size - 12)
+    ranks = ["run", "tiny.rlf", "--resume", "run", "--backend", "ray", "--debug"]
+    for command in (["resume", "run"], ranks):
+        assert status([*command, "--steps", "3"]) == 2
+        said = capsys.readouterr().err
+        assert "error[E0827]" in said and "`models/actor/weights.safetensors` is not as it was written" in said
+        assert "remove `step-000000002`, and the run goes on from the checkpoint before it" in said
+    shutil.rmtree(run / NEWEST)
     assert status(["resume", "run", "--steps", "3"]) == 0
 
 

@@ -30,7 +30,7 @@ from rlgraph.engines.base import TrainOptions
 from rlgraph.engines.optimizer import Optimizer
 from rlgraph.errors import RunError, UsageMistake
 from rlgraph.ir.graph import Node
-from rlgraph.runs.checkpoint import disk, saving
+from rlgraph.runs.checkpoint import disk, document, saving
 from rlgraph.runs.checkpoint.often import Often, read_often
 from rlgraph.runs.checkpoint.values import Unsavable, decoded, encoded
 
@@ -205,14 +205,14 @@ class SlowDisk(Silent):
         self._write = process_saving.write
         monkeypatch.setattr(process_saving, "write", self.write)
 
-    def write(self, *args: Any, **named: Any) -> str:
+    def write(self, *args: Any, **named: Any) -> Any:
         if "written" not in self.told:
             assert self._sampled.wait(30)
             # An update that would not wait has begun by now.
             time.sleep(0.3)
-        odd = self._write(*args, **named)
+        written = self._write(*args, **named)
         self.told.append("written")
-        return odd
+        return written
 
     def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         if node.op in ("generate", "train"):
@@ -391,9 +391,48 @@ def test_another_program_is_refused(folder: Path, capsys: pytest.CaptureFixture[
     assert code == 2 and "E0826]: the run was begun without `--set n=...`" in err
     (folder / "prompts.jsonl").write_text('{"prompt": "a>"}\n' * 3)
     code, err = told(capsys, "resume", "a", "--steps", "4")
-    assert code == 2 and "E0826]: `prompts` has 3 rows, and had 4 rows when the run was saved" in err
+    assert code == 2 and "E0826]: `prompts` is not what it was when the run was saved: `prompts.jsonl` changed" in err
     code, err = told(capsys, "resume", "a", "--steps", "4", "--changed")
     assert code == 0 and "step 4/4" in err
+    last = Path("a/checkpoints/step-000000004")
+    (last / document.DOCUMENT).write_text(document.signed(document.opened(last) | {"rows": {"prompts": 5}}))
+    code, err = told(capsys, "resume", "a", "--steps", "5")
+    assert code == 2 and "E0826]: `prompts` has 3 rows, and had 5 rows when the run was saved" in err
+
+
+def test_files_that_have_changed_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of functions and what these import, of data with as many rows as before, of models: a run goes on with others
+    only where that is said, and says so."""
+    source = folder / "source"
+    ran(1).models["actor"].save(source)
+    text = (folder / "tiny.rlf").read_text()
+    start = text.index("causal_lm(")
+    text = text[:start] + 'causal_lm("source")' + text[text.index("\ndata") :]
+    (folder / "tiny.rlf").write_text(text)
+    (folder / "helper.py").write_text("LETTER = 'a'\n")
+    (folder / "rewards.py").write_text("import helper\n" + (folder / "rewards.py").read_text())
+    ran(1, "a", save_every=1)
+    changes = {
+        "rewards.py": ("score", lambda old: old.replace(b'"a"', b'"b"')),
+        "helper.py": ("score", lambda old: old.replace(b"'a'", b"'b'")),
+        "prompts.jsonl": ("prompts", lambda old: old.replace(b"d>", b"c>")),
+        "source/config.json": ("actor", lambda old: old + b"\n"),
+    }
+    for file, (name, change) in changes.items():
+        before = Path(file).read_bytes()
+        assert change(before) != before
+        Path(file).write_bytes(change(before))
+        code, err = told(capsys, "resume", "a", "--steps", "2")
+        assert code == 2 and f"E0826]: `{name}` is not what it was when the run was saved: `{file}` changed" in err, err
+        assert "tiny.rlf:" in err and "`--changed`" in err
+        Path(file).write_bytes(before)
+    assert len(numbers("a")) == 1
+    Path("helper.py").write_text("LETTER = 'c'\n")
+    code, err = told(capsys, "resume", "a", "--steps", "2", "--changed")
+    said = "`score` is not what it was when the run was saved: `helper.py` changed: it goes on with what is there now"
+    assert code == 0 and said in err
+    assert json.loads(Path("a/run.json").read_text())["differs"] == [said]
+    assert told(capsys, "resume", "a", "--steps", "3")[0] == 0
 
 
 def test_a_changed_program_goes_on_where_that_has_a_meaning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -508,6 +547,37 @@ def test_a_model_that_diverged_is_no_checkpoint(folder: Path, capsys: pytest.Cap
     assert "error[E0831]: `actor` has diverged in step 3" in err
     assert "the last one is `a/checkpoints/step-000000002`" in err
     assert [path.name for path in disk.complete(Path("a/checkpoints"))] == ["step-000000001", "step-000000002"]
+
+
+TAKES = """\
+import os
+
+calls = 0
+
+def score(completions, **columns):
+    global calls
+    calls += 1
+    if calls == 3:
+        os.rename("a", "taken")
+    return [float(answer.count("a")) for answer in completions]
+"""
+
+
+@pytest.mark.parametrize("save_every", [None, "1"])
+def test_a_run_whose_folder_is_removed_is_not_lost(
+    save_every: str | None, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = ran(4)
+    (folder / "rewards.py").write_text(TAKES)
+    options = ["--save-every", save_every] if save_every else []
+    code, err = told(capsys, "run", "tiny.rlf", "--steps", "4", "--out", "a", "--threads", "1", *options)
+    assert code == 0 and "`a` is not there any more: it was removed or moved" in err
+    assert [step["reward"] for step in numbers("a")] == [step["reward"] for step in whole.metrics]
+    saved = load_file("a/models/actor/model.safetensors")
+    assert all(torch.equal(each, saved[name]) for name, each in weights(whole).items() if name in saved)
+    if save_every:
+        assert disk.newest(Path("a/checkpoints")) == Path("a/checkpoints/step-000000004")
+        assert told(capsys, "resume", "a", "--steps", "5")[0] == 0
 
 
 def test_a_folder_belongs_to_one_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

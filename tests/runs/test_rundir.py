@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,6 +179,8 @@ def test_a_full_disk(here: Path) -> None:
         pytest.skip("this system has no /dev/full")
     folder = RunFolder.at(Path("a"))
     folder._metrics.close()
+    (here / "a/metrics.jsonl").unlink()
+    (here / "a/metrics.jsonl").symlink_to(full)
     folder._metrics = full.open("w", encoding="utf-8")
     with pytest.raises(RunError) as failed:
         folder.step({"step": 1})
@@ -224,6 +228,82 @@ def test_a_model_that_has_diverged_takes_no_good_one_s_place(last: float, here: 
     assert {path.name for path in (here / "a/models").iterdir()} == {"actor", "lost"}
     assert folder.save({"actor": Tensors(3.0)})
     assert load_file("a/models/actor/model-1.safetensors")["w1"].tolist() == [0.5, 3.0]
+
+
+def lines(folder: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def begun(path: str) -> tuple[RunFolder, list[str]]:
+    """A folder with a step in it, and what will be noted."""
+    folder, notes = RunFolder.at(Path(path)), list[str]()
+    folder.note = notes.append
+    folder.begin("algorithm a\n", "program a\n", {"seed": 1})
+    folder.step({"step": 1}, {"step": 1})
+    return folder, notes
+
+
+@pytest.mark.parametrize(
+    "gone", [shutil.rmtree, lambda path: path.rename("moved"), lambda path: (path / "metrics.jsonl").unlink()]
+)
+def test_a_folder_that_is_taken_away_is_made_again(gone: Callable[[Path], object], here: Path) -> None:
+    folder, notes = begun("runs/a")
+    before = {name for name in inside(here / "runs/a") if not name.startswith("tensorboard/")}
+    gone(here / "runs/a")
+    folder.step({"step": 2}, {"step": 2})
+    folder.step({"step": 3}, {"step": 3})
+    assert lines(here / "runs/a") == [1, 2, 3]
+    assert len((here / "runs/a/trace.jsonl").read_text().splitlines()) == 3
+    assert {name for name in inside(here / "runs/a") if not name.startswith("tensorboard/")} == before
+    assert len(notes) == 1 and notes[0].startswith("`runs/a` is not there any more: it was removed or moved")
+    shutil.rmtree(here / "runs")
+    assert folder.save({"actor": Weights()}) == [Path("runs/a/models/actor")]
+    assert lines(here / "runs/a") == [1, 2, 3] and len(notes) == 2
+    with pytest.raises(UsageMistake, match="a run is at work in `runs/a`"):
+        RunFolder.at(Path("runs/a"), overwrite=True)
+    folder.close()
+
+
+def test_a_folder_that_is_taken_away_while_models_are_saved_gets_all_of_them(here: Path) -> None:
+    folder, _ = begun("a")
+
+    class Takes(Tensors):
+        def save(self, where: str | Path) -> None:
+            place = Path(where)
+            if folder.losses == 0:
+                shutil.rmtree(here / "a")
+                place.mkdir(parents=True)
+            super().save(place)
+
+    assert folder.save({"first": Tensors(1.0), "second": Takes(1.0)}) == [
+        Path("a/models/first"),
+        Path("a/models/second"),
+    ]
+    assert {path.name for path in (here / "a/models").iterdir()} == {"first", "second"}
+    folder.close()
+
+
+def test_a_folder_whose_place_is_taken_is_made_beside_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of another run is touched; where no place is left the folder for temporary files has one."""
+    folder, notes = begun("runs/a")
+    shutil.rmtree(here / "runs/a")
+    other = RunFolder.at(Path("runs/a"))
+    folder.step({"step": 2})
+    assert lines(here / "runs/a-again") == [1, 2] and lines(here / "runs/a") == []
+    assert "`runs/a-again` has the metrics of all steps again" in notes[0]
+    other.close()
+    shutil.rmtree(here / "runs")
+    (here / "runs").write_text("a file")
+    (here / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(here / "temporary"))
+    folder.step({"step": 3})
+    assert lines(here / "temporary/a-again-again") == [1, 2, 3]
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/null")
+    shutil.rmtree(here / "temporary")
+    (here / "temporary").write_text("a file")
+    with pytest.raises(RunError, match="E0812"):
+        folder.step({"step": 4})
+    folder.close()
 
 
 def test_what_was_never_run_is_taken_back(here: Path) -> None:

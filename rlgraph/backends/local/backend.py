@@ -145,7 +145,7 @@ class _Kept:
             raise OSError(0, written.failure)
         if written.odd:
             raise Diverged(written.odd)
-        return SavedModel(self.place, stock.updates, stock.changed, self.version, stock.past)
+        return SavedModel(self.place, stock.updates, stock.changed, self.version, stock.past, written.files)
 
     def free(self) -> None:
         release(self.state)

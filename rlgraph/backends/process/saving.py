@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.process.session import ModelState
-from rlgraph.backends.saved import SavedModel
+from rlgraph.backends.saved import SavedModel, undamaged
+from rlgraph.digests import Digests
 from rlgraph.engines.base import EngineError, Keeps, State
 from rlgraph.engines.moments import MASTER, Moments
 from rlgraph.engines.optimizer import STEP
@@ -102,8 +103,10 @@ def stock_of(state: ModelState) -> Stock:
 
 
 def need_same(held: Iterable[Sequence[Local]], saved: SavedModel) -> None:
-    """Raises EngineError where what was saved is not what these ranks have together."""
-    own, weights = extents(held), Stored(saved.files("weights"))
+    """Raises EngineError where what was saved is not what these ranks have together, UsageMistake where it is
+    damaged."""
+    with undamaged(saved):
+        own, weights = extents(held), Stored(saved.files("weights"))
     for name in own.keys() ^ {*weights.names}:
         raise EngineError(f"{name} is only {'in the model' if name in own else 'among those that were saved'}")
     for name, box in own.items():
@@ -121,8 +124,8 @@ def moments_of(state: ModelState) -> Moments:
 class Written:
     """What a process has written."""
 
-    files: Mapping[str, int]
-    """Their sizes in bytes, by name."""
+    files: Mapping[str, Digests]
+    """What is in them, by name."""
     odd: str = ""
     """The first tensor whose weights are NaN or infinite."""
     failure: str = ""
@@ -132,7 +135,7 @@ class Written:
 @torch.no_grad()
 def write_part(state: ModelState, left: Left, place: Path, part: Part) -> Written:
     """Into a folder of a checkpoint, which need not be there yet; beside whatever reads the model."""
-    moments, odd, files = left.moments, "", dict[str, int]()
+    moments, odd, files = left.moments, "", dict[str, Digests]()
     rest = getattr(state.engine, "rest", None)
     reading = nullcontext if rest is None else rest.reading
     kinds = {"weights": left.tensors, **{f"past-{version}": tensors for version, tensors in left.past.items()}}
@@ -149,12 +152,11 @@ def write_part(state: ModelState, left: Left, place: Path, part: Part) -> Writte
         for kind, tensors in kinds.items():
             file = place / f"{kind}{part.mark}.safetensors"
             own = chosen(tensors, left.stock.weights, part.weights, part.whole_of)
-            odd = write(file, own, reading=reading) or odd
-            files[file.name] = file.stat().st_size
+            files[file.name], lost = write(file, own, reading=reading)
+            odd = lost or odd
         file = place / f"{MOMENTS}{part.mark}.safetensors"
         # Moments are finite where weights stay so.
-        write(file, kept, reading=reading, looks=False)
-        files[file.name] = file.stat().st_size
+        files[file.name], _ = write(file, kept, reading=reading, looks=False)
     except OSError as error:
         return Written(files, odd, error.strerror or str(error))
     return Written(files, odd)
@@ -174,7 +176,12 @@ class _Widest:
 @torch.no_grad()
 def read_part(state: ModelState, saved: SavedModel) -> None:
     """Goes on with a model as it was saved, however it was split then. Reads no more than this process has of it.
-    Raises EngineError for weights of another model, or files that cannot be read."""
+    Raises EngineError for weights of another model, UsageMistake for files that are not as they were written."""
+    with undamaged(saved):
+        _read_part(state, saved)
+
+
+def _read_part(state: ModelState, saved: SavedModel) -> None:
     engine = state.engine
     own = engine.tensors()
     layout = locals_of(engine.layout(), own)

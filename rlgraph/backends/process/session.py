@@ -18,7 +18,7 @@ from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, Versions
 from rlgraph.data import Cursor, Reader, check_source, open_source
 from rlgraph.dsl.columns import misused
-from rlgraph.engines.base import Embedded, Engine, EngineError, ModelRefused, Rank
+from rlgraph.engines.base import Embedded, Engine, EngineError, HubError, ModelRefused, Rank
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
 from rlgraph.enginespec.registry import embedded, opener
@@ -230,7 +230,7 @@ class Session:
                 Diagnostic("E0746", f"`{model.name}` would come out wrong: {error}", _place(model), hint)
             ) from None
         except EngineError as error:
-            hint = "give a folder, a hub name, or `random(...)`"
+            hint = error.hint if isinstance(error, HubError) else "give a folder, a hub name, or `random(...)`"
             raise ProgramError(
                 Diagnostic("E0730", f"`{model.name}` cannot be loaded: {error}", _place(model), hint)
             ) from None

@@ -205,8 +205,8 @@ class _Kept:
         for who, each in zip(self.request.who, written, strict=True):
             if each.failure:
                 raise OSError(0, f"{each.failure} ({shown(who)})")
-            for name, size in each.files.items():
-                if not (self.place / name).is_file() or (self.place / name).stat().st_size != size:
+            for name, told in each.files.items():
+                if not (self.place / name).is_file() or (self.place / name).stat().st_size != told.bytes:
                     raise OSError(
                         0,
                         f"`{name}`, which {shown(who)} has written, is not here: all machines need the run's folder on "
@@ -214,7 +214,8 @@ class _Kept:
                     )
             if each.odd:
                 raise Diverged(each.odd)
-        return SavedModel(self.place, self.stock.updates, self.stock.changed, self.version, self.stock.past)
+        files = {name: told for each in written for name, told in each.files.items()}
+        return SavedModel(self.place, self.stock.updates, self.stock.changed, self.version, self.stock.past, files)
 
     def free(self) -> None:
         # Who has been told to write it frees it himself.

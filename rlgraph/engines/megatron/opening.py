@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rlgraph.engines.base import EngineError, Rank
 from rlgraph.engines.sleeping import Sleeper
 from rlgraph.engines.sources import ModelSpec
+from rlgraph.errors import install
 
 if TYPE_CHECKING:
     from rlgraph.engines.megatron.engine import MegatronEngine
@@ -36,5 +37,5 @@ def prepare() -> None:
         import megatron.core.optimizer  # noqa: F401
     except ImportError as error:
         raise EngineError(
-            f"the engine megatron is not installed ({error}): pip install 'rlgraph[megatron]', or take another engine"
+            f"the engine megatron is not installed ({error}): {install('megatron')}, or take another engine"
         ) from error

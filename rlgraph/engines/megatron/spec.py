@@ -7,6 +7,7 @@ from rlgraph.engines.megatron.layout import layout
 from rlgraph.enginespec.legal import expert_misfits, tensor_misfits
 from rlgraph.enginespec.rates import Rates
 from rlgraph.enginespec.spec import EngineSpec, Memory
+from rlgraph.errors import DISTRIBUTION
 from rlgraph.models.shape import Shape
 
 _ROPE = {
@@ -93,5 +94,5 @@ SPEC = EngineSpec(
     settings=frozenset({"micro_tokens", "recompute"}),
     preference=2,
     requires=("megatron.core",),
-    install="rlgraph[megatron]",
+    install=f"{DISTRIBUTION}[megatron]",
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +31,8 @@ heads on the same hidden states."""
 _LARGE = 1000.0
 
 _HEADS = ("score", "classifier", "lm_head")
+_CACHE = ("cache", "past_key_values")
+"""What transformers calls what it keeps of a row: in newer versions, and before."""
 
 
 class Network:
@@ -88,16 +92,17 @@ class Network:
         positions: int64 [N or 1, T]. mask: bool [N, places in the cache and T], None where there is no
         padding.
         """
+        asked = self.model if self._head is None else self._backbone
         given = {
             "input_ids": ids,
-            "past_key_values": cache,
+            cache_name(asked): cache,
             "position_ids": positions,
             "attention_mask": mask,
             "use_cache": True,
         }
         if self._head is None:
-            return self._gathered(self.model(**given, logits_to_keep=1).logits[:, -1])
-        return self._gathered(self._head(self._backbone(**given).last_hidden_state[:, -1]))
+            return self._gathered(asked(**given, logits_to_keep=1).logits[:, -1])
+        return self._gathered(self._head(asked(**given).last_hidden_state[:, -1]))
 
     def states(self, ids: Tensor) -> Tensor:
         """What the model says at every position before its head, float [N, T, H]; where none can be run alone, behind
@@ -246,3 +251,13 @@ def _tolerance(logits: Tensor, most: float = _MOST) -> float:
 def _is_range(index: Tensor, size: int) -> bool:
     """Whether `index` is 0, 1, ..., size - 1 in order, given that all places of it are asked for once."""
     return index.shape[0] == size and bool((index == torch.arange(size)).all())
+
+
+def cache_name(model: nn.Module) -> str:
+    """By which name a model takes its cache. With the old one newer versions warn for each token, and later refuse."""
+    return _cache_name(type(model).forward)
+
+
+@cache
+def _cache_name(forward: Callable[..., Any]) -> str:
+    return next(name for name in _CACHE if name == _CACHE[-1] or name in inspect.signature(forward).parameters)

@@ -6,6 +6,7 @@ from rlgraph.clusters.cluster import DeviceKind
 from rlgraph.engines.transformers.layout import layout
 from rlgraph.enginespec.legal import tensor_misfits
 from rlgraph.enginespec.spec import Attention, EngineSpec, Grown, Memory, Shares
+from rlgraph.errors import DISTRIBUTION
 from rlgraph.models.shape import Shape
 
 
@@ -69,5 +70,5 @@ SPEC = EngineSpec(
     preference=1,
     embedded=True,
     requires=("torch", "transformers"),
-    install="rlgraph[run]",
+    install=f"{DISTRIBUTION}[run]",
 )

@@ -6,6 +6,7 @@ from rlgraph.engines.vllm.layout import layout, padded_vocab
 from rlgraph.enginespec.legal import expert_misfits, tensor_misfits
 from rlgraph.enginespec.rates import Rates
 from rlgraph.enginespec.spec import EngineSpec, Memory, Reserved
+from rlgraph.errors import DISTRIBUTION
 from rlgraph.models.shape import Shape
 
 _DTYPES = frozenset({"float32", "bfloat16"})
@@ -77,5 +78,5 @@ SPEC = EngineSpec(
     settings=frozenset({"kv_bytes"}),
     preference=2,
     requires=("vllm",),
-    install="rlgraph[vllm]",
+    install=f"{DISTRIBUTION}[vllm]",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, closest, listed
 from rlgraph.ir.graph import Program
 from rlgraph.runs.checkpoint import disk
-from rlgraph.runs.checkpoint.document import DOCUMENT
+from rlgraph.runs.checkpoint.document import opened
 
 BEST = "best"
 """A file beside the checkpoints with the name of one of them."""
@@ -63,7 +62,7 @@ def reported(program: Program) -> list[str]:
 
 def _reported(checkpoint: Path) -> Mapping[str, float]:
     try:
-        found = json.loads((checkpoint / DOCUMENT).read_text("utf-8")).get(REPORTED, {})
+        found = opened(checkpoint).get(REPORTED, {})
         return {name: float(value) for name, value in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}

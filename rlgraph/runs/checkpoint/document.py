@@ -1,7 +1,7 @@
 """What a checkpoint holds, as files:
 
 checkpoint.json               the step, the seed, the phases, positions in the data, states, what buffers and `collect`
-                              hold; of each model how often it was updated; the size of every file
+                              hold; of each model how often it was updated; the digests of every file, its own too
 things.safetensors            the tensors of these values
 models/NAME/weights.safetensors, moments.safetensors, past-VERSION.safetensors
                               of each model that was changed: by the names of its tensors in Hugging Face's terms, so
@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlgraph.backends.saved import MODELS, SavedModel, damaged
+from rlgraph.digests import Damaged, Digests, Looked, digest, digests_of
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 from rlgraph.files import read_bytes
 from rlgraph.ir.graph import Program
@@ -29,16 +31,15 @@ from rlgraph.runs.checkpoint.disk import step_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlgraph.backends.saved import SavedModel
-
 Encoded = tuple[dict[str, Any], "dict[str, Tensor]"]
 """Values of things as plain data, and their tensors by the names that these have there."""
 
-FORMAT = 1
+FORMAT = 2
 _LONGEST = 1 << 32
 """Bytes of a file of a checkpoint that is read at once."""
-_RECORDS = ("files", "rows", "set", "versions", "things", "models")
-MODELS = "models"
+_RECORDS = ("files", "rows", "set", "outside", "versions", "things", "models")
+DIGEST = "digest"
+"""Of all else in the document."""
 DOCUMENT, THINGS, PROGRAM, GRAPH = "checkpoint.json", "things.safetensors", "program.rlf", "graph.txt"
 
 
@@ -54,6 +55,8 @@ class Checkpoint:
     rows: Mapping[str, int | None]
     """Of each data source, where it can be known."""
     set: Mapping[str, str]
+    outside: Mapping[str, Mapping[str, str]]
+    """Digests of what the program takes from outside, see `rlgraph.runs.checkpoint.outside`."""
     versions: Mapping[str, str]
     """Of the packages that computed."""
     things: Mapping[str, Any]
@@ -62,6 +65,8 @@ class Checkpoint:
     program: str
     """Its text."""
     graph: str
+    files: Mapping[str, Digests]
+    """Of each file, by its path in the folder, what has to be in it."""
 
 
 def encoded(things: Mapping[str, Any]) -> Encoded:
@@ -89,15 +94,39 @@ def write(
     kept = {name: {field: getattr(model, field) for field in fields} for name, model in models.items()}
     (folder / PROGRAM).write_text(program, "utf-8")
     (folder / GRAPH).write_text(graph, "utf-8")
-    sizes = {str(each.relative_to(folder)): each.stat().st_size for each in sorted(folder.rglob("*")) if each.is_file()}
-    found = {"format": FORMAT, **header, "things": plain, "models": kept, "files": sizes}
-    (folder / DOCUMENT).write_text(json.dumps(found, allow_nan=False, indent=1) + "\n", "utf-8")
+    files = {f"{MODELS}/{name}/{file}": told for name, model in models.items() for file, told in model.digests.items()}
+    files |= {name: digests_of(folder / name) for name in (THINGS, PROGRAM, GRAPH)}
+    told = {name: each.plain() for name, each in files.items()}
+    found = {"format": FORMAT, **header, "things": plain, "models": kept, "files": told}
+    (folder / DOCUMENT).write_text(signed(found), "utf-8")
+
+
+def signed(document: Mapping[str, Any]) -> str:
+    """A document with its digest, as it is written."""
+    return _plain({**document, DIGEST: digest(_plain(document).encode())}) + "\n"
+
+
+def _plain(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, allow_nan=False, indent=1)
+
+
+def opened(folder: Path) -> dict[str, Any]:
+    """The document of a checkpoint. Raises OSError, and Damaged or another ValueError where it is not as it was
+    written."""
+    found = json.loads(read_bytes(folder / DOCUMENT, _LONGEST))
+    if not isinstance(found, dict):
+        raise ValueError(f"`{DOCUMENT}` is no record")
+    told = found.pop(DIGEST, None)
+    if found.get("format") == FORMAT and digest(_plain(found).encode()) != told:
+        raise Damaged(folder / DOCUMENT, "is not as it was written")
+    return found
 
 
 def read(folder: Path) -> Checkpoint:
-    """Raises UsageMistake where a file is missing, or another than was written."""
+    """Raises UsageMistake where a file is missing, or another than was written. Of the models' files it is seen whether
+    they are there: who reads a part of one looks at that."""
     try:
-        found = json.loads(_text(folder / DOCUMENT))
+        found = opened(folder)
         if found["format"] != FORMAT:
             message = f"`{folder}` has format {found['format']}, and this version of rlgraph reads {FORMAT}"
             raise UsageMistake(Diagnostic("E0827", message, NO_SPAN, "go on with the version that wrote it"))
@@ -105,9 +134,9 @@ def read(folder: Path) -> Checkpoint:
             raise ValueError(f"in `{DOCUMENT}` `{odd[0]}` is no record")
         if found["step"] != step_of(folder):
             raise ValueError(f"`{DOCUMENT}` is of another step")
-        for name, size in found["files"].items():
-            if (folder / name).stat().st_size != size:
-                raise ValueError(f"`{name}` has {(folder / name).stat().st_size:,} bytes in place of {size:,}")
+        files = {name: Digests.read(told) for name, told in found["files"].items()}
+        looked = {name: Looked(folder / name, told) for name, told in files.items()}
+        looked[THINGS].need(0, files[THINGS].bytes)
         return Checkpoint(
             folder,
             int(found["step"]),
@@ -115,18 +144,16 @@ def read(folder: Path) -> Checkpoint:
             tuple((str(name), steps) for name, steps in found["phases"]),
             found["rows"],
             found["set"],
+            {name: dict(files) for name, files in found["outside"].items()},
             found["versions"],
             found["things"],
             found["models"],
-            _text(folder / PROGRAM),
-            _text(folder / GRAPH),
+            looked[PROGRAM].content().decode(),
+            looked[GRAPH].content().decode(),
+            files,
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise damaged(folder, error) from None
-
-
-def _text(path: Path) -> str:
-    return read_bytes(path, _LONGEST).decode()
 
 
 def things_of(checkpoint: Checkpoint, program: Program, names: Iterable[str]) -> dict[str, Any]:
@@ -144,13 +171,13 @@ def things_of(checkpoint: Checkpoint, program: Program, names: Iterable[str]) ->
 
 def model_of(checkpoint: Checkpoint, name: str) -> SavedModel:
     """Raises UsageMistake where it cannot be read."""
-    from rlgraph.backends.saved import SavedModel
-
     told = checkpoint.models[name]
     try:
         updates, changed, version = (int(told[field]) for field in ("updates", "changed", "version"))
         place = (checkpoint.path / MODELS / name).absolute()
-        return SavedModel(place, updates, changed, version, tuple(map(int, told["past"])))
+        start = f"{MODELS}/{name}/"
+        files = {file.removeprefix(start): each for file, each in checkpoint.files.items() if file.startswith(start)}
+        return SavedModel(place, updates, changed, version, tuple(map(int, told["past"])), files)
     except (ValueError, LookupError, TypeError) as error:
         raise damaged(checkpoint.path, error) from None
 
@@ -161,9 +188,3 @@ def living(program: Program) -> list[str]:
 
     values = [value for phase in program.phases for value in phase.graph.inputs if not is_model(value.type)]
     return list(dict.fromkeys(map(thing_name, values)))
-
-
-def damaged(folder: Path, why: Exception) -> UsageMistake:
-    said = (why.strerror if isinstance(why, OSError) else None) or str(why) or type(why).__name__
-    hint = f"remove `{folder.name}`, and the run goes on from the checkpoint before it, if there is one"
-    return UsageMistake(Diagnostic("E0827", f"the checkpoint `{folder}` is damaged: {said}", NO_SPAN, hint))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, listed
 from rlgraph.files import read_bytes
-from rlgraph.runs.checkpoint import disk, document
+from rlgraph.runs.checkpoint import disk, document, outside
 from rlgraph.runs.checkpoint.changes import CHANGED, need_same
 from rlgraph.runs.checkpoint.document import Checkpoint
 from rlgraph.runs.folder import CHECKPOINTS, HOW
@@ -91,9 +91,9 @@ def newest_step(run: Path) -> int | None:
     return None if found is None else disk.step_of(found)
 
 
-def newest(run: Path, compiled: Compilation, options: Options) -> Checkpoint:
-    """The checkpoint that a run goes on from. Raises UsageMistake where there is none, where the program is another
-    one, or where all steps are done."""
+def newest(run: Path, compiled: Compilation, options: Options, now: outside.Digests) -> Checkpoint:
+    """The checkpoint that a run goes on from. now: of what the program takes from outside. Raises UsageMistake where
+    there is none, where the program is another one, or what it takes, or where all steps are done."""
     found = disk.newest(run / CHECKPOINTS)
     if found is None:
         hint = "a run can be gone on with if it was begun with `--save-every`"
@@ -101,6 +101,7 @@ def newest(run: Path, compiled: Compilation, options: Options) -> Checkpoint:
     checkpoint = document.read(found)
     if not options.changed:
         need_same(checkpoint, compiled)
+        outside.need_unchanged(checkpoint.outside, now, compiled.program)
     phases = tuple((phase.name, phase.steps) for phase in compiled.program.phases)
     if phases != checkpoint.phases:
         message = "the phases of the program, or their steps, are not those of the run that was saved"
@@ -118,12 +119,21 @@ def left(compiled: Compilation, options: Options, done: int) -> int:
 
 
 def restore(
-    checkpoint: Checkpoint, compiled: Compilation, options: Options, backend: Resumable, note: Callable[[str], None]
+    checkpoint: Checkpoint,
+    compiled: Compilation,
+    options: Options,
+    now: outside.Digests,
+    backend: Resumable,
+    note: Callable[[str], None],
 ) -> None:
     """Gives a backend what a checkpoint has. Raises UsageMistake for what has no meaning in the program."""
     from rlgraph.engines.base import EngineError
 
     program = compiled.program
+    if not options.changed:
+        outside.need_unchanged(checkpoint.outside, now, program)
+    for each in outside.told(checkpoint.outside, now):
+        note(each)
     _check_rows(checkpoint, backend.rows(), options.changed)
     wanted = [*document.living(program), *backend.lasting]
     new = [name for name in wanted if name not in checkpoint.things]
@@ -145,10 +155,10 @@ def restore(
     if not left(compiled, options, checkpoint.step):
         # It may have been killed before its models were saved: that is done again.
         note(f"the run has its {options.steps} steps: `--steps {options.steps * 2}` would let it have more")
-    now = installed()
+    here = installed()
     for name, version in checkpoint.versions.items():
-        if now.get(name) != version:
-            note(f"{name} is {now.get(name)}, and was {version}: numbers may differ by roundings")
+        if here.get(name) != version:
+            note(f"{name} is {here.get(name)}, and was {version}: numbers may differ by roundings")
 
 
 def _known(compiled: Compilation, name: str) -> bool:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlgraph.backends.saved import Diverged, Torn
+from rlgraph.backends.saved import MODELS, Diverged, Torn
 from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
-from rlgraph.runs.checkpoint import disk, document
+from rlgraph.runs.checkpoint import disk, document, outside
 from rlgraph.runs.checkpoint.best import BEST, REPORTED, read_best
 from rlgraph.runs.checkpoint.often import read_often
 from rlgraph.runs.folder import CHECKPOINTS, RunFolder
@@ -77,8 +77,12 @@ class _Taken:
 class Saver:
     """Of one run."""
 
-    def __init__(self, folder: RunFolder, compiled: Compilation, options: Options, backend: Resumable) -> None:
+    def __init__(
+        self, folder: RunFolder, compiled: Compilation, options: Options, now: outside.Digests, backend: Resumable
+    ) -> None:
+        """now: of what the program takes from outside."""
         assert options.save_every is not None
+        self.outside = now
         self.folder, self.compiled, self.options, self.backend = folder, compiled, options, backend
         self.often = read_often(options.save_every)
         self.last = backend.done
@@ -88,6 +92,8 @@ class Saver:
         """What was reported last since the checkpoint before, of what makes one the best."""
         self._under_way: tuple[int, Future[None]] | None = None
         """The step whose checkpoint is being written."""
+        self._losses = folder.losses
+        """How often the folder was gone when the last checkpoint was begun."""
 
     @property
     def place(self) -> Path:
@@ -100,11 +106,14 @@ class Saver:
             self._value = value
         if self._under_way is not None and self._under_way[1].done():
             self.wait()
-        if self.often.due(number):
+        if self.often.due(number) or self._losses != self.folder.losses:
             self.begin()
 
     def save(self) -> None:
         """Saves what the last step has left, and waits until it is written. Raises RunError."""
+        self.begin()
+        self.wait()
+        # The folder may have been taken away meanwhile.
         self.begin()
         self.wait()
 
@@ -112,6 +121,11 @@ class Saver:
         """Begins to write what the last step has left, unless that is saved, or weights have changed since then. Raises
         RunError; the checkpoints before it are as they were."""
         self.wait()
+        with suppress(OSError):
+            self.folder.look()
+        if self._losses != self.folder.losses:
+            # What was saved is gone.
+            self._losses, self.last = self.folder.losses, -1
         number = self.backend.done
         if number == self.last or not self.backend.whole():
             return
@@ -133,6 +147,10 @@ class Saver:
         number, written = self._under_way
         error = written.exception()
         self._under_way = None
+        with suppress(OSError):
+            self.folder.look()
+        if self._losses != self.folder.losses:
+            return
         if error is not None:
             self.last = self.backend.done
             raise self._told(number, error) from None
@@ -151,6 +169,7 @@ class Saver:
             "phases": [[phase.name, phase.steps] for phase in program.phases],
             "rows": self.backend.rows(),
             "set": dict(self.compiled.set),
+            "outside": self.outside,
             "versions": installed(),
         }
         if self.best is not None and self._value is not None:
@@ -173,7 +192,7 @@ class Saver:
             # Metrics are there before the checkpoint that they lead to.
             self.folder.to_disk()
             with disk.draft(self.place, taken.number) as folder:
-                models = self._models(taken, folder / document.MODELS)
+                models = self._models(taken, folder / MODELS)
                 source, graph = self.compiled.source.text, self.compiled.text()
                 document.write(folder, taken.header, source, graph, taken.things, models)
             best = None if self.best is None else self.best.of(self.place)

@@ -1,0 +1,38 @@
+"""Whether another project called `rlgraph` is installed here: its files would lie among ours."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+
+from rlgraph.errors import DISTRIBUTION, NO_SPAN, Diagnostic
+
+_NAME = "rlgraph"
+_INFO = re.compile(rf"{_NAME}(-[^-]*)?(-py[\d.]+)?\.(dist|egg)-info")
+_OURS = "rlgraph.cli:main"
+"""The command of this project, which was installed by the package's name before."""
+
+
+def namesake(places: Iterable[str]) -> Diagnostic | None:
+    """A warning where one of these folders of packages has another project of our package's name."""
+    # What reads the files of packages takes longer to load than this takes: names of files are enough where there is
+    # none, which is nearly always.
+    if not any(_INFO.fullmatch(name) for place in places for name in _names(place)):
+        return None
+    from importlib.metadata import distributions
+
+    for found in distributions(name=_NAME, path=list(places)):
+        if all(entry.value != _OURS for entry in found.entry_points):
+            which = f"another project called `{_NAME}` ({found.version})"
+            message = f"{which} is installed here, and its files are among ours"
+            hint = f"`pip uninstall {_NAME}`, then `pip install --force-reinstall {DISTRIBUTION}`"
+            return Diagnostic("W0801", message, NO_SPAN, hint)
+    return None
+
+
+def _names(place: str) -> list[str]:
+    with suppress(OSError):
+        return os.listdir(place or os.curdir)
+    return []

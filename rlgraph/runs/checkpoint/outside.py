@@ -1,0 +1,133 @@
+"""What a program takes from outside: files of functions and environments, of data and of models. Their digests are kept
+in a checkpoint, so that a run does not go on with others without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlgraph.compilation.compilation import Compilation
+from rlgraph.data.sources import files as data_files
+from rlgraph.digests import fingerprint
+from rlgraph.errors import NO_SPAN, Diagnostic, Related, Span, UsageMistake, listed
+from rlgraph.foreign.files import Folders
+from rlgraph.foreign.imported import code_files
+from rlgraph.foreign.spec import Spec
+from rlgraph.ir.graph import Outside, Program
+from rlgraph.models.known import snapshot
+
+if TYPE_CHECKING:
+    from rlgraph.engines.sources import ModelSpec
+
+Digests = Mapping[str, Mapping[str, str]]
+"""Of each declaration the digest of each of its files, as the file is shown; of a model of the hub its revision."""
+_REVISION = "revision"
+
+
+def digests(compiled: Compilation) -> Digests:
+    """As the files are now. What cannot be read has none: whoever opens it says so."""
+    program, folders = compiled.program, compiled.folders
+    found = {each.name: _fingerprints(_files(each, folders)) for each in program.outside}
+    found |= {name: _fingerprints(_model_files(spec)) for name, spec in _models(program, folders)}
+    return {name: files for name, files in found.items() if files}
+
+
+def revisions(compiled: Compilation) -> Digests:
+    """Of models of the hub, once they are loaded: which version of them is stored here."""
+    found = {name: snapshot(_source(spec)) for name, spec in _models(compiled.program, compiled.folders)}
+    return {name: {_REVISION: folder.name} for name, folder in found.items() if folder is not None}
+
+
+def changed(before: Digests, now: Digests) -> dict[str, list[str]]:
+    """Of the declarations that both know, the files that differ, those that are new and those that are gone."""
+    found = {name: _changed(before[name], now[name]) for name in before if name in now}
+    return {name: files for name, files in found.items() if files}
+
+
+def need_unchanged(before: Digests, now: Digests, program: Program) -> None:
+    """Raises UsageMistake where a file has changed."""
+    found = changed(before, now)
+    if not found:
+        return
+    spans = {each.name: each.span for each in program.outside} | {each.name: each.span for each in program.models}
+    (first, files), *rest = found.items()
+    hint = "put back what was there, or go on with it as it is now: `--changed` (`changed=True` in Python)"
+    related = tuple(Related(spans.get(name, NO_SPAN), _said(name, files)) for name, files in rest)
+    span: Span = spans.get(first, NO_SPAN)
+    raise UsageMistake(Diagnostic("E0826", _said(first, files), span, hint, related))
+
+
+def told(before: Digests, now: Digests) -> list[str]:
+    """What has changed, for the notes of a run that goes on all the same."""
+    return [f"{_said(name, files)}: it goes on with what is there now" for name, files in changed(before, now).items()]
+
+
+def _said(name: str, files: Iterable[str]) -> str:
+    names = list(files)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"`{name}` is not what it was when the run was saved: {listed(names[:3], 'and')}{more} changed"
+
+
+def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    if _REVISION in before.keys() | now.keys():
+        return [_REVISION] if before.keys() == now.keys() and before != now else []
+    return sorted(file for file in before.keys() | now.keys() if before.get(file) != now.get(file))
+
+
+def _fingerprints(files: Mapping[str, Path]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, path in files.items():
+        try:
+            found[name] = fingerprint(path)
+        except OSError:
+            continue
+    return found
+
+
+def _files(outside: Outside, folders: Folders) -> dict[str, Path]:
+    args, options = outside.record.plain()
+    spec = Spec(outside.record.name, args, options, outside.record.span)
+    if outside.kind == "data":
+        paths = data_files(spec, folders)
+    else:
+        paths = [file for each in args if isinstance(each, str) for file in code_files(each, folders, spec.span)]
+    # What a function or a class is given may be the name of a file.
+    paths += [folders.find(each) for each in options.values() if isinstance(each, str) and Path(each).suffix]
+    return {_shown(path, folders): path for path in paths if path.is_file()}
+
+
+def _shown(path: Path, folders: Folders) -> str:
+    """From the program's folder on, wherever that is when the run goes on."""
+    for folder in folders.all():
+        if path.absolute().is_relative_to(folder.absolute()):
+            return str(path.absolute().relative_to(folder.absolute()))
+    return str(path)
+
+
+def _models(program: Program, folders: Folders) -> Iterator[tuple[str, ModelSpec]]:
+    from rlgraph.backends.process.session import model_spec
+    from rlgraph.engines.base import EngineError
+
+    for model in program.models:
+        if model.copy_of is None:
+            try:
+                yield model.name, model_spec(program, model, folders)
+            except EngineError:
+                continue
+
+
+def _source(spec: ModelSpec) -> str:
+    return spec.source if isinstance(spec.source, str) else ""
+
+
+def _model_files(spec: ModelSpec) -> dict[str, Path]:
+    """What is in the folders of a model: its weights, its tokenizer, its adapters."""
+    own = spec.source if isinstance(spec.source, str) else spec.source.tokenizer
+    named = [own, spec.tokenizer, spec.adapters and spec.adapters.start]
+    found: dict[str, Path] = {}
+    for folder in dict.fromkeys(Path(each) for each in named if isinstance(each, str) and each):
+        files = sorted(folder.rglob("*")) if folder.is_dir() else []
+        visible = [file for file in files if not any(part[0] == "." for part in file.relative_to(folder).parts)]
+        found |= {f"{folder.name}/{file.relative_to(folder)}": file for file in visible if file.is_file()}
+    return found
