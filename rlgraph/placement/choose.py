@@ -34,7 +34,7 @@ from rlgraph.placement.search.options import Options
 from rlgraph.placement.search.partitions import distinct, laid, partitions
 from rlgraph.placement.search.problem import Block, Blocks, Goal, Problem
 from rlgraph.placement.search.refuse import refuse
-from rlgraph.placement.search.search import Fuse, Search
+from rlgraph.placement.search.search import PATIENCE, Fuse, Search
 from rlgraph.placement.search.sleepers import could_sleep
 from rlgraph.placement.search.watch import OutOfTime
 from rlgraph.placement.search.ways import Ways
@@ -154,7 +154,8 @@ def _choose(
     several = Ways(problems) if len(problems) > 1 else None
     among = only or _candidates(problems[-1], question, several.readers if several else ())
     kept = None if known is None else known.found
-    search = Search(first, among, gap, seconds, spare, several, how_fused(first, question), kept)
+    fuse, patience = how_fused(first, question), _patience(question)
+    search = Search(first, among, gap, seconds, spare, several, fuse, kept, patience)
     found = how(search)
     if found is None:
         return None
@@ -299,7 +300,8 @@ def search_until(ends: float, problem: Problem, question: Question, only: Sequen
     """The best of some partitions, by one of several searches that end together; raises OutOfTime where that is too
     early for a plan."""
     gap, spare, fuse = _gap(problem, question), _spare(question), how_fused(problem, question)
-    found = Search(problem, only, gap, ends - monotonic(), spare, fuse=fuse).best()
+    search = Search(problem, only, gap, ends - monotonic(), spare, fuse=fuse, patience=_patience(question))
+    found = search.best()
     return found and _settled(problem, found)
 
 
@@ -331,6 +333,11 @@ def _gap(problem: Problem, question: Question) -> float:
     if question.search_gap is not None:
         return question.search_gap
     return 0.0 if is_small(problem, question) else NEAR
+
+
+def _patience(question: Question) -> float:
+    """Who says how near is near enough waits for it."""
+    return PATIENCE if question.search_gap is None else inf
 
 
 def is_small(problem: Problem, question: Question) -> bool:
