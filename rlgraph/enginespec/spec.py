@@ -71,6 +71,8 @@ class Reserved:
     sample reads for itself."""
     cpu_block: int = 32
     """The same on a CPU."""
+    page: int = 64
+    """Tokens of the largest block that the cache of a device is made of: kernels choose among 16, 32 and 64."""
     share: float = 0.9
     """Of a device's memory that weights and the cache fill where nobody says how large the cache is."""
     cpu_bytes: int = 64 << 20
@@ -81,6 +83,17 @@ class Reserved:
     """At most for so many tokens there is room where the cache of those that were read before is put together, if it
     has what keys and values are made of (vLLM 0.32, `MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size`
     in `model_executor/layers/attention/mla_attention.py`)."""
+
+    def room(self, tokens: float, on_cpu: bool) -> int:
+        """Tokens that a cache needs room for which holds one row of so many: whole blocks, and one that the engine
+        keeps for itself."""
+        page = self.cpu_block if on_cpu else self.page
+        return page * (math.ceil(tokens / page) + 1)
+
+    def row(self, room: float, on_cpu: bool) -> int:
+        """Tokens of the longest row that a cache holds which has room for so many tokens."""
+        page = self.cpu_block if on_cpu else self.page
+        return page * max(1, int(room // page) - 1)
 
     def tables(self, positions: int, on_cpu: bool) -> int:
         """Bytes beside the cache and the model's own, where a row can have so many tokens."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import accumulate, chain, count, pairwise
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from rlgraph.engines.vllm.layout import layout, ranks
 from rlgraph.engines.vllm.sleeping import cache, sleeper, weights
 from rlgraph.engines.vllm.source import Source, read
 from rlgraph.engines.vllm.spec import SPEC
-from rlgraph.engines.vllm.start import Limits, start
+from rlgraph.engines.vllm.start import Limits, limits_of, start
 from rlgraph.engines.weights import blend, copied, fill, take_over
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
@@ -62,8 +63,7 @@ def _generation(starts: Sequence[list[int]], samples: Sequence[Sample], known: M
 
 def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
     """This rank's part of a copy of a model. Raises EngineError."""
-    how = rank.holding
-    limits = {"cache_bytes": how.kv_bytes or None, "sleeps": how.offload, "adapters": how.adapters}
+    limits = asdict(limits_of(rank.holding))
     opened = VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, **limits)
     opened.keeps, opened.rest = rank.holding.keep, sleeper(opened._engine, rank.arenas)
     return opened

@@ -21,6 +21,7 @@ from rlgraph.cost.time import Batch, sync
 from rlgraph.enginespec.legal import adapted, parts, problems
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
+from rlgraph.enginespec.spec import Reserved
 from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, mesh
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
@@ -380,7 +381,9 @@ class Options:
         width = self.longest(component) + 1
         settings = deployment.spec.settings
         if component.work == "generate" and "kv_bytes" in settings:
-            yield replace(deployment, kv_bytes=math.ceil(cached(component.config, deployment) * width))
+            cache = deployment.spec.memory.cache
+            room = cache.room(width, deployment.on_cpu) if isinstance(cache, Reserved) else width
+            yield replace(deployment, kv_bytes=math.ceil(cached(component.config, deployment) * room))
             return
         micros = component.work != "generate" and "micro_tokens" in settings
         again = [False, True] if component.work == "train" and "recompute" in settings else [False]
