@@ -237,7 +237,8 @@ def problem_of(question: Question) -> Problem:
     wrong = list(_elsewhere(own, question.cluster))
     for each in own:
         if each.pin and each.pin.engine:
-            wrong += unheld(each.model, each.pin.engine, each.config.shape, each.pin)
+            for kind in dict.fromkeys(island.device.kind for island in question.cluster.islands):
+                wrong += unheld(each.model, each.pin.engine, each.config.shape, each.config.dtype, kind, each.pin)
     if wrong:
         raise ProgramError(wrong)
     apart = len(question.cluster.islands) > 1
@@ -391,7 +392,9 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
     lines += tuple(line for line in question.schedule.placements if line.pool in {pool.name for pool in cpus})
     pools = (*(Pool(name, devices) for name, devices in zip(names, found.devices, strict=True)), *cpus)
     whole = replace(question.schedule, pools=pools, placements=lines)
-    plan = place(question.program, whole, Machine(), question.shapes, question.engines)
+    cpus_alone = all(island.device.kind == "cpu" for island in question.cluster.islands)
+    machine = Machine(kind="cpu" if cpus_alone else "gpu")
+    plan = place(question.program, whole, machine, question.shapes, question.engines)
     first = _firsts(question.cluster, found)
     located = tuple(
         replace(pool, first=first[names.index(pool.name)]) if pool.name in names else pool for pool in plan.pools

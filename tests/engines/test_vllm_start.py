@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,11 +15,13 @@ from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Workload
 from rlgraph.cost.work import cached_bytes, rank_parameters
+from rlgraph.engines.base import EngineError
 from rlgraph.engines.sources import ModelSpec
-from rlgraph.engines.vllm import start
+from rlgraph.engines.vllm import engine, start
 from rlgraph.enginespec.spec import Reserved
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Holding
+from rlgraph.models.adapters import Adapters
 from rlgraph.models.known import known
 from rlgraph.models.shape import shape_of
 
@@ -80,3 +84,17 @@ def test_a_token_takes_on_a_cpu_what_the_engine_keeps_there() -> None:
         island = read_cluster(text).islands[0]
         assert cached(config, Deployment("vllm", island)) == cached_bytes(SHAPE, 1, item)
         assert cached(replace(config, dtype="float32"), Deployment("vllm", island)) == cached_bytes(SHAPE, 1, 4)
+
+
+def test_adapters_where_the_plan_says_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that is exact in the dtype that the weights have there."""
+    lora = Adapters(8, 16.0)
+    spec = ModelSpec("causal_lm", "", "bfloat16", adapters=lora)
+    source: Any = SimpleNamespace(shape=replace(SHAPE, adapters=lora))
+    for on_cpu, way in ((False, "apart"), (True, "merged")):
+        monkeypatch.setattr(engine, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        assert engine._way(spec, source, "") == way
+    assert engine._way(replace(spec, adapters=None), source, "") == ""
+    monkeypatch.setattr(engine, "on_cpu", lambda: False)
+    with pytest.raises(EngineError, match="vllm has adapters merged in weights of bfloat16, which round away"):
+        engine._way(spec, source, "merged")

@@ -9,7 +9,7 @@ from functools import cache
 from itertools import chain, groupby, product, zip_longest
 from operator import le, lt
 
-from rlgraph.clusters.cluster import Island
+from rlgraph.clusters.cluster import DeviceKind, Island
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.decoding import at_once, cached
 from rlgraph.cost.deployment import Deployment
@@ -352,26 +352,35 @@ class Options:
     def splits(self, component: Component, island: Island) -> Iterator[Deployment]:
         pin = component.pin
         config, said, tokens = component.config, _said(component), _power(self.longest(component) // TOKENS)
-        for engine in [pin.engine] if pin and pin.engine else self.able(component):
+        for engine in [pin.engine] if pin and pin.engine else self.able(component, island.device.kind):
             for split in legal(config.shape, engine, config.kind, island.per_node, said, tokens):
                 able = all(spec_of(engine).does(each, split.splits) for each in component.operations)
                 rooms = [part.devices for part in island.parts or (island,)]
                 if able and split.size <= min(rooms):
                     found = Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
-                    ways = adapted(spec_of(engine), config.shape, (pin.adapters if pin else None) or "")
+                    ways = adapted(
+                        spec_of(engine),
+                        config.shape,
+                        config.dtype,
+                        island.device.kind,
+                        (pin.adapters if pin else None) or "",
+                    )
                     gathers: Sequence[str] = ("",)
                     if component.work == "train":
                         gathers = spec_of(engine).gathers(split, (pin.gather if pin else None) or "")
                     yield from (replace(found, adapters=way, gather=gather) for gather in gathers for way in ways)
 
-    def able(self, component: Component) -> list[str]:
-        """The engine that is preferred for a component's work, of those that can hold its model as it is said."""
+    def able(self, component: Component, kind: DeviceKind = "gpu") -> list[str]:
+        """The engine that is preferred for a component's work, of those that can hold its model as it is said on a kind
+        of device."""
         config, said = component.config, _said(component)
         for spec in preferred(component.operations[0]):
             there = spec.embedded or spec.name in self.engines
             able = spec.operations.issuperset(component.operations)
             if component.work == "train":
                 able &= config.optimizer.name in spec.optimizers
+            if config.shape.adapters and spec.adapters:
+                able &= bool(spec.adapts(config.shape, config.dtype, kind))
             if there and able and legal(config.shape, spec.name, config.kind, 1, said):
                 return [spec.name]
         return [embedded().name]
