@@ -163,6 +163,23 @@ def test_who_asks_for_adapters_in_weights_that_round_them_away_is_told(
     assert (told.code, told.hint) == ("E0912", hint) and message in told.message
 
 
+def test_a_model_that_two_nodes_are_too_few_for_is_sampled_on_more() -> None:
+    """405B in float32 are 1.62 TB, and an engine without stages splits layers alone."""
+    source = """algorithm gen
+model actor  = causal_lm("meta-llama/Llama-3.1-405B", dtype="float32")
+data prompts = jsonl("prompts.jsonl", batch=32)
+step:
+    rollout  = actor.generate(prompts, max_tokens=64)
+    report length = mean(rollout.length)
+"""
+    [group] = [each for each in rlgraph.compile(source, cluster="4x8:h100-80gb").plan.groups if each.models]
+    assert group.engine == "vllm" and group.mesh.length("tp") == 32
+    schedule = SAMPLED.format(how=", tp=8").replace("1 devices", "8 devices")
+    with pytest.raises(ProgramError) as found:
+        rlgraph.compile(source, cluster="4x8:h100-80gb", schedule=schedule)
+    assert [each.code for each in found.value.diagnostics] == ["E0930"]
+
+
 def test_a_cpu_merges_them_in_float32() -> None:
     """Whatever the model is in: its engine computes so there."""
     plan = narrow("Qwen2.5-1.5B", ", adapters=merged", "1x1:cpu").plan
