@@ -26,7 +26,8 @@ class Difference:
     before: Any
     after: Any
     by: str = ""
-    """Whose seconds these are; of both files, where they are not the same one's."""
+    """Whose seconds these are, where one of the files has the simulator's, too; of both, where they are not the same
+    one's."""
 
     def __str__(self) -> str:
         whose = f" by {self.by}" if self.by else ""
@@ -50,8 +51,11 @@ def _whose(section: str, name: str, *files: PlanFile) -> str:
     if section != "predicted" or name not in _SECONDS:
         return ""
     told = [file.sections.get(section, {}) for file in files]
-    simulated = [name == "seconds" and not {"in_turn_seconds", "steady_seconds"}.isdisjoint(each) for each in told]
-    return " -> ".join(dict.fromkeys("the simulator" if each else "the search" for each in simulated))
+    simulated = [not {"in_turn_seconds", "steady_seconds"}.isdisjoint(each) for each in told]
+    if not any(simulated):
+        return ""
+    own = ("the simulator" if each and name == "seconds" else "the search" for each in simulated)
+    return " -> ".join(dict.fromkeys(own))
 
 
 def graph_difference(before: PlanFile, after: PlanFile) -> list[str]:

@@ -26,6 +26,7 @@ def test_a_difference_names_the_clock_of_seconds() -> None:
     files: tuple[Any, Any] = one, other
     assert _whose("predicted", "seconds", *files) == "the search -> the simulator"
     assert _whose("predicted", "bound_seconds", *files) == "the search"
+    assert _whose("predicted", "seconds", files[0], files[0]) == ""
     assert _whose("predicted", "gap", *files) == _whose("holdings", "seconds", *files) == ""
     told = Difference("predicted", "seconds", 43.3, 30.0, "the search -> the simulator")
     assert str(told) == "seconds by the search -> the simulator: 43.3 -> 30 (-30.7%)"
