@@ -386,7 +386,7 @@ def test_times_and_counts_are_told_in_one_way(capsys: pytest.CaptureFixture[str]
     _, out, _ = told(capsys, "compile", sft, "--cluster", "1x1:h100-80gb", "--set", 'base="Qwen/Qwen2.5-0.5B"')
     head, work, *rest = out[out.index("1x1:h100-80gb") :].splitlines()
     assert re.match(r"1x1:h100-80gb: [\d.]+ m?s a step by the search, on 1 device, ", head)
-    assert re.fullmatch(r"work of all pools, added up: train [\d.]+ m?s", work)
+    assert re.fullmatch(r"work of all pools by the search, added up: train [\d.]+ m?s", work)
     assert any(line.startswith("1 device in `") for line in rest)
 
 

@@ -22,7 +22,8 @@ def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
     it."""
     yield from headline(choice.question.cluster.text, sum(choice.found.devices), predicted)
     kinds = sorted(work_seconds(choice).items(), key=lambda each: -each[1])
-    yield f"work of all pools, added up: {', '.join(f'{name} {shown_seconds(seconds)}' for name, seconds in kinds)}"
+    told = ", ".join(f"{name} {shown_seconds(seconds)}" for name, seconds in kinds)
+    yield f"work of all pools by the search, added up: {told}"
     yield from show_fused(choice.plan, predicted)
     yield from show_ways(choice)
     if told := hosted(choice).told(predicted["seconds"]):
@@ -79,6 +80,11 @@ def headline(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterat
         yield f"one work after the other: {shown_seconds(in_turn)} by the search, {proof}"
     if steady is not None:
         yield f"in a steady state: {shown_seconds(steady)} by the search, {proof}"
+    if in_turn is not None or steady is not None:
+        yield (
+            "the simulator fires each node on rows of their own lengths, and lets work overlap; the search counts with "
+            "the usual length, and what is proven is of its seconds"
+        )
 
 
 def _rows(choice: Choice, pool: str) -> Iterator[str]:

@@ -252,7 +252,10 @@ class _Maker:
         told = "of unknown size"
         if not isinstance(each.moves, str):
             moved = size(each.moves.moved) if each.moves.moved else "copied on its devices"
-            told = f"{moved}, {shown_seconds(each.moves.seconds)}"
+            # Nothing of a device that nobody has named, nor in a dtype that nobody has.
+            known = [] if each.assumed and each.moves.moved else [moved]
+            known += [shown_seconds(each.moves.seconds)] if self.plan.cluster else []
+            told = ", ".join(known)
         for stage in drawn:
             goal = next((box for box, who in stage.who.items() if (who[0], who[2]) == (each.model, each.target)), None)
             if each.title.startswith("update") or goal is None:
@@ -267,7 +270,7 @@ class _Maker:
         for stage in drawn:
             for at, work in enumerate(stage.works):
                 if work.title == f"update {each.model}":
-                    stage.works[at] = replace(work, note=f"{work.note}: {told}")
+                    stage.works[at] = replace(work, note=": ".join(filter(None, (work.note, told))))
 
 
 def _stage(drawn: _Drawn) -> Stage:

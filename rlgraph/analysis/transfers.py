@@ -44,6 +44,8 @@ class Weights:
     target: str
     moves: Transfer | str
     """Or why it is not known."""
+    assumed: str = ""
+    """The dtype that its bytes are counted in, where neither the program nor a cluster's plan says one."""
 
 
 def show_transfers(program: Program, placed: Placed) -> str:
@@ -63,15 +65,29 @@ def weights(program: Program, placed: Placed) -> list[Weights]:
     """All that travel: after a model was trained, then those of each `update`."""
     plan = placed.plan
     found = [
-        Weights(f"weights of {model}", model, source, target, _moves(program, placed, model, source, target))
+        Weights(
+            f"weights of {model}",
+            model,
+            source,
+            target,
+            _moves(program, placed, model, source, target),
+            _assumed(program, plan, model),
+        )
         for model, source, target in plan.syncs()
     ]
     for target, source in dict.fromkeys(updates(program)):
         ends = plan.owner(source).name, plan.owner(target).name
         if ends[0] != ends[1]:
             moves = _moves(program, placed, source, *ends)
-            found.append(Weights(f"update of {target} from {source}", target, *ends, moves))
+            assumed = _assumed(program, plan, source)
+            found.append(Weights(f"update of {target} from {source}", target, *ends, moves, assumed))
     return found
+
+
+def _assumed(program: Program, plan: Plan, model: str) -> str:
+    own = program.model(model)
+    said = plan.cluster or dict(program.original(own).options).get("dtype")
+    return "" if said else program.dtype(own)
 
 
 def _shown(found: Weights, plan: Plan) -> str:
@@ -82,7 +98,10 @@ def _shown(found: Weights, plan: Plan) -> str:
     places = [*_devices(plan, source), *_devices(plan, target)]
     sites = sites_of(dict(enumerate(places)), read_cluster(plan.cluster)) if plan.cluster else None
     numbers = f"ranks of {source.name} from 0, those of {target.name} from {source.mesh.size}"
-    return head + "".join(f"  {line}\n" for line in (numbers, *describe(moves, sites=sites).splitlines()))
+    lines = [numbers, *describe(moves, sites=sites, timed=bool(plan.cluster)).splitlines()]
+    if found.assumed:
+        lines.append(f"bytes are counted in {found.assumed}: the program says no `dtype` of `{found.model}`")
+    return head + "".join(f"  {line}\n" for line in lines)
 
 
 def _moves(program: Program, placed: Placed, model: str, source: str, target: str) -> Transfer | str:

@@ -28,10 +28,16 @@ def show_ways(choice: Choice) -> Iterator[str]:
 
 def _adapted(choice: Choice, number: int, component: Component, own: Option) -> Iterator[str]:
     if taken := own.deployment.adapters:
-        ways = _first(taken, own.deployment.spec.adapts(component.config.shape))
+        config, spec, kind = component.config, own.deployment.spec, own.deployment.island.device.kind
+        ways = _first(taken, spec.adapts(config.shape, config.dtype, kind))
         told = [
             f"{way} {_taken(choice, number, component, own, replace(own.deployment, adapters=way), True)}"
             for way in ways
+        ]
+        told += [
+            f"not {way}: {spec.name} {'; '.join(spec.unheld(way, config.shape, config.dtype, kind))}"
+            for way in spec.adapters
+            if way not in ways
         ]
         said = ", as the schedule says" if component.pin and component.pin.adapters else ""
         yield f"adapters of {component.name}: {'; '.join(told)}{said}"

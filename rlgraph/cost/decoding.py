@@ -14,6 +14,7 @@ from rlgraph.cost.deployment import Deployment, ModelConfig
 from rlgraph.cost.time import POINTS, Batch, Cost, adapters_held, crowded
 from rlgraph.cost.work import Tokens
 from rlgraph.enginespec.spec import Reserved
+from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.models.families import linear
 
 SLOTS = 256
@@ -130,7 +131,9 @@ def at_once(deployment: Deployment) -> float:
 
 def cached(config: ModelConfig, deployment: Deployment) -> float:
     """Bytes of each rank's cache that a token has."""
-    return work.kv_bytes(config.shape, config.item) / work.kv_ranks(config.shape, deployment.tp)
+    cpu_dtype = deployment.spec.memory.cpu_dtype
+    item = ITEM_BYTES[cpu_dtype] if cpu_dtype and deployment.on_cpu else config.item
+    return work.cached_bytes(config.shape, deployment.tp, item)
 
 
 def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:

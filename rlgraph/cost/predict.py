@@ -14,6 +14,7 @@ from rlgraph.cost.fusing import Fusion, Training, fusion
 from rlgraph.cost.memory import Footprint
 from rlgraph.cost.sampled import Sampled, sampled
 from rlgraph.cost.time import Batch, Cost
+from rlgraph.enginespec.legal import adapted
 from rlgraph.enginespec.registry import engine
 from rlgraph.ir.layout import share
 from rlgraph.ir.plan import Group, Plan
@@ -289,15 +290,16 @@ class Predictor:
 
     def deployment(self, model: str, group: Group, copy: int | None = None) -> Deployment:
         """Where and how a group, or one of its copies, works with a model."""
-        how = self.plan.holding(model, group.name)
+        how, config, lies = self.plan.holding(model, group.name), self.configs[model], self.lies(group, copy)
+        ways = adapted(engine(group.engine), config.shape, config.dtype, lies.device.kind, how.adapters)
         return Deployment(
             group.engine,
-            self.lies(group, copy),
+            lies,
             group.mesh,
             how.micro_tokens,
             how.recompute,
             how.attention,
-            how.adapters,
+            next(iter(ways), ""),
             how.gather,
             how.kv_bytes,
             self.threads if engine(group.engine).threads and group.mesh.copy_size == 1 else 1,

@@ -241,6 +241,11 @@ def kv_bytes(shape: Shape, itemsize: int) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * itemsize
 
 
+def cached_bytes(shape: Shape, tp: int, itemsize: int) -> float:
+    """The same of a rank, where layers are split over so many."""
+    return kv_bytes(shape, itemsize) / kv_ranks(shape, tp)
+
+
 def kv_ranks(shape: Shape, tp: int) -> int:
     """Over how many of the ranks that split a layer its cache is split: of what heads share each has all."""
     return 1 if shape.latent else min(tp, shape.kv_heads)

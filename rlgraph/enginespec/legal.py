@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from rlgraph.clusters.cluster import DeviceKind
 from rlgraph.enginespec.registry import engine as named
 from rlgraph.enginespec.registry import engines
 from rlgraph.enginespec.spec import EngineSpec, Misfits
@@ -72,12 +73,12 @@ def _twice(spec: EngineSpec, mesh: Mesh) -> list[str]:
     return [f"{spec.name} does not split along {said} at once: over {size} devices it does {instead}"]
 
 
-def adapted(spec: EngineSpec, shape: Shape, said: str = "") -> tuple[str, ...]:
-    """The ways among which there is a choice for a model's adapters; of one that has none, or where there is one way,
-    the empty one. said: that of a schedule."""
+def adapted(spec: EngineSpec, shape: Shape, dtype: str, kind: DeviceKind, said: str = "") -> tuple[str, ...]:
+    """The ways among which there is a choice for a model's adapters beside weights of a dtype on a kind of device; of
+    one that has none, or where an engine knows one way, the empty one. said: that of a schedule."""
     if said or shape.adapters is None or len(spec.adapters) < 2:
         return (said,)
-    return spec.adapts(shape)
+    return spec.adapts(shape, dtype, kind)
 
 
 def no_adapters(spec: EngineSpec) -> str:

@@ -71,6 +71,8 @@ class Reserved:
     sample reads for itself."""
     cpu_block: int = 32
     """The same on a CPU."""
+    page: int = 64
+    """Tokens of the largest block that the cache of a device is made of: kernels choose among 16, 32 and 64."""
     share: float = 0.9
     """Of a device's memory that weights and the cache fill where nobody says how large the cache is."""
     cpu_bytes: int = 64 << 20
@@ -81,6 +83,17 @@ class Reserved:
     """At most for so many tokens there is room where the cache of those that were read before is put together, if it
     has what keys and values are made of (vLLM 0.32, `MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size`
     in `model_executor/layers/attention/mla_attention.py`)."""
+
+    def room(self, tokens: float, on_cpu: bool) -> int:
+        """Tokens that a cache needs room for which holds one row of so many: whole blocks, and one that the engine
+        keeps for itself."""
+        page = self.cpu_block if on_cpu else self.page
+        return page * (math.ceil(tokens / page) + 1)
+
+    def row(self, room: float, on_cpu: bool) -> int:
+        """Tokens of the longest row that a cache holds which has room for so many tokens."""
+        page = self.cpu_block if on_cpu else self.page
+        return page * max(1, int(room // page) - 1)
 
     def tables(self, positions: int, on_cpu: bool) -> int:
         """Bytes beside the cache and the model's own, where a row can have so many tokens."""
@@ -210,6 +223,9 @@ class EngineSpec:
     another."""
     apart_faults: Faults = _no_faults
     """Why it cannot hold some of them apart."""
+    adapter_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Of a way the dtypes of weights in which it is not exact, each with what is lost, as it goes on after them: `which
+    round all of a step away`."""
     adapter_ranks: tuple[int, ...] = ()
     """For adapters beside the weights there is room of one of these ranks, the lowest that is enough; empty: of their
     own."""
@@ -304,17 +320,21 @@ class EngineSpec:
         """Of the room for adapters of a rank."""
         return min((each for each in self.adapter_ranks if each >= rank), default=rank)
 
-    def adapts(self, shape: Shape) -> tuple[Adapting, ...]:
-        """The ways in which it can hold a model's adapters."""
+    def adapts(self, shape: Shape, dtype: str, kind: DeviceKind) -> tuple[Adapting, ...]:
+        """The ways in which it can hold a model's adapters beside weights of a dtype on a kind of device, exactly."""
         if shape.adapters is None:
             return ()
-        return tuple(way for way in self.adapters if way != "apart" or not self.apart_faults(shape))
+        return tuple(way for way in self.adapters if not self.unheld(way, shape, dtype, kind))
 
-    def unheld(self, way: str, shape: Shape) -> Sequence[str]:
+    def unheld(self, way: str, shape: Shape, dtype: str, kind: DeviceKind) -> Sequence[str]:
         """Why it cannot hold a model's adapters in a way that a schedule says; none: it can."""
         if shape.adapters is None:
             return (f"holds no adapters {way}: the model has none",)
-        return self.apart_faults(shape) if way == "apart" else ()
+        if way == "apart" and (faults := self.apart_faults(shape)):
+            return faults
+        kept = self.memory.cpu_dtype if kind == "cpu" and self.memory.cpu_dtype else dtype
+        lost = self.adapter_dtypes.get(way, {}).get(kept)
+        return (f"has adapters {way} in weights of {kept}, {lost}",) if lost else ()
 
     def gathers(self, split: Mesh, said: str = "") -> Sequence[str]:
         """The ways among which there is a choice on a mesh, the first one empty. said: that of a schedule; there is

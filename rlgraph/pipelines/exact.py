@@ -28,12 +28,13 @@ def by_constraints(
     within: float,
     least: float,
     memory: tuple[float, float] | None,
-    seconds: float,
-) -> Lists | None:
+    work: float,
+) -> tuple[Lists | None, float]:
     """A schedule that ends `within` so many seconds, and is as short as possible, but no shorter than `least`; or, with
     `memory`, one that needs as little as possible between these two amounts.
 
-    start: one that is known. None where nothing was found in so many seconds.
+    start: one that is known. None where nothing was found with so much work, which is counted by the solver and not by
+    the clock: on a busy machine the same comes out, later. And the work that it took.
     """
     from ortools.sat.python import cp_model
 
@@ -97,14 +98,17 @@ def by_constraints(
         for held in kept:
             model.add_cumulative([interval for interval, _ in held], [amount for _, amount in held], room)
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(0.05, seconds)
+    solver.parameters.max_deterministic_time = max(0.05, work)
+    # Its strategies take turns: side by side it would depend on the threads which of them is the first to find
+    # something.
     solver.parameters.num_workers = 2
+    solver.parameters.interleave_search = True
     # It would take Ctrl-C from Python, and leave the system's way with it, which ends a run that is not saved.
     solver.parameters.catch_sigint_signal = False
-    status = solver.solve(model)
+    status, taken = solver.solve(model), solver.response_proto.deterministic_time
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return None
-    return tuple(tuple(entry for _, entry in sorted(_timed(solver, each))) for each in entries)
+        return None, taken
+    return tuple(tuple(entry for _, entry in sorted(_timed(solver, each))) for each in entries), taken
 
 
 def _times(problem: Problem, lists: Lists) -> dict[tuple[int, Entry], list[float]]:

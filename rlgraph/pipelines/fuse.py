@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -16,6 +16,9 @@ from rlgraph.pipelines.timetable import Lists, timetable
 
 SMALL = 1500
 """Forwards and backwards of a problem, on all stages, that constraints are given from the start."""
+
+PACE = 100_000
+"""Forwards and backwards that rules put into lists with a unit of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +38,18 @@ class Fused:
     """Seconds of one model after the other, each by what is published for its chunks and halves."""
     in_turn_peak: float
     """Of the fullest stage then."""
-    seconds: float
-    """That the search took."""
 
 
-def fused(problem: Problem, seconds: float = 10.0, within: float = 0.01, seed: int = 0) -> Fused | None:
-    """Searches for so many seconds at most; None where nothing was found that keeps to the capacity.
+def fused(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int = 0) -> Fused | None:
+    """Searches with so much work at most, of which a unit takes about a second of an idle core; None where nothing was
+    found that keeps to the capacity. Work is counted, and no seconds: one problem has one list on every machine.
 
     Of schedules that are at most `within` longer than the shortest one, the one that needs the least memory. The search
     ends sooner where a schedule is as short as any can be, and needs no more memory than one model after the other.
     """
-    began, bound, spare = time.monotonic(), least_seconds(problem), serial_memory(problem)
+    bound, spare = least_seconds(problem), serial_memory(problem)
     best: Dispatched | None = None
-
-    def left() -> float:
-        return began + seconds - time.monotonic()
+    left, rule_work = work, problem.work / PACE
 
     def perfect() -> bool:
         return best is not None and best.makespan <= bound * (1 + 1e-9) and best.peak <= spare * (1 + 1e-9)
@@ -61,6 +61,28 @@ def fused(problem: Problem, seconds: float = 10.0, within: float = 0.01, seed: i
         best = found
         return True
 
+    def until(rest: float) -> Callable[[], bool]:
+        """Whether no rule is tried any more: so much work is left."""
+
+        def over() -> bool:
+            nonlocal left
+            if perfect() or left < rest:
+                return True
+            left -= rule_work
+            return False
+
+        return over
+
+    def constrained(
+        asked: Problem, start: Lists | None, longest: float, memory: tuple[float, float] | None, most: float
+    ) -> bool:
+        """Whether constraints find something better."""
+        nonlocal left
+        least = shortest if asked is not problem else bound
+        lists, taken = exact.by_constraints(asked, start, longest, least, memory, most)
+        left -= taken
+        return better(_dispatched(problem, lists))
+
     shortest = (1 + within) * bound
     # What is published of each model, one after the other.
     first = _dispatched(problem, in_turn(problem))
@@ -69,33 +91,28 @@ def fused(problem: Problem, seconds: float = 10.0, within: float = 0.01, seed: i
         better(first)
     small = exact.installed() and problem.work <= SMALL
     draw, share = random.Random(seed), 0.1 if small else 0.5
-    rule = by_rule(problem, spare, draw, better, lambda: perfect() or left() < (1 - share) * seconds)
+    rule = by_rule(problem, spare, draw, better, until((1 - share) * work))
     if best and not small:
         # As short as that, with less memory.
         shortest = max(shortest, best.makespan)
-        by_rule(problem, spare, draw, better, lambda: perfect() or left() < 0.05 * seconds, rule)
+        by_rule(problem, spare, draw, better, until(0.05 * work), rule)
     if exact.installed() and best is None:
         # Rules come to a stop where there is hardly room for one; one after the other there always is.
         one_by_one = sum(
             line.model.micro_batches * line.model.stages * (line.model.forward + line.model.backward)
             for line in problem.lines
         )
-        better(_dispatched(problem, exact.by_constraints(problem, None, one_by_one, bound, None, 0.5 * left())))
+        constrained(problem, None, one_by_one, None, 0.5 * left)
     if best is None:
         return None
     if small and not perfect():
         # Where there is one as short as any, and no fuller than one model after the other, it is often found at once.
         tight = replace(problem, capacity=min(spare, problem.room))
-        lists = exact.by_constraints(tight, None, shortest, shortest, None, 0.4 * left())
-        if not better(_dispatched(problem, lists)) and best.makespan > shortest:
-            lists = exact.by_constraints(problem, best.lists, best.makespan, bound, None, 0.6 * left())
-            better(_dispatched(problem, lists))
+        if not constrained(tight, None, shortest, None, 0.4 * left) and best.makespan > shortest:
+            constrained(problem, best.lists, best.makespan, None, 0.6 * left)
         shortest = max(shortest, (1 + within) * best.makespan)
-    if exact.installed() and best.peak > spare and problem.capacity is None and left() > 0.1:
-        longest = max(shortest, best.makespan)
-        better(
-            _dispatched(problem, exact.by_constraints(problem, best.lists, longest, bound, (spare, best.peak), left()))
-        )
+    if exact.installed() and best.peak > spare and problem.capacity is None and left > 0.1:
+        constrained(problem, best.lists, max(shortest, best.makespan), (spare, best.peak), left)
     return Fused(
         best.lists,
         best.makespan,
@@ -105,7 +122,6 @@ def fused(problem: Problem, seconds: float = 10.0, within: float = 0.01, seed: i
         spare,
         first.makespan,
         first.peak,
-        time.monotonic() - began,
     )
 
 

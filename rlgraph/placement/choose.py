@@ -34,7 +34,7 @@ from rlgraph.placement.search.options import Options
 from rlgraph.placement.search.partitions import distinct, laid, partitions
 from rlgraph.placement.search.problem import Block, Blocks, Goal, Problem
 from rlgraph.placement.search.refuse import refuse
-from rlgraph.placement.search.search import Fuse, Search
+from rlgraph.placement.search.search import PATIENCE, Fuse, Search
 from rlgraph.placement.search.sleepers import could_sleep
 from rlgraph.placement.search.watch import OutOfTime
 from rlgraph.placement.search.ways import Ways
@@ -154,7 +154,8 @@ def _choose(
     several = Ways(problems) if len(problems) > 1 else None
     among = only or _candidates(problems[-1], question, several.readers if several else ())
     kept = None if known is None else known.found
-    search = Search(first, among, gap, seconds, spare, several, how_fused(first, question), kept)
+    fuse, patience = how_fused(first, question), _patience(question)
+    search = Search(first, among, gap, seconds, spare, several, fuse, kept, patience)
     found = how(search)
     if found is None:
         return None
@@ -236,7 +237,8 @@ def problem_of(question: Question) -> Problem:
     wrong = list(_elsewhere(own, question.cluster))
     for each in own:
         if each.pin and each.pin.engine:
-            wrong += unheld(each.model, each.pin.engine, each.config.shape, each.pin)
+            for kind in dict.fromkeys(island.device.kind for island in question.cluster.islands):
+                wrong += unheld(each.model, each.pin.engine, each.config.shape, each.config.dtype, kind, each.pin)
     if wrong:
         raise ProgramError(wrong)
     apart = len(question.cluster.islands) > 1
@@ -299,7 +301,8 @@ def search_until(ends: float, problem: Problem, question: Question, only: Sequen
     """The best of some partitions, by one of several searches that end together; raises OutOfTime where that is too
     early for a plan."""
     gap, spare, fuse = _gap(problem, question), _spare(question), how_fused(problem, question)
-    found = Search(problem, only, gap, ends - monotonic(), spare, fuse=fuse).best()
+    search = Search(problem, only, gap, ends - monotonic(), spare, fuse=fuse, patience=_patience(question))
+    found = search.best()
     return found and _settled(problem, found)
 
 
@@ -331,6 +334,11 @@ def _gap(problem: Problem, question: Question) -> float:
     if question.search_gap is not None:
         return question.search_gap
     return 0.0 if is_small(problem, question) else NEAR
+
+
+def _patience(question: Question) -> float:
+    """Who says how near is near enough waits for it."""
+    return PATIENCE if question.search_gap is None else inf
 
 
 def is_small(problem: Problem, question: Question) -> bool:
@@ -384,7 +392,9 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
     lines += tuple(line for line in question.schedule.placements if line.pool in {pool.name for pool in cpus})
     pools = (*(Pool(name, devices) for name, devices in zip(names, found.devices, strict=True)), *cpus)
     whole = replace(question.schedule, pools=pools, placements=lines)
-    plan = place(question.program, whole, Machine(), question.shapes, question.engines)
+    cpus_alone = all(island.device.kind == "cpu" for island in question.cluster.islands)
+    machine = Machine(kind="cpu" if cpus_alone else "gpu")
+    plan = place(question.program, whole, machine, question.shapes, question.engines)
     first = _firsts(question.cluster, found)
     located = tuple(
         replace(pool, first=first[names.index(pool.name)]) if pool.name in names else pool for pool in plan.pools

@@ -21,6 +21,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+from rlgraph.clusters.cluster import DeviceKind
 from rlgraph.cost.deployment import ModelConfig
 from rlgraph.enginespec.legal import held, no_adapters, problems
 from rlgraph.enginespec.registry import embedded, preferred
@@ -289,7 +290,7 @@ class _Placer:
         elif shape is None and has_adapters(self.program, model.name) and not spec_of(engine).adapters:
             yield Diagnostic("E0912", f"`{model.name}`: {no_adapters(spec_of(engine))}", named)
         elif shape is not None:
-            yield from unheld(model.name, engine, shape, pin)
+            yield from unheld(model.name, engine, shape, dtype, self.machine.kind, pin)
             whole = problems(shape, engine, mesh(), cast(ModelKind, model.kind))
             yield from (Diagnostic("E0912", f"`{model.name}`: {text}", named) for text in whole)
             yield from self.unfit(model, shape, seat, pin, whole)
@@ -438,10 +439,23 @@ class _Placer:
         return group.devices
 
 
-def unheld(model: str, engine: str, shape: Shape, pin: Placement) -> Iterator[Diagnostic]:
-    """Adapters that an engine cannot hold as a schedule says."""
-    for text in spec_of(engine).unheld(pin.adapters, shape) if pin.adapters else ():
-        yield Diagnostic("E0912", f"`{model}`: {engine} {text}", pin.at("adapters"), "leave `adapters` out")
+_WIDE = '`dtype="float32"`'
+
+
+def unheld(model: str, engine: str, shape: Shape, dtype: str, kind: DeviceKind, pin: Placement) -> Iterator[Diagnostic]:
+    """Adapters that an engine cannot hold as a schedule says, or in no way."""
+    spec = spec_of(engine)
+    ways = spec.adapts(shape, dtype, kind)
+    if pin.adapters:
+        hint = "leave `adapters` out"
+        if shape.adapters and pin.adapters in spec.adapter_dtypes:
+            hint = f"write {' or '.join([*(f'`adapters={way}`' for way in ways), f'{_WIDE} of the model'])}"
+        for text in spec.unheld(pin.adapters, shape, dtype, kind):
+            yield Diagnostic("E0912", f"`{model}`: {engine} {text}", pin.at("adapters"), hint)
+    elif shape.adapters and spec.adapters and not ways:
+        why = [text for way in spec.adapters for text in spec.unheld(way, shape, dtype, kind)]
+        hint = f"write {_WIDE} of the model, or `engine={embedded().name}`"
+        yield Diagnostic("E0912", f"`{model}`: {engine} {', and '.join(why)}", pin.at("engine"), hint)
 
 
 def _ungathered(model: str, split: Mesh, pin: Placement) -> Iterator[Diagnostic]:

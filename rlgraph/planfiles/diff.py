@@ -13,6 +13,8 @@ from rlgraph.ir.plan import HOST, Group, Holding, Pool
 from rlgraph.notation.text import print_program
 from rlgraph.planfiles.format import ranges
 
+_SECONDS = ("seconds", "in_turn_seconds", "steady_seconds", "bound_seconds", "unfused_seconds", "alike_seconds")
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -23,20 +25,37 @@ class Difference:
     name: str
     before: Any
     after: Any
+    by: str = ""
+    """Whose seconds these are, where one of the files has the simulator's, too; of both, where they are not the same
+    one's."""
 
     def __str__(self) -> str:
-        return f"{self.name}: {_shown(self.before)} -> {_shown(self.after)}{_change(self.before, self.after)}"
+        whose = f" by {self.by}" if self.by else ""
+        return f"{self.name}{whose}: {_shown(self.before)} -> {_shown(self.after)}{_change(self.before, self.after)}"
 
 
 def differences(before: PlanFile, after: PlanFile) -> list[Difference]:
     """Everything that the two do not have in common, but where they lie and the graphs."""
     old, new = _told(before), _told(after)
     return [
-        Difference(section, name, old[section].get(name), new[section].get(name))
+        Difference(section, name, old[section].get(name), new[section].get(name), _whose(section, name, before, after))
         for section in old
         for name in dict.fromkeys([*old[section], *new[section]])
         if old[section].get(name) != new[section].get(name)
     ]
+
+
+def _whose(section: str, name: str, *files: PlanFile) -> str:
+    """The clock that seconds are of: a step is the simulator's where work overlaps, and its bound is the search's,
+    which lays work out one after the other, so that a step may be below it."""
+    if section != "predicted" or name not in _SECONDS:
+        return ""
+    told = [file.sections.get(section, {}) for file in files]
+    simulated = [not {"in_turn_seconds", "steady_seconds"}.isdisjoint(each) for each in told]
+    if not any(simulated):
+        return ""
+    own = ("the simulator" if each and name == "seconds" else "the search" for each in simulated)
+    return " -> ".join(dict.fromkeys(own))
 
 
 def graph_difference(before: PlanFile, after: PlanFile) -> list[str]:

@@ -19,18 +19,22 @@ Who = Mapping[int, tuple[str, int]]
 """For each place its group and its rank there."""
 
 
-def describe(transfer: Transfer, who: Who | None = None, sites: Mapping[int, Site] | None = None) -> str:
+def describe(
+    transfer: Transfer, who: Who | None = None, sites: Mapping[int, Site] | None = None, timed: bool = True
+) -> str:
     """Totals, what the busiest places do, then the largest moves, at most 40 lines.
 
     Ranks are shown as ranges: `0-6:2` are 0, 2, 4 and 6. Without `who`, places are shown by their numbers. sites: where
-    places are, if that is known.
+    places are, if that is known. timed: with the seconds that it takes, which need links that somebody has named.
     """
     if not transfer.moves:
         return f"nothing moves: every place has what it needs ({size(transfer.kept)})"
     lines = [
         f"{size(transfer.moved)} between devices (at least {size(transfer.bound)}), {size(transfer.copied)} copied "
         f"on a device, {size(transfer.kept)} in place already",
-        f"{shown_seconds(transfer.seconds)} predicted, {counted(transfer.rounds, 'round')}, messages of at most "
+        f"{shown_seconds(transfer.seconds)} predicted, "
+        * timed
+        + f"{counted(transfer.rounds, 'round')}, messages of at most "
         f"{size(transfer.peak)} "
         "on a place",
     ]

@@ -13,6 +13,7 @@ from rlgraph.engines.merging import Merged
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.engines.vllm.layout import layout
+from rlgraph.engines.vllm.spec import SPEC
 from rlgraph.engines.weights import ModelWeights, each_layer, fill
 from rlgraph.enginespec.spec import entire
 from rlgraph.ir.layout import Local
@@ -70,3 +71,32 @@ def whole(model: nn.Module, merged: Merged) -> nn.Module:
         parameters[name] = nn.Parameter(each.detach() + more)
     found.named_parameters = lambda *given, **more: iter(parameters.items())  # type: ignore[method-assign]
     return found
+
+
+def test_narrow_weights_lose_what_the_spec_says_that_they_lose() -> None:
+    """Of one step of AdamW, in which B has moved by the learning rate: why vLLM merges into float32 alone."""
+    lora = Adapters(8, 16.0)
+    trainer = TransformersEngine.open(ModelSpec("causal_lm", source("qwen2"), "bfloat16", adapters=lora))
+    shape, split = replace(shape_of_model(trainer.model), adapters=lora), mesh(tp=1)
+    places = layout(shape, split, 0)
+    lost = {}
+    for dtype, step in ((torch.float32, 1e-5), (torch.bfloat16, 1e-5), (torch.bfloat16, 1e-3)):
+        own = {name: each.to(dtype) for name, each in filled(places, ModelWeights(trainer.model)).items()}
+        merged = Merged(lora, entire(shape, split, 0), own, places)
+        generator = torch.Generator().manual_seed(0)
+        for name, each in merged.tensors.items():
+            if ".lora_B." in name:
+                each.copy_(torch.randn(each.shape, generator=generator).sign() * step)
+        merged.renew()
+        wanted = missed = 0.0
+        for live, base, b, a in merged._parts:
+            change = merged.scale * b.double() @ a.double()
+            wanted += float(change.square().sum())
+            missed += float((live.double() - base.double() - change).square().sum())
+        lost[dtype, step] = (missed / wanted) ** 0.5
+    assert lost[torch.float32, 1e-5] < 0.01
+    assert lost[torch.bfloat16, 1e-5] == pytest.approx(1.0, abs=0.01)
+    assert lost[torch.bfloat16, 1e-3] == pytest.approx(0.64, abs=0.02)
+    both = {"float32": ("merged", "apart"), "bfloat16": ("apart",)}
+    assert {dtype: SPEC.adapts(shape, dtype, "gpu") for dtype in both} == both
+    assert SPEC.adapts(shape, "bfloat16", "cpu") == ("merged", "apart")

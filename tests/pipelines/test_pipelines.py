@@ -48,7 +48,7 @@ def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
     asked = drawn(seed)
     best = shortest(asked)
     assert least_seconds(asked) <= best
-    found = fused(asked, seconds=3.0, within=0.0)
+    found = fused(asked, work=3.0, within=0.0)
     assert found and found.makespan == best
     table = timetable(asked, found.lists)
     assert (table.makespan, max(table.peaks)) == (found.makespan, found.peak)
@@ -56,7 +56,7 @@ def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
 
 def test_ctrl_c_interrupts_after_a_search_by_constraints() -> None:
     """The solver takes it unless it is told not to, and leaves the system's way with it: the process ends at once."""
-    assert fused(drawn(0), seconds=3.0, within=0.0)
+    assert fused(drawn(0), work=3.0, within=0.0)
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
@@ -91,7 +91,7 @@ def test_few_micro_batches_of_two_models_on_the_same_rows(batches: tuple[int, in
 def test_of_those_that_keep_to_the_capacity(seed: int) -> None:
     asked = drawn(seed)
     asked = replace(asked, capacity=max(1.0, *(model.memory for model in asked.models)))
-    found = fused(asked, seconds=3.0, within=0.0)
+    found = fused(asked, work=3.0, within=0.0)
     assert found and found.peak <= asked.capacity and found.makespan == shortest(asked)
 
 
@@ -113,10 +113,19 @@ def test_published_configurations() -> None:
     for other in (PAIR[1], Model("13B", 8, 8, 2, 4, 1, 1.0, True)):
         asked = Problem((PAIR[0], other))
         assert least_seconds(asked) == 225 and serial_memory(asked) == pytest.approx(15.6)
-        # Found in a second or two; it ends where it is found.
-        found = fused(asked, seconds=120.0)
+        # It ends where it is found.
+        found = fused(asked, work=120.0)
         assert found and found.makespan <= 227.25 and found.peak <= 15.6 * (1 + 1e-9)
     assert serial_seconds(Problem(PAIR)) == 309
+
+
+def test_what_is_found_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As little as on how busy the machine is: work is counted, of rules and of constraints."""
+    asked = Problem((replace(PAIR[0], stages=4, micro_batches=5), replace(PAIR[1], stages=2, micro_batches=3)))
+    found = fused(asked, 0.3)
+    monkeypatch.setattr(time, "monotonic", itertools.count(0, 1000).__next__)
+    assert found and found.peak > found.serial_peak
+    assert fused(asked, 0.3) == found
 
 
 def test_rules_alone_beat_one_after_the_other() -> None:
@@ -200,7 +209,7 @@ def test_a_problem_that_is_none(data: object, message: str) -> None:
 def test_the_benchmark_prints_json(tmp_path: Path) -> None:
     file = tmp_path / "problem.json"
     file.write_text(json.dumps({"models": [ONE, ONE]}))
-    command = [sys.executable, str(ROOT / "benchmarks" / "fused.py"), "--seconds", "2", "--lists", "--problem"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "fused.py"), "--work", "2", "--lists", "--problem"]
     done = subprocess.run([*command, str(file)], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert found["makespan"] >= found["bound"] == 12 and found["serial"] == 18

@@ -95,7 +95,7 @@ def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
     asked = Problem(tuple(models), capacity=(1 + 1 / chunks) * memory if seed % 2 else None)
     best = shortest(asked)
     assert least_seconds(asked) <= best
-    found = fused(asked, seconds=3.0, within=0.0)
+    found = fused(asked, work=3.0, within=0.0)
     assert found and found.makespan == pytest.approx(best)
     table = timetable(asked, found.lists)
     assert (table.makespan, max(table.peaks)) == (found.makespan, found.peak)
@@ -114,7 +114,7 @@ def test_one_after_the_other_in_chunks_and_halves() -> None:
 
 def test_interleaved_with_the_memory_of_1f1b() -> None:
     model = Model("a", 4, 8, 2, 4, memory=2, chunks=2)
-    found = fused(Problem((model,)), seconds=30.0)
+    found = fused(Problem((model,)), work=30.0)
     assert found and found.makespan == found.bound == found.in_turn == 57
     assert found.peak == found.serial_peak == 8 < found.in_turn_peak
 
@@ -124,7 +124,7 @@ def test_the_benchmark_takes_chunks_and_halves(tmp_path: Path) -> None:
     command = [
         sys.executable,
         str(ROOT / "benchmarks" / "fused.py"),
-        "--seconds",
+        "--work",
         "2",
         "--lists",
         "--problem",

@@ -83,25 +83,107 @@ def test_a_search_does_what_is_said_of_recomputation_and_attention(recompute: st
 def adapted(base: str, schedule: str = "", lora: str = "rank=32", cluster: str | None = "1x8:a100-80gb") -> Compiled:
     source = (ALGORITHMS / "grpo.rlf").read_text()
     if lora:
-        source = source.replace("causal_lm(base)", f"causal_lm(base, lora=lora({lora}))")
+        source = source.replace("causal_lm(base)", f'causal_lm(base, dtype="float32", lora=lora({lora}))')
     return rlgraph.compile(
         source, {"base": f'"{base}"'}, cluster=cluster, workload=LENGTHS if cluster else None, schedule=schedule or None
     )
 
 
-@pytest.mark.parametrize(("base", "way"), [("Qwen/Qwen2.5-1.5B", "merged"), ("Qwen/Qwen2.5-7B", "apart")])
-def test_adapters_are_held_as_costs_less(base: str, way: str) -> None:
-    """Merged ones decode faster; where there is no room for a copy of the base, those beside it do."""
-    found = adapted(base)
+def test_adapters_are_held_as_costs_less() -> None:
+    """Merged ones decode faster, where there is room for a copy of the base."""
+    found = adapted("Qwen/Qwen2.5-1.5B")
     held = found.plan.holding("actor", found.plan.role("actor", "generate").name)
-    assert held.adapters == way
-    other = "apart" if way == "merged" else "merged"
+    assert held.adapters == "merged"
     [told] = [line for line in show_choice(found.choice, predicted(found.choice)) if line.startswith("adapters of")]
-    assert re.match(rf"adapters of actor.generate: {way} works for .*; {other} works for .* of each device$", told)
+    assert re.match(r"adapters of actor.generate: merged works for .*; apart works for .* of each device$", told)
     taken = dict(re.findall(r"(merged|apart) works for ([\d.]+) s", told))
     assert float(taken["merged"]) < float(taken["apart"])
     needed = dict(re.findall(r"(merged|apart) works[^;]* needs ([\d.]+)GB", told))
     assert float(needed["merged"]) > float(needed["apart"])
+
+
+SAMPLED = """schedule gen
+pool play = 1 devices
+place actor.generate on play(engine=vllm{how})
+"""
+
+
+def narrow(name: str, how: str = "", cluster: str = "1x1:a100-80gb") -> Compiled:
+    """A model with adapters in bfloat16 that only samples."""
+    actor = f'causal_lm("Qwen/{name}", dtype="bfloat16", lora=lora(rank=32))'
+    source = f"""algorithm gen
+model actor  = {actor}
+data prompts = jsonl("prompts.jsonl", batch=32)
+step:
+    rollout  = actor.generate(prompts, max_tokens=64)
+    report length = mean(rollout.length)
+"""
+    schedule = SAMPLED.format(how=how) if how != "free" else None
+    return rlgraph.compile(source, cluster=cluster, schedule=schedule)
+
+
+def test_adapters_are_not_merged_into_weights_that_round_them_away() -> None:
+    """Not where that is left to the search, and not with an engine that has no other way."""
+    found = narrow("Qwen2.5-1.5B")
+    assert found.plan.holding("actor", found.plan.role("actor", "generate").name).adapters == "apart"
+    [told] = [line for line in show_choice(found.choice, predicted(found.choice)) if line.startswith("adapters of")]
+    assert "; not merged: vllm has adapters merged in weights of bfloat16, which round away what is learned" in told
+    assert {group.engine for group in narrow("Qwen3-30B-A3B", "free").plan.groups if group.models} == {"transformers"}
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "message", "hint"),
+    [
+        (
+            "Qwen2.5-1.5B",
+            ", adapters=merged",
+            "all of a step at lr=1e-5, 64% of one at lr=1e-3",
+            'write `adapters=apart` or `dtype="float32"` of the model',
+        ),
+        (
+            "Qwen3-30B-A3B",
+            ", adapters=merged",
+            "`actor`: vllm has adapters merged in weights of bfloat16, which round away",
+            'write `dtype="float32"` of the model',
+        ),
+        (
+            "Qwen3-30B-A3B",
+            "",
+            "at lr=1e-3, and holds adapters apart only for models without experts",
+            'write `dtype="float32"` of the model, or `engine=transformers`',
+        ),
+    ],
+)
+def test_who_asks_for_adapters_in_weights_that_round_them_away_is_told(
+    name: str, how: str, message: str, hint: str
+) -> None:
+    with pytest.raises(ProgramError) as found:
+        narrow(name, how)
+    [told] = found.value.diagnostics
+    assert (told.code, told.hint) == ("E0912", hint) and message in told.message
+
+
+def test_a_model_that_two_nodes_are_too_few_for_is_sampled_on_more() -> None:
+    """405B in float32 are 1.62 TB, and an engine without stages splits layers alone."""
+    source = """algorithm gen
+model actor  = causal_lm("meta-llama/Llama-3.1-405B", dtype="float32")
+data prompts = jsonl("prompts.jsonl", batch=32)
+step:
+    rollout  = actor.generate(prompts, max_tokens=64)
+    report length = mean(rollout.length)
+"""
+    [group] = [each for each in rlgraph.compile(source, cluster="4x8:h100-80gb").plan.groups if each.models]
+    assert group.engine == "vllm" and group.mesh.length("tp") == 32
+    schedule = SAMPLED.format(how=", tp=8").replace("1 devices", "8 devices")
+    with pytest.raises(ProgramError) as found:
+        rlgraph.compile(source, cluster="4x8:h100-80gb", schedule=schedule)
+    assert [each.code for each in found.value.diagnostics] == ["E0930"]
+
+
+def test_a_cpu_merges_them_in_float32() -> None:
+    """Whatever the model is in: its engine computes so there."""
+    plan = narrow("Qwen2.5-1.5B", ", adapters=merged", "1x1:cpu").plan
+    assert plan.holding("actor", plan.role("actor", "generate").name).adapters == "merged"
 
 
 @pytest.mark.parametrize("way", ["merged", "apart"])

@@ -32,8 +32,10 @@ from rlgraph.ir.mesh import mesh
 from rlgraph.ir.schedule import Placement
 from rlgraph.models.shape import Shape
 from rlgraph.placement.search import caches, watch
+from rlgraph.placement.search.bounds import Bounds
 from rlgraph.placement.search.boxes import Box, Boxes
 from rlgraph.placement.search.components import Component
+from rlgraph.placement.search.fathom import FEW_TRIES, LONG, MOST_TRIES, Fathoming, Tries
 from rlgraph.placement.search.fusing import Taken, exactly
 from rlgraph.placement.search.hosts import lodged
 from rlgraph.placement.search.incumbent import Found, Incumbent
@@ -673,6 +675,65 @@ def test_a_search_that_is_ended_says_how_far_it_is(seed: int, monkeypatch: pytes
         assert (found is None) == (least == inf)
         if found is not None:
             assert found.bound <= least * (1 + 1e-9) <= found.value * (1 + 2e-9)
+
+
+def test_a_range_of_sizes_is_looked_at_as_a_whole_where_its_best_options_have_room() -> None:
+    """With more devices than the fewest of the range: it has not to be halved down to each of its sizes."""
+    looked = 0
+    for seed in range(10):
+        case = random_case(seed)
+        for blocks in case.candidates if case.problem.goal == "time" else ():
+            boxes = Boxes(case.problem.cluster, case.candidates)
+            low, high = (boxes.counts(blocks, end) for end in boxes.whole(blocks))
+            bounds = Bounds(case.problem, Incumbent(0.0))
+            if len(blocks) > 1 or low == high or bounds.choices(blocks, high) is None:
+                continue
+            assert Fathoming(boxes, bounds, watch.Watch(inf), blocks, low, high).run()
+            best, known = bounds.incumbent.best, Search(case.problem, [blocks], 0.0).run()
+            assert (best.value if best else inf) == pytest.approx(known.value if known else inf, rel=1e-9)
+            looked += best is not None and best.devices != low
+    assert looked
+
+
+def test_ranges_that_are_given_up_again_and_again_are_looked_at_for_longer() -> None:
+    tries = Tries()
+    for _ in range(LONG - 1):
+        tries.given_up()
+        assert tries.most == FEW_TRIES
+    tries.given_up()
+    assert tries.most == MOST_TRIES
+    tries.given_up()
+    assert tries.most == FEW_TRIES
+
+
+def test_a_search_that_gains_nothing_ends_with_what_it_has_whatever_the_clock_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    early = 0
+    for seed in range(12, 27, 3):
+        case, ends = random_case(seed), []
+        known = Search(case.problem, case.candidates, 0.0).run()
+        for second in (1, 1000):
+            monkeypatch.setattr(watch, "monotonic", count_up(0, second).__next__)
+            found = Search(case.problem, case.candidates, 0.0, patience=2).run()
+            ends.append(found and (found.value, found.bound, found.looked))
+            if found is not None and known is not None:
+                assert found.bound <= known.value * (1 + 1e-9) <= found.value * (1 + 2e-9)
+                early += found.gap > 0
+        assert ends[0] == ends[1]
+    assert early
+
+
+def test_a_long_search_says_how_far_it_is_now_and_then_where_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a file, or in a pipe."""
+    case, shown = random_case(2), io.StringIO()
+    monkeypatch.setattr(watch, "monotonic", count_up(0, 10).__next__)
+    monkeypatch.setattr("sys.stderr", shown)
+    Search(case.problem, case.candidates, 0.0).run()
+    first, second, *others = shown.getvalue().splitlines()
+    assert first == "searching, 30 s: no plan yet" and second.startswith("searching, 60 s: ")
+    last = [second, *others][-1]
+    assert re.fullmatch(r"searching, \d+ s: [\d.]+ m?s a step, at most [\d.]+% from the best there is", last)
 
 
 class Terminal(io.StringIO):

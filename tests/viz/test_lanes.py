@@ -164,6 +164,25 @@ def test_its_figures_are_those_of_compile() -> None:
     assert f"{weights.split(', ')[1]} predicted" in found.transfers()
 
 
+@pytest.mark.parametrize(("dtype", "told"), [("", ""), (', dtype="bfloat16"', "30.5 GB")])
+def test_without_a_cluster_nothing_is_drawn_that_nobody_said(dtype: str, told: str) -> None:
+    """No seconds, which need a device, and no bytes, which need a dtype."""
+    source = (ALGORITHMS / "grpo.rlf").read_text().replace("causal_lm(base)", f"causal_lm(base{dtype})")
+    schedule = """schedule grpo
+pool learn = 4 devices
+pool play = 4 devices
+place actor.train, ref on learn(engine=megatron, tp=2, pp=2)
+place actor.generate on play(engine=vllm, tp=2)
+"""
+    found = rlgraph.compile(source, schedule=schedule)
+    picture = found.lanes()
+    assert [work.note for work in picture.works() if work.title == "weights of actor"] == [told]
+    assert not any(work.seconds for work in picture.works()) and not any(lane.memory for lane in picture.lanes)
+    listed = found.transfers()
+    assert "predicted" not in listed
+    assert ("bytes are counted in float32: the program says no `dtype` of `actor`" in listed) == (not dtype)
+
+
 def test_a_plan_file_has_the_picture_of_what_wrote_it(tmp_path: Path) -> None:
     found = chosen()
     (tmp_path / "ppo.plan.json").write_text(found.plan_json(tmp_path))

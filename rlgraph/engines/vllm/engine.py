@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from itertools import accumulate, chain, count, pairwise
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlgraph.clusters.cluster import DeviceKind
 from rlgraph.engines.base import Admission, Begun, EngineError, Generation, GivenUp, Rank, Refresh, Sampling, State
 from rlgraph.engines.first import decided
 from rlgraph.engines.merging import Merged, begun
@@ -22,13 +24,13 @@ from rlgraph.engines.sleeping import Arenas, Switched
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.vllm.beside import Beside
 from rlgraph.engines.vllm.calls import Call, Desk, Sample
-from rlgraph.engines.vllm.environment import prepare
+from rlgraph.engines.vllm.environment import on_cpu, prepare
 from rlgraph.engines.vllm.experts import Experts
 from rlgraph.engines.vllm.layout import layout, ranks
 from rlgraph.engines.vllm.sleeping import cache, sleeper, weights
 from rlgraph.engines.vllm.source import Source, read
 from rlgraph.engines.vllm.spec import SPEC
-from rlgraph.engines.vllm.start import Limits, start
+from rlgraph.engines.vllm.start import Limits, limits_of, start
 from rlgraph.engines.weights import blend, copied, fill, take_over
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
@@ -62,11 +64,24 @@ def _generation(starts: Sequence[list[int]], samples: Sequence[Sample], known: M
 
 def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
     """This rank's part of a copy of a model. Raises EngineError."""
-    how = rank.holding
-    limits = {"cache_bytes": how.kv_bytes or None, "sleeps": how.offload, "adapters": how.adapters}
+    limits = asdict(limits_of(rank.holding))
     opened = VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, **limits)
     opened.keeps, opened.rest = rank.holding.keep, sleeper(opened._engine, rank.arenas)
     return opened
+
+
+def _way(spec: ModelSpec, source: Source, said: str) -> str:
+    """How adapters are held: as is said, else in the first way that is exact. Raises EngineError where there is
+    none."""
+    if spec.adapters is None:
+        return ""
+    device: DeviceKind = "cpu" if on_cpu() else "gpu"
+    ways = SPEC.adapts(source.shape, spec.dtype, device)
+    if (said or ways) and (not said or said in ways):
+        return said or ways[0]
+    asked = [said] if said else SPEC.adapters
+    wrong = [text for way in asked for text in SPEC.unheld(way, source.shape, spec.dtype, device)]
+    raise EngineError(f"the engine vllm {', and '.join(wrong)}")
 
 
 class VllmEngine:
@@ -112,9 +127,8 @@ class VllmEngine:
     @classmethod
     def _loaded(cls, spec: ModelSpec, mesh: Mesh, rank: int, address: str | None, limits: Limits) -> VllmEngine:
         source = read(spec, mesh)
-        beside = spec.adapters is not None and limits.adapters == "apart"
-        if beside and (wrong := SPEC.apart_faults(source.shape)):
-            raise EngineError(f"the engine vllm {'; '.join(wrong)}")
+        limits = replace(limits, adapters=_way(spec, source, limits.adapters))
+        beside = limits.adapters == "apart"
         with TemporaryDirectory() as folder:
             source.describe(folder)
             engine = start(folder, spec, source.shape, mesh, rank, address, limits)

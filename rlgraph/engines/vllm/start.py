@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rlgraph.cost.work import cached_bytes, rank_parameters
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.joining import url
 from rlgraph.engines.sources import ModelSpec
@@ -18,6 +19,7 @@ from rlgraph.engines.vllm.experts import own_experts
 from rlgraph.engines.vllm.layout import ranks
 from rlgraph.enginespec.spec import Reserved
 from rlgraph.ir.mesh import Mesh
+from rlgraph.ir.plan import Holding
 from rlgraph.models.shape import Shape
 
 _EXPERT_COLUMNS = 32
@@ -48,17 +50,23 @@ class Limits:
     rows: int | None = None
     """Rows decoded together; more wait until one of them ends. None: as many as `Reserved` says of the device."""
     row_tokens: int | None = None
-    """Longest row, prompt and response together; None: as long as the model's positions reach."""
+    """Longest row, prompt and response together; None: as long as the cache has room for, and the model's positions
+    reach."""
     cache_bytes: int | None = None
-    """Of this rank's key-value cache, which has at least one longest row. Rows that do not fit wait, or are computed
-    again. None: 64 MiB on a CPU, and what `gpu_memory_utilization` leaves on a GPU."""
+    """Of this rank's key-value cache, which has at least one row of `row_tokens`. Rows that do not fit wait, or are
+    computed again. None: 64 MiB on a CPU, and what `gpu_memory_utilization` leaves on a GPU."""
     gpu_memory_utilization: float = 0.9
-    """The share of a GPU's memory for weights and key-value cache; it must be free at the start, whatever the cache
-    takes."""
+    """The share of a GPU's memory for weights and key-value cache where nobody says how large the cache is. vLLM wants
+    its share to be free at the start, so that else it is that of the weights and of what is said."""
     adapters: str = ""
     """How adapters are held, of the ways in the engine's spec; empty: as the first of them."""
     sleeps: bool = False
     """It will give its memory back while others work: on a GPU vLLM then has an allocator of its own."""
+
+
+def limits_of(holding: Holding) -> Limits:
+    """What a plan says of a model here."""
+    return Limits(cache_bytes=holding.kv_bytes or None, sleeps=holding.offload, adapters=holding.adapters)
 
 
 def start(
@@ -73,40 +81,12 @@ def start(
 
     size, index = ranks(mesh, rank)
     meeting = _meeting(size, index, address)
-    whole_experts = mesh.length("ep") > 1
     if on_cpu():
         _check_kernels(shape)
-        if whole_experts:
+        if mesh.length("ep") > 1:
             own_experts()
-    row_tokens = min(limits.row_tokens or shape.positions, shape.positions)
-    dtype = "float32" if on_cpu() else spec.dtype
-    asked = EngineArgs(
-        model=folder,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        generation_config="vllm",
-        dtype=dtype,  # type: ignore[arg-type, unused-ignore]
-        enforce_eager=on_cpu(),
-        max_model_len=row_tokens,
-        max_num_seqs=limits.rows or (_RESERVED.cpu_rows if on_cpu() else _RESERVED.rows),
-        max_num_batched_tokens=None if on_cpu() else _RESERVED.prompt_tokens,
-        enable_prefix_caching=True,
-        block_size=_BLOCK if on_cpu() else None,
-        kv_cache_memory_bytes=_cache_bytes(shape, size, row_tokens, limits, getattr(torch, dtype).itemsize),
-        gpu_memory_utilization=limits.gpu_memory_utilization,
-        enable_sleep_mode=limits.sleeps and not on_cpu(),
-        enable_expert_parallel=whole_experts,
-        # Others lay the weights of experts out anew.
-        moe_backend="auto" if on_cpu() else "triton",
-        **(options(spec.adapters, shape) if spec.adapters and limits.adapters == "apart" else {}),
-        **(_LATENT_ON_CPU if shape.latent and on_cpu() else {}),
-        logits_processors=["rlgraph.engines.vllm.sampling:RowSampling"],
-        # The place of a token is the number of those before it, and they must be known when it is sampled.
-        async_scheduling=False,
-        disable_log_stats=True,
-        seed=0,
-        **meeting,
-    )
+    memory = 0 if on_cpu() else torch.cuda.mem_get_info()[1]
+    asked = EngineArgs(model=folder, **arguments(spec, shape, mesh, limits, memory), **meeting)
     if shape.experts:
         _group_experts()
     # vLLM has the garbage collector look several times at all that is there: at thousands of modules, for seconds.
@@ -121,6 +101,43 @@ def start(
     engine.engine_core._finalizer.detach()  # type: ignore[attr-defined, unused-ignore]
     gc.unfreeze()
     return engine
+
+
+def arguments(spec: ModelSpec, shape: Shape, mesh: Mesh, limits: Limits, memory: int) -> dict[str, Any]:
+    """What vLLM is asked for on each rank. memory: bytes of its GPU."""
+    size, _ = ranks(mesh, 0)
+    dtype = "float32" if on_cpu() else spec.dtype
+    itemsize = getattr(torch, dtype).itemsize
+    row_tokens = _row_tokens(shape, size, limits, itemsize)
+    cache_bytes = _cache_bytes(shape, size, row_tokens, limits, itemsize)
+    share = limits.gpu_memory_utilization
+    if cache_bytes is not None and not on_cpu():
+        share = min(share, (rank_parameters(shape, spec.kind, 1, size) * itemsize + cache_bytes) / memory)
+    return {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "dtype": dtype,
+        "enforce_eager": on_cpu(),
+        "max_model_len": row_tokens,
+        "max_num_seqs": limits.rows or (_RESERVED.cpu_rows if on_cpu() else _RESERVED.rows),
+        "max_num_batched_tokens": None if on_cpu() else _RESERVED.prompt_tokens,
+        "enable_prefix_caching": True,
+        "block_size": _BLOCK if on_cpu() else None,
+        "kv_cache_memory_bytes": cache_bytes,
+        "gpu_memory_utilization": share,
+        "enable_sleep_mode": limits.sleeps and not on_cpu(),
+        "enable_expert_parallel": mesh.length("ep") > 1,
+        # Others lay the weights of experts out anew.
+        "moe_backend": "auto" if on_cpu() else "triton",
+        **(options(spec.adapters, shape) if spec.adapters and limits.adapters == "apart" else {}),
+        **(_LATENT_ON_CPU if shape.latent and on_cpu() else {}),
+        "logits_processors": ["rlgraph.engines.vllm.sampling:RowSampling"],
+        # The place of a token is the number of those before it, and they must be known when it is sampled.
+        "async_scheduling": False,
+        "disable_log_stats": True,
+        "seed": 0,
+    }
 
 
 def _group_experts() -> None:
@@ -168,14 +185,19 @@ def _meeting(size: int, index: int, address: str | None) -> dict[str, Any]:
     }
 
 
+def _row_tokens(shape: Shape, tp: int, limits: Limits, itemsize: int) -> int:
+    """Of the longest row: vLLM does not start with a cache that has no room for one."""
+    longest = limits.row_tokens
+    if longest is None and limits.cache_bytes:
+        longest = _RESERVED.row(limits.cache_bytes / cached_bytes(shape, tp, itemsize), on_cpu())
+    return min(longest or shape.positions, shape.positions)
+
+
 def _cache_bytes(shape: Shape, tp: int, row_tokens: int, limits: Limits, itemsize: int) -> int | None:
-    """Keys and values in whole blocks, on a GPU, too; vLLM keeps one block for itself. None: as many as there is room
-    for."""
+    """Keys and values, of one row at least. None: as many as there is room for."""
     wanted = limits.cache_bytes
     if wanted is None:
         if not on_cpu():
             return None
         wanted = _CACHE
-    each = shape.latent.cached if shape.latent else 2 * max(1, shape.kv_heads // tp) * shape.head_dim
-    block = shape.layers * each * itemsize * _BLOCK
-    return max(wanted, block * (math.ceil(row_tokens / _BLOCK) + 1))
+    return max(wanted, math.ceil(cached_bytes(shape, tp, itemsize) * _RESERVED.room(row_tokens, on_cpu())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from rlgraph.clusters.cluster import Cluster
@@ -80,6 +81,20 @@ class Boxes:
     def counts(self, blocks: Blocks, places: Sequence[int]) -> tuple[int, ...]:
         """Devices of each pool."""
         return tuple(self.sizes[block.islands][place] for block, place in zip(blocks, places, strict=True))
+
+    def least(self, blocks: Blocks, wanted: Sequence[int]) -> tuple[int, ...] | None:
+        """The fewest devices that pools can have of which each needs so many; None: the cluster has not so many."""
+        found = []
+        for block, count in zip(blocks, wanted, strict=True):
+            known = self.sizes[block.islands]
+            place = bisect_left(known, count)
+            if place == len(known):
+                return None
+            found.append(known[place])
+        taken = used(self.cluster.islands, blocks, found)
+        if any(count > island.devices for count, island in zip(taken, self.cluster.islands, strict=True)):
+            return None
+        return tuple(found) if self.packed(blocks, found) else None
 
     def middle(self, blocks: Blocks, box: Box) -> tuple[int, ...]:
         """An allocation of a box that uses its devices: the least of each, and the rest in proportion to what each may

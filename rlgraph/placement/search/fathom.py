@@ -8,6 +8,7 @@ from operator import is_, le
 from rlgraph.cost.fusing import about, least
 from rlgraph.cost.peak import TIGHT, usable
 from rlgraph.placement.search.bounds import Bounds, Candidates, Choices, Shared
+from rlgraph.placement.search.boxes import Boxes
 from rlgraph.placement.search.fusing import Pieces
 from rlgraph.placement.search.hosts import lodged
 from rlgraph.placement.search.incumbent import Found
@@ -21,29 +22,48 @@ MOST_TRIES = 4000
 FEW_TRIES = 200
 """The same for all between two of them, which are then looked at by halves."""
 
+LONG = 8
+"""After so many ranges that were given up the next one gets `MOST_TRIES`, and those after it as long as that is enough:
+where hardly any size matters, halves are as hard to tell apart as the whole."""
+
+
+class Tries:
+    """How many choices are looked at for a range, by how it went with those before."""
+
+    def __init__(self) -> None:
+        self.most, self._given_up = FEW_TRIES, 0
+
+    def given_up(self) -> None:
+        """They were not enough."""
+        self._given_up += 1
+        self.most = MOST_TRIES if self._given_up % LONG == 0 else FEW_TRIES
+
 
 class Fathoming:
     """Of one allocation, or of all that are between two of them."""
 
     def __init__(
         self,
+        boxes: Boxes,
         bounds: Bounds,
         watch: Watch,
         blocks: Blocks,
         devices: tuple[int, ...],
         most: tuple[int, ...],
         tight: bool = True,
+        tries: int = MOST_TRIES,
     ) -> None:
         """devices: the least of each pool. most: the most, with which it has room for all its components. tight:
-        whether pools may be fuller than `TIGHT`."""
-        self.bounds, self.watch, self.blocks, self.devices, self.most = bounds, watch, blocks, devices, most
+        whether pools may be fuller than `TIGHT`. tries: choices that are looked at."""
+        self.boxes, self.bounds, self.watch = boxes, bounds, watch
+        self.blocks, self.devices, self.most = blocks, devices, most
         self.problem, self.incumbent = bounds.problem, bounds.incumbent
         self.colocation = self.problem.colocation(blocks)
         whole = [usable(self.problem.island(block), self.problem.constants) for block in blocks]
         self.calm = [TIGHT * room for room in whole]
         self.rooms = whole if tight else self.calm
         self.beds = [self.problem.options.lodges(self.problem.island(block)) for block in blocks]
-        self.left = MOST_TRIES if devices == most else FEW_TRIES
+        self.left = tries
         self.fathomed = True
 
     def run(self) -> bool:
@@ -112,13 +132,17 @@ class Fathoming:
             return
         if len(chosen) == len(self.sequence):
             chosen = {number: _whole(choices[number].options[0]) for number in chosen}
-            # With more devices than the least there are, it may be as fast as it seems, or not.
-            if all(option.devices <= self.devices[self.colocation.home[number]] for number, option in chosen.items()):
-                self.keep(chosen)
-                if lists:
-                    self.incumbent.drop(value)
-            else:
+            devices = self.needed(chosen)
+            if devices is None:
+                # There are not so many devices together: with fewer of some, it may be as fast as it seems, or not.
                 self.fathomed = False
+                return
+            self.keep(chosen, devices)
+            if devices != self.devices and self.problem.goal != "time":
+                # The bound is of a price for fewer devices.
+                self.fathomed = False
+            if lists:
+                self.incumbent.drop(value)
             return
         number = self.sequence[len(chosen)]
         for option in choices[number].options:
@@ -189,23 +213,31 @@ class Fathoming:
             self._fitting[key] = _within(self.choices[number], left, active, host)
         return self._fitting[key]
 
-    def keep(self, chosen: Mapping[int, Option]) -> None:
-        """A plan, if it beats the best one."""
+    def needed(self, chosen: Mapping[int, Option]) -> tuple[int, ...] | None:
+        """The fewest devices of each pool with which it has room for its options; None: the cluster has not so many."""
+        wanted = list(self.devices)
+        for number, option in chosen.items():
+            home = self.colocation.home[number]
+            wanted[home] = max(wanted[home], option.devices)
+        return tuple(wanted) if tuple(wanted) == self.devices else self.boxes.least(self.blocks, wanted)
+
+    def keep(self, chosen: Mapping[int, Option], devices: tuple[int, ...]) -> None:
+        """A plan with so many devices of each pool, if it beats the best one."""
         own = [chosen[number] for number in sorted(chosen)]
         if self.pieces not in self.problem.sharings(self.blocks, own):
             return
-        if not lodged(self.problem, self.blocks, self.devices, own):
+        if not lodged(self.problem, self.blocks, devices, own):
             # Pools with more devices than the least may lie on other nodes.
             self.fathomed &= self.devices == self.most
             return
         seconds = self.problem.whole(self.blocks, own, self.pieces, about)
-        value = self.problem.value(seconds, self.blocks, self.devices)
+        value = self.problem.value(seconds, self.blocks, devices)
         tight = any(
             peak([chosen[number] for number in block.components]) > calm
             for block, calm in zip(self.blocks, self.calm, strict=True)
         )
         self.incumbent.keep(
-            Found(self.blocks, self.devices, tuple(own), seconds, value, 0.0, 0, tight, self.bounds.way, self.pieces)
+            Found(self.blocks, devices, tuple(own), seconds, value, 0.0, 0, tight, self.bounds.way, self.pieces)
         )
 
 

@@ -9,7 +9,8 @@ from functools import cache
 from itertools import chain, groupby, product, zip_longest
 from operator import le, lt
 
-from rlgraph.clusters.cluster import Island
+from rlgraph.clusters.cluster import DeviceKind, Island
+from rlgraph.cost import work
 from rlgraph.cost.constants import Constants
 from rlgraph.cost.decoding import at_once, cached
 from rlgraph.cost.deployment import Deployment
@@ -21,6 +22,7 @@ from rlgraph.cost.time import Batch, sync
 from rlgraph.enginespec.legal import adapted, parts, problems
 from rlgraph.enginespec.registry import embedded, preferred
 from rlgraph.enginespec.registry import engine as spec_of
+from rlgraph.enginespec.spec import Reserved
 from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, mesh
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
@@ -351,26 +353,49 @@ class Options:
     def splits(self, component: Component, island: Island) -> Iterator[Deployment]:
         pin = component.pin
         config, said, tokens = component.config, _said(component), _power(self.longest(component) // TOKENS)
-        for engine in [pin.engine] if pin and pin.engine else self.able(component):
-            for split in legal(config.shape, engine, config.kind, island.per_node, said, tokens):
+        for engine in [pin.engine] if pin and pin.engine else self.able(component, island.device.kind):
+            widest = self.widest(component, engine, island)
+            for split in legal(config.shape, engine, config.kind, island.per_node, said, tokens, widest):
                 able = all(spec_of(engine).does(each, split.splits) for each in component.operations)
                 rooms = [part.devices for part in island.parts or (island,)]
                 if able and split.size <= min(rooms):
                     found = Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
-                    ways = adapted(spec_of(engine), config.shape, (pin.adapters if pin else None) or "")
+                    ways = adapted(
+                        spec_of(engine),
+                        config.shape,
+                        config.dtype,
+                        island.device.kind,
+                        (pin.adapters if pin else None) or "",
+                    )
                     gathers: Sequence[str] = ("",)
                     if component.work == "train":
                         gathers = spec_of(engine).gathers(split, (pin.gather if pin else None) or "")
                     yield from (replace(found, adapters=way, gather=gather) for gather in gathers for way in ways)
 
-    def able(self, component: Component) -> list[str]:
-        """The engine that is preferred for a component's work, of those that can hold its model as it is said."""
+    def widest(self, component: Component, engine: str, island: Island) -> int:
+        """Ranks over which columns of a layer are split at most: those of two nodes, or with an engine that splits by
+        nothing else as many as leave half of each device beside the weights, of a model that needs so many."""
+        most, config = 2 * island.per_node, component.config
+        if any(axis.splits in ("layers", "shards") and axis.name in spec_of(engine).axes for axis in AXES):
+            return most
+        half = usable(island, self.constants) / 2
+        while 2 * most <= island.devices and (
+            work.rank_parameters(config.shape, config.kind, 1, most) * config.item > half
+        ):
+            most *= 2
+        return most
+
+    def able(self, component: Component, kind: DeviceKind = "gpu") -> list[str]:
+        """The engine that is preferred for a component's work, of those that can hold its model as it is said on a kind
+        of device."""
         config, said = component.config, _said(component)
         for spec in preferred(component.operations[0]):
             there = spec.embedded or spec.name in self.engines
             able = spec.operations.issuperset(component.operations)
             if component.work == "train":
                 able &= config.optimizer.name in spec.optimizers
+            if config.shape.adapters and spec.adapters:
+                able &= bool(spec.adapts(config.shape, config.dtype, kind))
             if there and able and legal(config.shape, spec.name, config.kind, 1, said):
                 return [spec.name]
         return [embedded().name]
@@ -380,7 +405,9 @@ class Options:
         width = self.longest(component) + 1
         settings = deployment.spec.settings
         if component.work == "generate" and "kv_bytes" in settings:
-            yield replace(deployment, kv_bytes=math.ceil(cached(component.config, deployment) * width))
+            cache = deployment.spec.memory.cache
+            room = cache.room(width, deployment.on_cpu) if isinstance(cache, Reserved) else width
+            yield replace(deployment, kv_bytes=math.ceil(cached(component.config, deployment) * room))
             return
         micros = component.work != "generate" and "micro_tokens" in settings
         again = [False, True] if component.work == "train" and "recompute" in settings else [False]
@@ -504,10 +531,17 @@ def _said(component: Component) -> tuple[tuple[str, int], ...]:
 
 @cache
 def legal(
-    shape: Shape, engine: str, kind: ModelKind, per_node: int, said: tuple[tuple[str, int], ...] = (), tokens: int = 1
+    shape: Shape,
+    engine: str,
+    kind: ModelKind,
+    per_node: int,
+    said: tuple[tuple[str, int], ...] = (),
+    tokens: int = 1,
+    widest: int = 0,
 ) -> tuple[Mesh, ...]:
     """The meshes that an engine can split one copy of a model by. said: sizes of axes that are not searched for.
-    tokens: most ranks over which those of a row are split."""
+    tokens: most ranks over which those of a row are split. widest: those over which columns are, where two nodes are
+    too few."""
     if problems(shape, engine, mesh(), kind):
         return ()
     axes = [axis for axis in AXES if axis.name in spec_of(engine).axes and axis.splits != "rows"]
@@ -518,7 +552,7 @@ def legal(
     able = [
         [
             (axis.name, size)
-            for size in ([sizes[axis.name]] if axis.name in sizes else _sizes(axis, shape, per_node, tokens))
+            for size in ([sizes[axis.name]] if axis.name in sizes else _sizes(axis, shape, per_node, tokens, widest))
             if not axis.spread or not problems(shape, engine, mesh(**{axis.name: size}), kind)
         ]
         for axis in axes
@@ -527,7 +561,8 @@ def legal(
     found = (mesh(**dict(sizes)) for sizes in product(*able))
     found = (split for split in found if split.axes == split.spread or not problems(shape, engine, split, kind))
     alone = (split for split in found if sum(split.length(axis) > 1 for axis in columns) < 2)
-    return tuple(split for split in alone if said or split.length("fsdp") * split.length("tp") <= _NODES * per_node)
+    most = max(widest, _NODES * per_node)
+    return tuple(split for split in alone if said or split.length("fsdp") * split.length("tp") <= most)
 
 
 def _power(most: int) -> int:
@@ -535,14 +570,15 @@ def _power(most: int) -> int:
     return 1 << max(0, most.bit_length() - 1)
 
 
-def _sizes(axis: MeshAxis, shape: Shape, per_node: int, tokens: int) -> Sequence[int]:
-    """That are tried: of stages any, no parts of them, else powers of two, over two nodes at most; what is shared out
-    is also over whole nodes, up to eight. tokens: as `legal` has it."""
+def _sizes(axis: MeshAxis, shape: Shape, per_node: int, tokens: int, widest: int) -> Sequence[int]:
+    """That are tried: of stages any, no parts of them, else powers of two, over two nodes at most, but for models that
+    are too large for that; what is shared out is also over whole nodes, up to eight. tokens, widest: as `legal` has
+    them."""
     if axis.splits == "layers":
         return range(1, min(shape.layers, 64) + 1)
     if axis.splits == "rounds":
         return [1]
-    powers = [2**power for power in range(12) if 2**power <= 2 * per_node]
+    powers = [2**power for power in range(12) if 2**power <= max(widest, 2 * per_node)]
     if axis.splits == "tokens":
         return [each for each in powers if each <= tokens]
     if axis.splits == "shards":

@@ -24,7 +24,7 @@ from typing import Literal
 
 from rlgraph.placement.search.bounds import Bounds
 from rlgraph.placement.search.boxes import Box, Boxes
-from rlgraph.placement.search.fathom import Fathoming
+from rlgraph.placement.search.fathom import MOST_TRIES, Fathoming, Tries
 from rlgraph.placement.search.incumbent import Found, Incumbent
 from rlgraph.placement.search.partitions import joining
 from rlgraph.placement.search.problem import Blocks, Problem
@@ -41,6 +41,14 @@ EVERY = 8
 
 MOST_LOOKS = 20000
 """Ranges and allocations after which the best plan is given with the gap that is left."""
+
+
+PATIENCE = 100_000
+"""Choices and ranges that are looked at without a gain, after which the best plan is given with the gap that is left.
+Most searches that come to an end look at a tenth of that in all."""
+
+GAIN = 0.05
+"""By which share a gap has to shrink to be a gain."""
 
 
 Fuse = Literal["all", "last", "none"]
@@ -65,11 +73,13 @@ class Search:
         ways: Ways | None = None,
         fuse: Fuse = "all",
         known: Found | None = None,
+        patience: float = PATIENCE,
     ) -> None:
         """gap: how far from the best plan is near enough, as a share. seconds: after which the search ends. spare: by
         how much of it a plan that leaves too little memory has to be better than one that does not. ways: of which
         `problem` is the first one; `candidates` are then of the last one, and its readers may be anywhere. fuse: where
-        trainings may share pipelines. known: a plan for another problem that has to be beaten."""
+        trainings may share pipelines. known: a plan for another problem that has to be beaten. patience: steps
+        without a gain after which the search ends; steps, and no seconds, so that one problem has one plan."""
         self.problem, self.candidates, self.watch = problem, candidates, Watch(seconds)
         self.incumbent, self.known = Incumbent(gap, spare), known
         if known is not None:
@@ -84,6 +94,9 @@ class Search:
         for each in self.bounds:
             each.fuses &= fuse == "all"
         self.stages = [Stages(self.boxes, bounds) for bounds in self.bounds]
+        self.tries, self.patience = Tries(), patience
+        self._gap, self._gained = math.inf, 0
+        """What was known of the gap at the last gain, and the steps until then."""
         self._fathomed: set[tuple[int, Blocks, tuple[int, ...]]] = set()
         self._count = 0
         self.fused: Found | None = None
@@ -154,7 +167,7 @@ class Search:
             least, number, way, blocks, box, sharp = heappop(heap)
             known.left = least
             self.watch.look(known.state)
-            if least >= known.enough() or known.best is not None and known.looked > MOST_LOOKS:
+            if least >= known.enough() or known.best is not None and (known.looked > MOST_LOOKS or self.stalled()):
                 return
             tighter = self.stages[way].tighten(blocks, box)
             if tighter is None:
@@ -190,6 +203,13 @@ class Search:
                     self.add(heap, max(least, self.bound(own, part, near)), own, part, near)
         known.left = math.inf
 
+    def stalled(self) -> bool:
+        """Whether the last steps brought neither a better plan nor a better bound."""
+        _, gap = self.incumbent.state()
+        if gap <= (1 - GAIN) * self._gap:
+            self._gap, self._gained = gap, self.watch.steps
+        return self.watch.steps - self._gained > self.patience
+
     def last(self) -> None:
         """Keeps beside the best plan one whose trainings share pipelines in its pools, or in one pool that has the
         devices of all of those that train so, if that is better."""
@@ -204,7 +224,7 @@ class Search:
             shared = problem.fusing.sharings([block.components for block in blocks])
             there = frozenset(blocks) in among and self.boxes.packed(blocks, devices)
             if shared and there and bounds.choices(blocks, devices):
-                Fathoming(bounds, self.watch, blocks, devices, devices).run()
+                Fathoming(self.boxes, bounds, self.watch, blocks, devices, devices).run()
         best = known.best
         if best is None or not best.pieces:
             return
@@ -293,10 +313,15 @@ class Search:
         bounds = self.bounds[way]
         if bounds.choices(blocks, high) is None:
             return True
+        tries = MOST_TRIES if low == high else self.tries.most
         if self.incumbent.spare:
             # Plans that leave memory come first: they keep those out that are not much better.
-            Fathoming(bounds, self.watch, blocks, low, high, tight=False).run()
-        return Fathoming(bounds, self.watch, blocks, low, high).run()
+            Fathoming(self.boxes, bounds, self.watch, blocks, low, high, tight=False, tries=tries).run()
+        last = Fathoming(self.boxes, bounds, self.watch, blocks, low, high, tries=tries)
+        fathomed = last.run()
+        if not fathomed and last.left < 0:
+            self.tries.given_up()
+        return fathomed
 
 
 @contextmanager

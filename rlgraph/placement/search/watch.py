@@ -15,7 +15,10 @@ QUIET_S = 1.0
 """Seconds after which a search says how far it is."""
 
 EVERY_S = 0.2
-"""Seconds between two lines."""
+"""Seconds between two of its words, each in place of the one before."""
+
+LOGGED_S = 30.0
+"""Seconds between two lines where they are no terminal's: all of them stay."""
 
 
 class OutOfTime(Exception):
@@ -23,12 +26,14 @@ class OutOfTime(Exception):
 
 
 class Line:
-    """What a terminal says of something that takes long. It is asked often, and has to be closed."""
+    """What is said of something that takes long: a line that a terminal takes away again, else one now and then. It is
+    asked often, and has to be closed."""
 
     def __init__(self, name: str) -> None:
         """name: of what takes long, `searching`."""
         self.name, self.began = name, monotonic()
-        self._next = QUIET_S if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else math.inf
+        self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._next = QUIET_S if self._terminal else LOGGED_S
         self._shown = False
 
     def elapsed(self) -> float:
@@ -38,7 +43,7 @@ class Line:
     def show(self, elapsed: float, told: Callable[[], str]) -> None:
         """How far it is after so many seconds, now and then."""
         if elapsed >= self._next:
-            self._next = elapsed + EVERY_S
+            self._next = elapsed + (EVERY_S if self._terminal else LOGGED_S)
             self._write(f"{self.name}, {elapsed:.0f} s: {told()}")
 
     def close(self) -> None:
@@ -47,6 +52,9 @@ class Line:
             self._write("")
 
     def _write(self, text: str) -> None:
+        if not self._terminal:
+            print(text, file=sys.stderr, flush=True)
+            return
         # A carriage return, and nothing right of the text.
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
         self._shown = bool(text)
@@ -59,9 +67,12 @@ class Watch(Line):
         """seconds: after which the search ends."""
         super().__init__("searching")
         self.seconds = seconds
+        self.steps = 0
+        """How often it was looked at."""
 
     def look(self, state: Callable[[], tuple[float | None, float]]) -> None:
         """Shows the seconds of the best plan's step and its gap. Raises OutOfTime."""
+        self.steps += 1
         elapsed = self.elapsed()
         if elapsed >= self.seconds:
             raise OutOfTime
