@@ -467,8 +467,8 @@ class Held:
             self.sockets |= listen & {name.removeprefix("socket:[").rstrip("]") for name in fds}
 
     def left(self) -> list[str]:
-        """After the time that they need to end."""
-        end = time.monotonic() + 20
+        """After the time that they need to end, on a machine that is busy, too."""
+        end = time.monotonic() + 600
         while (found := self._there()) and time.monotonic() < end:
             time.sleep(0.5)
         return found

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from rlgraph.errors import Source, Span
 from rlgraph.foreign import Workers
@@ -28,9 +28,14 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     # Under `nohup`, and so would all that tests start.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# How long an example takes says more of the machine than of the code.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# How long an example takes, or is drawn for, says more of the machine than of the code.
+settings.register_profile("drawn", derandomize=False, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", settings.get_profile("drawn"), derandomize=True, database=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A change is tested with the same examples each time: what others would find is `make test-long`'s to say."""
+    settings.load_profile("same" if config.option.markexpr == "not long" else "drawn")
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +43,9 @@ def _ctrl_c_interrupts() -> None:
     """Tests before this one, of the same process, may have left a handler that ends it; one of a library in C, Python
     would not know of."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # What is raised while one of these runs is lost, a Ctrl-C that comes while garbage is collected among it. Hypothesis
+    # has one, to take collections off deadlines, which no test here has; it does not put it back.
+    gc.callbacks[:] = [call for call in gc.callbacks if not str(call.__module__).startswith("hypothesis.")]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,6 +18,7 @@ from programs_on_disk import FAILS_AT_THIRD, PROGRAM, write_tiny
 import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.ir.graph import Node
+from tests.interrupting import ctrl_c
 
 
 @pytest.fixture(autouse=True)
@@ -180,7 +181,7 @@ class Signals:
         if node.op == self.op:
             self.seen += 1
             if self.seen == 2:
-                os.kill(os.getpid(), signal.SIGINT)
+                ctrl_c()
 
     def synced(self, *weights: object) -> None: ...
 
@@ -204,7 +205,7 @@ def test_a_second_ctrl_c_does_not_wait_for_saving(folder: Path, monkeypatch: pyt
     from rlgraph.engines.transformers.engine import TransformersEngine
 
     def save(self: TransformersEngine, path: Path) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        ctrl_c()
         raise AssertionError("the second signal ends this")
 
     monkeypatch.setattr(TransformersEngine, "save", save)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from packaging.requirements import Requirement
 from rlgraph import cli
 from rlgraph.cli.namesake import namesake
 from rlgraph.errors import DISTRIBUTION
+from tests.waits import NEVER
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -88,14 +90,21 @@ def index() -> Iterator[str]:
 def test_a_machine_without_a_gpu_gets_the_torch_for_cpus(
     index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = tool("torch_for_here").arguments
+    script = tool("torch_for_here")
+    arguments = script.arguments
+    monkeypatch.setattr(script, "PATIENCE_S", NEVER)
+    # No proxy of the environment is asked.
+    monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert arguments("9.8.7", index) == ["--extra-index-url", index, "torch==9.8.7+cpu"]
     # A build that it lacks, an index that is not there, and a machine with a GPU.
     assert arguments("9.8.6", index) == ["torch==9.8.6"]
     assert arguments("9.8.7", f"{index}/elsewhere") == ["torch==9.8.7"]
-    assert arguments("9.8.7", "http://127.0.0.1:1") == ["torch==9.8.7"]
+    with socket.socket() as taken:
+        # Nobody listens at it, nor can while it is taken.
+        taken.bind(("127.0.0.1", 0))
+        assert arguments("9.8.7", f"http://127.0.0.1:{taken.getsockname()[1]}") == ["torch==9.8.7"]
     (tmp_path / "nvidia-smi").write_text("")
     (tmp_path / "nvidia-smi").chmod(0o755)
     assert arguments("9.8.7", index) == ["torch==9.8.7"]

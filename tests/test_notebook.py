@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from programs_on_disk import PROGRAM, write_tiny
 
 import rlgraph
+from tests.waits import NEVER
 
 pytest.importorskip("IPython")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "notebook" / "grpo.ipynb"
@@ -82,10 +84,18 @@ def test_a_wrong_magic(line: str, message: str, shell: Any, capsys: pytest.Captu
 def test_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
+    from jupyter_client.manager import AsyncKernelManager
+
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLE.parent.parent.parent))
     notebook = nbformat.read(EXAMPLE, as_version=4)
-    client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(EXAMPLE.parent)}})
-    client.execute()
+    with TemporaryDirectory() as sockets:
+        # Files: of five ports that were free a moment before somebody else may have one.
+        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=str(Path(sockets) / "kernel"))
+        resources = {"metadata": {"path": str(EXAMPLE.parent)}}
+        client = nbclient.NotebookClient(
+            notebook, km=kernel, timeout=int(NEVER), startup_timeout=int(NEVER), resources=resources
+        )
+        client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     picture = next(output["data"] for output in outputs if "image/svg+xml" in output.get("data", {}))
     assert set(picture) == {"image/svg+xml", "text/html", "text/plain"}

@@ -21,6 +21,7 @@ NUMBERS = [
     "tests/models",
     "tests/ops",
     "tests/reference",
+    "tests/test_notebook.py",
     "--ignore=tests/backends/ray",
 ]
 PROCESSORS: dict[str, dict[str, str]] = {

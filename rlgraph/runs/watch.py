@@ -52,7 +52,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Ends the run if that was asked for during an update."""
+        """Ends the run if that was asked for and could not be, or was and went unheard."""
         if self.seen:
             raise KeyboardInterrupt
 
@@ -78,6 +78,7 @@ class Watch:
             each.opening(what)
 
     def firing(self, node: Node, pool: str = "") -> None:
+        self._interrupt()
         with self._lock:
             # After half of an update a model would be neither old nor new.
             self.interrupts.updates += NODES[node.op].updates
@@ -95,8 +96,7 @@ class Watch:
             for each in self._told:
                 each.fired(node, seconds, tokens, pool)
             self.interrupts.updates -= NODES[node.op].updates
-        if NODES[node.op].updates and not self.interrupts.updates:
-            self.interrupts.check()
+        self._interrupt()
 
     def synced(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
@@ -117,6 +117,12 @@ class Watch:
         self._began, self._number = now, step.number + 1
         self.display.step(step)
         self.interrupts.check()
+
+    def _interrupt(self) -> None:
+        """An interruption that came during an update, or that was lost: Python raises it wherever the main thread is,
+        and what is raised in `__del__`, or while garbage is collected, reaches nobody."""
+        if self.interrupts.again or not self.interrupts.updates:
+            self.interrupts.check()
 
     # The trace
 

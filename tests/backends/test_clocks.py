@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +17,7 @@ from rlgraph.backends.clocks import Threads, Virtual
 from rlgraph.backends.places import TOGETHER, Places, always
 from rlgraph.backends.turns import Queues, Seats
 from rlgraph.ir.plan import Plan, Pool
+from tests.waits import NEVER
 
 
 @pytest.fixture(autouse=True)
@@ -241,8 +242,16 @@ def test_a_pool_of_cpus_has_a_place_for_each(clock: Virtual | Threads) -> None:
 
 
 @pytest.mark.parametrize("clock", [Virtual(), Threads()])
-def test_work_of_the_same_key_is_done_together(clock: Virtual | Threads) -> None:
+def test_work_of_the_same_key_is_done_together(clock: Virtual | Threads, monkeypatch: pytest.MonkeyPatch) -> None:
     """But nobody passes one who came before, and a place more is not the same place."""
+    asked, ask = threading.Semaphore(0), Places.ask
+
+    def heard(places: Places, *given: Any) -> Any:
+        served = ask(places, *given)
+        asked.release()
+        return served
+
+    monkeypatch.setattr(Places, "ask", heard)
     queues = Queues(Plan("p", (Pool("play", 2),), (), (), ()), clock)
     here, both = Seats("play", frozenset({0})), Seats("play", frozenset({0, 1}))
     at: list[set[str]] = []
@@ -258,7 +267,7 @@ def test_work_of_the_same_key_is_done_together(clock: Virtual | Threads) -> None
             if isinstance(clock, Virtual):
                 clock.sleep(1.0)
             elif wait:
-                begun[wait].wait(10)
+                assert begun[wait].wait(NEVER)
             with mine:
                 inside.remove(name)
 
@@ -273,7 +282,7 @@ def test_work_of_the_same_key_is_done_together(clock: Virtual | Threads) -> None
         for name, seats, key, wait in each:
             crew.begin(partial(work, name, seats, key, wait))
             if isinstance(clock, Threads):
-                time.sleep(0.01)
+                assert asked.acquire(timeout=NEVER)
     assert {"a", "b"} in at
     assert not any({"c", other} <= found for found in at for other in "abde")
     assert not any("e" in found and len(found) > 1 for found in at)

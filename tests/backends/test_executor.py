@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.process.session import Settings
 from rlgraph.ir.graph import Node
+from tests.waits import NEVER
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +321,7 @@ class InParts(LocalBackend):
 
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
         for number, (start, stop) in enumerate(pairwise(accumulate(sizes, initial=0))):
-            self.early.append(start == 0 or self.scored.wait(20))
+            self.early.append(start == 0 or self.scored.wait(NEVER))
             block, _ = frame.slice("prompts", np.arange(start, stop), node.inputs)
             yield number, self.fire(node, block)
 
@@ -348,6 +349,8 @@ class Dealt(LocalBackend):
         super().__init__(*args)
         self.executor = Executor(self, Blocks(), Threads(), 3)
         self.begun: list[int] = []
+        self.numbers = count()
+        """Of blocks: threads that begin at once have different ones."""
         self.others = threading.Semaphore(0)
         self.waited: list[bool] = []
 
@@ -358,9 +361,8 @@ class Dealt(LocalBackend):
         if node.op != "call":
             return super().fire(node, frame)
         self.begun.append(frame.size("rollout"))
-        first = len(self.begun) == 1
-        if first:
-            self.waited = [self.others.acquire(timeout=20) for _ in range(3)]
+        if next(self.numbers) == 0:
+            self.waited = [self.others.acquire(timeout=NEVER) for _ in range(3)]
         made = super().fire(node, frame)
         self.others.release()
         return made

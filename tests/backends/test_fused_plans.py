@@ -4,6 +4,7 @@ much memory as the micro-batches of all of them."""
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +59,12 @@ class Pieces(Here):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self.pieces: list[list[str]] = []
+        self.turn = threading.Lock()
+
+    def fire(self, order: Order) -> Made:
+        # Both pools have the models of one session.
+        with self.turn:
+            return super().fire(order)
 
     def fire_together(self, orders: list[Order]) -> list[Made]:
         self.pieces.append([order.frame.values[order.node.inputs[0]] for order in orders])

@@ -20,6 +20,7 @@ from rlgraph.exchange.exchange import Moved
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Group
 from tests.counting import calls, grows_with_its_size
+from tests.waits import NEVER
 
 
 def step(run: Controlled) -> tuple[Counter[str], Counter[str]]:
@@ -99,7 +100,7 @@ def test_an_order_is_sent_behind_the_weights_that_it_works_with(monkeypatch: pyt
         transfers.append(sent)
 
         def answer() -> Moved:
-            assert sent.wait(20)
+            assert sent.wait(NEVER)
             return Moved(0, 0, 1.0, 0)
 
         return answer

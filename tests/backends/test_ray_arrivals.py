@@ -12,6 +12,7 @@ pytest.importorskip("ray.util")
 
 from rlgraph.backends.ray.arrivals import Arrivals
 from rlgraph.exchange.exchange import Moved
+from tests.waits import NEVER
 
 
 class Coming:
@@ -34,11 +35,11 @@ def test_who_samples_takes_them_before_a_token() -> None:
     assert arrivals.version == 6 and not arrivals.waits
     with ThreadPoolExecutor() as pool:
         moved = pool.submit(arrivals.bring, 3, 7, coming)
-        while not arrivals.waits:
+        while not arrivals.waits and not moved.done():
             assert not coming.taken.is_set()
         assert arrivals.version == 6 and not moved.done()
         assert arrivals.take() == arrivals.version == 7
-        assert coming.taken.is_set() and not arrivals.waits and moved.result(20)
+        assert coming.taken.is_set() and not arrivals.waits and moved.result(NEVER)
     arrivals.settle(3)
     assert arrivals.version == 7
     # Who was told of older ones, when he was ordered, begins with these.
@@ -53,7 +54,7 @@ def test_between_two_orders_they_are_taken_where_nobody_did() -> None:
         settled = pool.submit(arrivals.settle, 3)
         assert not settled.done()
         assert arrivals.bring(3, 7, coming) and coming.taken.is_set()
-        settled.result(20)
+        settled.result(NEVER)
     assert arrivals.version == 7 and not arrivals.waits
 
 
@@ -64,5 +65,5 @@ def test_both_are_told_of_a_failure() -> None:
         with pytest.raises(ValueError, match="the link is gone"):
             arrivals.settle(1)
         with pytest.raises(ValueError, match="the link is gone"):
-            moved.result(20)
+            moved.result(NEVER)
     assert arrivals.version == 0

@@ -37,6 +37,8 @@ def test_what_ray_says_where_it_does_not_start(error: Exception, told: str) -> N
 def test_ray_has_longer_than_its_own_thirty_seconds_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for the daemon is answered when it is there, or told that it is not when the time is over."""
     services = pytest.importorskip("ray._private.services")
+    # What `patient` says there is for the whole process, and the first word stands.
+    monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "30")
     asked = []
 
     def unknown_at_first(*question: object) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 from scheduled import compiled
 from tiny import EPS, data_folder, weights
 
-from rlgraph.backends.clocks import Threads
+from rlgraph.backends.clocks import Virtual
 from rlgraph.backends.ray import backend
+from rlgraph.backends.ray.processes import InThisProcess
+from rlgraph.backends.ray.remote import Address
+from rlgraph.backends.ray.worker import Worker
 from rlgraph.runs.checkpoint import disk
 from rlgraph.runs.trace_check import check_trace
 
@@ -42,10 +46,7 @@ place actor.generate on play(engine=transformers)
 place late on judges
 """
 LATE = """
-import time
-
 def late(prompts, completions):
-    time.sleep(0.3 if len(prompts[0]) % 2 else 0.0)
     return [float(len(text)) for text in completions]
 """
 
@@ -55,8 +56,24 @@ def test_batches_that_go_on_begin_again(tmp_path: Path, monkeypatch: pytest.Monk
     data_folder(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "late.py").write_text(LATE)
-    # In threads work overtakes work, which it does not in one.
-    monkeypatch.setattr(backend, "InLine", Threads)
+    # In virtual time work overtakes work: one batch of three is judged for longer than a step takes.
+    clocks: list[Virtual] = []
+    turns = cycle((0.1, 10.0, 0.1))
+    call = InThisProcess.call
+
+    def virtual() -> Virtual:
+        clocks.append(Virtual())
+        return clocks[-1]
+
+    def slow(processes: InThisProcess, who: Address, method: Any, *args: Any, **named: Any) -> Any:
+        if method is Worker.fire and who[0] == "judges":
+            clocks[-1].sleep(next(turns))
+        elif method is Worker.fire:
+            clocks[-1].sleep(0.5)
+        return call(processes, who, method, *args, **named)
+
+    monkeypatch.setattr(backend, "InLine", virtual)
+    monkeypatch.setattr(InThisProcess, "call", slow)
     made = compiled(PROGRAM, {}, SCHEDULE, tmp_path)
     how: dict[str, Any] = {"threads": 1, "progress": False, "backend": "ray", "debug": True, "record": "rec"}
     made.run(3, out="run", save_every=1, keep=3, **how)

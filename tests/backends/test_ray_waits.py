@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import threading
 import time
+from multiprocessing.synchronize import Event
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 
+from rlgraph.backends.ray import doing as doing_module
 from rlgraph.backends.ray.doing import At, Doing, Work
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.waits import Waits
 from rlgraph.engines.collectives import Collective, Entered, entered
+from rlgraph.engines.joining import attend, listen
 from rlgraph.exchange.exchange import Pending
 from rlgraph.exchange.link import LinkError
+from tests.waits import NEVER
 
 TP, DP = ("1", (0, 1)), ("2", (0, 2))
 
@@ -72,17 +78,21 @@ def test_many_waits_are_cut() -> None:
     assert len(found) == 8 and found[-1] == "and 23 more sentences like these"
 
 
-def _rank(rank: int, port: int, answers: multiprocessing.Queue[object]) -> None:
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def _rank(rank: int, address: str, answers: multiprocessing.Queue[object], seen: Event) -> None:
+    store = attend(address, NEVER)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     pair = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(3), group=pair)
     if rank:
-        time.sleep(4)
+        seen.wait(NEVER)
         return
+    # Each look at the clock takes a second: what begins at 0 is seen at 1, and fails at 2.
+    doing_module.time = SimpleNamespace(monotonic=itertools.count().__next__)  # type: ignore[assignment]
     doing = Doing()
 
     def look() -> None:
-        time.sleep(1.5)
+        while not entered().open:
+            time.sleep(0.01)
         answers.put((entered(), doing.work()))
 
     threading.Thread(target=look).start()
@@ -96,15 +106,15 @@ def _rank(rank: int, port: int, answers: multiprocessing.Queue[object]) -> None:
 def test_torch_tells_while_it_waits_and_a_collective_that_fails_is_a_link_that_does() -> None:
     context = multiprocessing.get_context("spawn")
     answers: multiprocessing.Queue[object] = context.Queue()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    port = store.port
-    del store
-    ranks = [context.Process(target=_rank, args=(rank, port, answers), daemon=True) for rank in (0, 1)]
+    seen, meeting = context.Event(), listen("127.0.0.1")
+    how = (meeting.address, answers, seen)
+    ranks = [context.Process(target=_rank, args=(rank, *how), daemon=True) for rank in (0, 1)]
     for each in ranks:
         each.start()
     try:
-        found, work = answers.get(timeout=60)  # type: ignore[misc]
-        failed = answers.get(timeout=60)
+        found, work = answers.get(timeout=NEVER)  # type: ignore[misc]
+        seen.set()
+        failed = answers.get(timeout=NEVER)
     finally:
         for each in ranks:
             each.kill()
@@ -112,5 +122,5 @@ def test_torch_tells_while_it_waits_and_a_collective_that_fails_is_a_link_that_d
     assert (waits.number, waits.name, waits.elements, waits.group[1]) == (2, "all_reduce", 35, (0, 1))
     assert found.last[waits.group] == 2
     [one] = work
-    assert one.what == "`train`" and 0.5 < one.seconds < 4 and ".py:" in one.place
-    assert str(failed).startswith("the other end is gone or does not answer, after ")
+    assert one.what == "`train`" and one.seconds == 1 and ".py:" in one.place
+    assert str(failed).startswith("the other end is gone or does not answer, after 2.0 s: ")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from rlgraph.backends.steps import Silent, Things
 from rlgraph.exchange.link import LinkError
 from rlgraph.ir.graph import numbered
 from rlgraph.ir.plan import Group
+from tests.waits import NEVER
 
 STEPS = 2
 
@@ -158,13 +160,15 @@ class Slowed(Here):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self.dealt: list[int] = []
+        self.numbers, self.slow = count(), -1
         self.turn, self.others = threading.Lock(), threading.Semaphore(0)
 
     def fire(self, order: Order) -> Made:
         if order.copy is not None and order.node.op == "generate":
             self.dealt.append(order.copy)
-            if len(self.dealt) == 1:
-                assert all(self.others.acquire(timeout=20) for _ in range(3))
+            if next(self.numbers) == 0:
+                self.slow = order.copy
+                assert all(self.others.acquire(timeout=NEVER) for _ in range(3))
             self.others.release()
         with self.turn:
             return super().fire(order)
@@ -187,5 +191,5 @@ def test_a_copy_that_is_free_takes_the_next_rows(folder: Path) -> None:
     finally:
         backend.close()
         local.close()
-    slow = transport.dealt[0]
+    slow = transport.slow
     assert transport.dealt.count(slow) < transport.dealt.count(1 - slow) and len(transport.dealt) == 5

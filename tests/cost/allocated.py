@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +29,7 @@ from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
 from tests.cost.live import Live
 from tests.cost.trained import Case
+from tests.waits import NEVER
 
 CPU = read_cluster("1x8:cpu").islands[0]
 
@@ -161,7 +162,36 @@ def transformers(work: Work) -> tuple[int, int]:
         )
         if work.threads > 1:
             engine._pool = live.pool(work.threads)
+            _meet(engine, work.threads)
         return _done(engine, work, live)
+
+
+def _meet(engine: Any, threads: int) -> None:
+    """Has threads wait for one another where they hold most: before a gradient is taken, and at each token."""
+    barrier, lock = threading.Barrier(threads, timeout=NEVER), threading.Lock()
+    add, differentiate, step = engine.add_gradients, engine._differentiate, engine._network.step
+    pairs = 0
+
+    def add_gradients(blocks: Sequence[Any], micro: Any) -> None:
+        nonlocal pairs
+        # One alone is no thread's, and for the last of an odd number nobody comes.
+        pairs = len(blocks) // threads * threads if len(blocks) > 1 else 0
+        add(blocks, micro)
+
+    def met(loss: torch.Tensor) -> Any:
+        nonlocal pairs
+        with lock:
+            pairs -= 1
+            comes = pairs >= 0
+        if comes:
+            barrier.wait()
+        return differentiate(loss)
+
+    def token(*args: Any) -> Any:
+        barrier.wait()
+        return step(*args)
+
+    engine.add_gradients, engine._differentiate, engine._network.step = add_gradients, met, token
 
 
 def on_rank(over: Mesh, work: Work) -> tuple[int, int]:
@@ -200,18 +230,27 @@ def vllm(work: Work, **limits: Any) -> tuple[int, int]:
 
 
 def _done(engine: Any, work: Work, live: Everywhere) -> tuple[int, int]:
-    """After a first time with few tokens, which makes what stays. Threads are not always at their fullest at the same
-    moment: then the most of several times counts."""
+    """After a first time with few tokens, which makes what stays. Where threads meet one may be quicker than the other
+    from there on: the most of several times counts. What ranks send gloo lets go of a moment later, at times: then the
+    least does."""
     few = replace(work, case=replace(work.case, rows=1, length=16, scored=1, less=0), response=min(work.response, 2))
     _do(engine, few, 0)
-    peak = 0
-    for number in range(1, 2 if work.threads == 1 else 8):
+    peaks, stays = [], []
+    for number in range(1, 1 + _times(work)):
         gc.collect()
         live.since()
         _do(engine, work, number)
         gc.collect()
-        peak = max(peak, live.since())
-    return live.now, peak - live.now
+        peaks.append(live.since())
+        stays.append(live.now)
+    peak = min(peaks) if work.split.size > 1 else max(peaks)
+    return min(stays), peak - min(stays)
+
+
+def _times(work: Work) -> int:
+    if work.threads > 1:
+        return 7
+    return 3 if work.split.size > 1 else 1
 
 
 def _do(engine: Any, work: Work, number: int) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waits import NEVER
+
 EVIL = """\
 algorithm evil
 param home = "/etc/passwd"
@@ -105,7 +107,7 @@ def watched(folder: Path, text: str, sets: dict[str, str] | None = None) -> tupl
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=NEVER,
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -31,13 +32,20 @@ step:
 SCHEDULE = "schedule a\npool one = 1 devices\nplace actor on one(engine=plain)\n"
 
 
+def look_again() -> None:
+    """At what is installed. What a folder has Python knows by the time of its last change, which is too coarse for one
+    that changes twice."""
+    importlib.invalidate_caches()
+    registry._found.cache_clear()
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder whose packages are found, as `site-packages` is; ours are looked for again after it."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    registry._found.cache_clear()
+    look_again()
     yield tmp_path
-    registry._found.cache_clear()
+    look_again()
 
 
 def test_ours_are_folders() -> None:
@@ -70,7 +78,7 @@ SPLIT = SCHEDULE.replace("1 devices", "8 devices").replace("engine=plain", "engi
 def test_an_axis_that_an_engine_of_a_package_has_is_said_planned_and_shown(package: Path) -> None:
     installed(package, "long = long_engine:SPEC\n")
     (package / "long_engine.py").write_text(LONG)
-    registry._found.cache_clear()
+    look_again()
     compiled = rlgraph.compile(PROGRAM, schedule=SPLIT)
     group = compiled.plan.role("actor", "train")
     assert (group.mesh.axes, str(group.mesh)) == ((("dp", 4), ("pp", 1), ("cp", 2), ("tp", 1)), "dp4 x cp2")
@@ -103,7 +111,7 @@ def test_an_engine_without_the_optimizer_trains_nothing(package: Path) -> None:
     assert rlgraph.compile(PROGRAM).plan.role("actor", "train").engine == "long"
     (package / "long_engine.py").write_text(LONG.replace("preference", "optimizers=frozenset(), preference"))
     sys.modules.pop("long_engine")
-    registry._found.cache_clear()
+    look_again()
     assert rlgraph.compile(PROGRAM).plan.role("actor", "train").engine != "long"
     apart = SCHEDULE.replace("engine=plain", "engine=long")
     with pytest.raises(ProgramError, match="`long` does not have `adamw`, with which `actor` is trained"):

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from rlgraph.errors import ProgramError, RunError
-from rlgraph.foreign import Environment, Workers, open_environment
+from rlgraph.foreign import Environment, Workers, open_environment, worker
 from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec
+from tests.waits import NEVER
 
 Declare = Callable[[str], Spec]
 Write = Callable[[str], Path]
@@ -103,7 +104,7 @@ class Shell:
 
 def test_episodes_of_several_workers_step_side_by_side(opened: Callable[..., Environment]) -> None:
     """Each waits for the other: one after the other they would never end."""
-    shell = opened(MEETS, ", workers=2, timeout=60")
+    shell = opened(MEETS, f", workers=2, timeout={NEVER}")
     games = [shell(f"row {number}") for number in range(2)]
     shell.together([partial(game.reset, {"number": number}) for number, game in enumerate(games)])
     found = shell.together([partial(game.step, "go") for game in games])
@@ -180,12 +181,23 @@ def test_no_first_observation_and_no_close_are_fine(opened: Callable[..., Enviro
         ),
     ],
 )
-def test_steps_that_fail(opened: Callable[..., Environment], step: str, code: str, message: str, hint: str) -> None:
+def test_steps_that_fail(
+    opened: Callable[..., Environment],
+    step: str,
+    code: str,
+    message: str,
+    hint: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The process ends itself, and knows the line.
+    monkeypatch.setattr(worker, "_GRACE_S", NEVER)
     text = (
         f"class Shell:\n    def reset(self, row):\n        return 'go'\n    def step(self, action):\n        {step}\n"
     )
-    episode = opened(text, ", timeout=0.4")("row 3")
+    episode = opened(text, f", timeout={NEVER}")("row 3")
     episode.reset({"prompt": "do it"})
+    if code == "E0727":
+        episode.limit_s = 0.4
     with pytest.raises(RunError) as caught:
         episode.step("ls")
     found = caught.value.diagnostics[0]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import time
+import os
+import select
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlgraph.errors import ProgramError, RlgraphError, RunError
-from rlgraph.foreign import RewardFunction, Workers, check_function, open_function
+from rlgraph.foreign import RewardFunction, Workers, check_function, functions, open_function
+from rlgraph.foreign import worker as worker_module
 from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec
+from rlgraph.foreign.worker import Worker
+from tests.waits import NEVER
 
 Declare = Callable[[str], Spec]
 Write = Callable[[str], Path]
@@ -120,9 +125,39 @@ def test_check_opens_no_file(declare: Declare) -> None:
     check_function(declare('func f = python("nowhere.py:f", timeout=3)'))
 
 
+class Short:
+    """Limits that are for what never ends: whatever else is asked has time without end, on a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ends: Callable[[dict[str, Any]], bool]) -> None:
+        """ends: whether a call with these arguments does."""
+        self.now, self.step = 0.0, 0.0
+        self.asked: list[int] = []
+        """How many rows each call has."""
+        exchange = Worker._exchange
+
+        def patient(worker: Worker, process: Any, operation: str, limit_s: float, arguments: Any) -> Any:
+            without_end = False
+            if operation == "score":
+                _, rows, given = arguments
+                self.asked.append(rows)
+                without_end = not ends(given)
+            return exchange(worker, process, operation, limit_s if without_end else NEVER, arguments)
+
+        monkeypatch.setattr(Worker, "_exchange", patient)
+        # The process ends itself, and knows the line.
+        monkeypatch.setattr(worker_module, "_GRACE_S", NEVER)
+        monkeypatch.setattr(functions, "time", SimpleNamespace(monotonic=self.monotonic))
+
+    def monotonic(self) -> float:
+        """Each look takes a step."""
+        self.now += self.step
+        return self.now
+
+
 def test_an_endless_regular_expression_is_ended_and_the_row_named(
-    opened: Callable[..., RewardFunction],
+    opened: Callable[..., RewardFunction], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Short(monkeypatch, lambda given: "a" * 60 + "b" not in given["completions"])
     f = opened(
         "import re\ndef f(completions):\n    return [bool(re.match(r'(a+)+$', c)) for c in completions]\n",
         ", timeout=0.6",
@@ -144,13 +179,18 @@ def test_an_endless_regular_expression_is_ended_and_the_row_named(
     assert f(["p"], ["b"]) == [0.0], "the next call has a new process"
 
 
-def test_a_slow_batch_blames_no_row(opened: Callable[..., RewardFunction]) -> None:
-    f = opened(
-        "import time\ndef f(completions):\n    time.sleep(0.1 * len(completions))\n    return [1] * len(completions)\n",
-        ", timeout=0.5",
-    )
+@pytest.mark.parametrize("row", [None, 1])
+def test_a_slow_batch_blames_no_row(
+    row: int | None, opened: Callable[..., RewardFunction], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search ends with its time; neither is a row blamed that has the end of it alone, and does not come back."""
+    clock = Short(monkeypatch, lambda given: given["completions"] == ["c"])
+    clock.step = 0.2
+    f = opened("def f(completions):\n    while completions != ['c']:\n        pass\n    return [1]\n", ", timeout=0.5")
     with pytest.raises(RunError) as caught:
-        f(["p"] * 9, ["c"] * 9)
+        f(["p"] * 9, ["slow" if at == row else "c" for at in range(9)])
+    # It looks at the clock before each row: 0.3 s are left for the first, 0.1 s for the second.
+    assert clock.asked == [9, 1, 1]
     found = caught.value.diagnostics[0]
     assert found.message == "`f` did not come back within 0.5 s, on 9 rows together: row 0 to row 8"
     assert found.hint == "with `batch=1` every row has its own limit, and is named"
@@ -362,26 +402,35 @@ def test_a_syntax_error_shows_its_line(declare: Declare, rewards: Write, workers
 
 
 def test_a_process_ends_with_what_it_started(opened: Callable[..., RewardFunction], tmp_path: Path) -> None:
-    f = opened(
-        "import subprocess\ndef f(completions):\n    child = subprocess.Popen(['sleep', '60'])\n"
-        "    open(completions[0], 'w').write(str(child.pid))\n    child.wait()\n",
-        ", timeout=0.3",
+    """What it has started has a pipe, whose end is read when all who had it are gone."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    ours = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    text = (
+        "import subprocess\ndef f(completions):\n    pipe = open(completions[0], 'wb', buffering=0)\n"
+        "    child = subprocess.Popen(['sleep', '3600'], stdout=pipe)\n"
+        "    pipe.write(b'x')\n    child.wait()\n"
     )
-    with pytest.raises(RunError, match="E0727"):
-        f(["p"], [str(tmp_path / "pid")])
-    pid = int((tmp_path / "pid").read_text())
-    for _ in range(50):
-        if not _runs(pid):
-            return
-        time.sleep(0.02)
-    raise AssertionError("it still runs")
-
-
-def _runs(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except OSError:
-        return False
+        # As long as it needs to start it.
+        for limit in (0.3, 3, 30, 300):
+            with pytest.raises(RunError, match="E0727"):
+                opened(text, f", timeout={limit}")(["p"], [str(pipe)])
+            begun = _read(ours)
+            if begun:
+                break
+        assert begun == b"x"
+        assert select.select([ours], [], [], NEVER)[0] and _read(ours) == b"", "it still runs"
+    finally:
+        os.close(ours)
+
+
+def _read(pipe: int) -> bytes:
+    """What is there: nothing, where there is nothing to be read, or nobody who could write."""
+    try:
+        return os.read(pipe, 100)
+    except BlockingIOError:
+        return b""
 
 
 def gym_rows(declare: Declare) -> list[dict[str, Any]]:

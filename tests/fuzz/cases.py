@@ -73,18 +73,22 @@ def _accepted(target: Target, text: bytes, folder: Path) -> bool:
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raises TooSlow when it has taken so long. What computes in C without end is the caller's to see."""
+    """Raises TooSlow when it has taken so long, each second anew, since what is raised while garbage is collected is
+    lost. What computes in C without end is the caller's to see."""
+    over = False
 
     def alarm(*_: object) -> None:
-        raise TooSlow(f"more than {seconds:g} s")
+        if not over:
+            raise TooSlow(f"more than {seconds:g} s")
 
     timers = ((signal.SIGPROF, signal.ITIMER_PROF, seconds), (signal.SIGALRM, signal.ITIMER_REAL, 6 * seconds))
     before = [signal.signal(heard, alarm) for heard, _, _ in timers]
     for _, timer, limit in timers:
-        signal.setitimer(timer, limit)
+        signal.setitimer(timer, limit, 1.0)
     try:
         yield
     finally:
+        over = True
         for (heard, timer, _), handler in zip(timers, before, strict=True):
             signal.setitimer(timer, 0)
             signal.signal(heard, handler)

@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,14 +21,16 @@ from tests.fuzz import counts
 from tests.fuzz.cases import Failure, made, minimized, outcome
 from tests.fuzz.mutators import splice, tokens
 from tests.fuzz.targets import TARGETS, Target
+from tests.waits import NEVER
 
 CASES = 12
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_a_diagnostic_or_a_result(target: Target, tmp_path: Path) -> None:
-    """From another number each time; a failure prints it for `python -m tests.fuzz --case`."""
-    first = random.SystemRandom().randrange(1 << 32)
+def test_a_diagnostic_or_a_result(target: Target, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """In `make test` the same texts, else from another number each time; a failure prints it for `python -m tests.fuzz
+    --case`."""
+    first = 0 if pytestconfig.option.markexpr == "not long" else random.SystemRandom().randrange(1 << 32)
     for number in range(first, first + CASES):
         found = outcome(target, made(target, number), tmp_path, 60)
         assert not isinstance(found, Failure), f"--kind {target.name} --case {number}\n{found.told}"
@@ -76,25 +79,45 @@ def test_what_takes_too_long_is_noticed_whatever_it_catches(tmp_path: Path) -> N
     assert isinstance(failed, Failure) and failed.where == "TooSlow"
 
 
+def test_a_text_is_given_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(main, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    board = main.Board(1)
+    assert not board.late
+    board.begin(0, 7, 5.0)
+    for seconds, late in ((0.0, False), (4.9, False), (5.1, True), (1000.0, True)):
+        now[0] = 100.0 + seconds
+        assert board.late == late
+    board.begin(0, 8, 5.0)
+    assert not board.late
+
+
 @pytest.mark.parametrize(
-    ("end", "said"),
-    [(lambda: os._exit(3), "ended (3)"), (lambda: re.match("(a+)+$", "a" * 60 + "b"), "ended (-6)")],
+    ("end", "given_up", "said"),
+    [(lambda: os._exit(3), False, "ended (3)"), (lambda: re.match("(a+)+$", "a" * 60 + "b"), True, "ended (-6)")],
     ids=["exit", "no signal is heard"],
 )
 def test_the_end_of_a_process_is_noticed_and_the_others_are_read(
     end: Callable[[], object],
+    given_up: bool,
     said: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(main, "STUCK", 1.0)
+    monkeypatch.setattr(main, "STUCK", NEVER)
+    begun = tmp_path / "begun"
+    if given_up:
+        monkeypatch.setattr(main.Board, "late", property(lambda board: begun.exists()))
     # These tests may have more loaded than the fuzzer has.
     monkeypatch.setattr(main, "MEMORY", -1)
 
     def read(raw: bytes, folder: Path) -> None:
         if raw == made(target, 105):
+            begun.touch()
             end()
+        elif given_up:
+            begun.unlink(missing_ok=True)
 
     target = replace(_target(read), share=8)
     assert main._supervise([target], Namespace(out=tmp_path, seed=100, minutes=1, rounds=1))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from dataclasses import replace
 from functools import cache
 from math import inf
@@ -38,6 +36,7 @@ from rlgraph.placement.choose import choose, choose_asleep, refused
 from rlgraph.placement.search import watch
 from rlgraph.placement.search.problem import peak as counted
 from rlgraph.placement.search.refuse import MOST_NODES
+from tests.interrupting import ctrl_c
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 SMALL = {"base": '"Qwen/Qwen2.5-1.5B"', "judge": '"Qwen/Qwen2.5-1.5B"'}
@@ -769,8 +768,7 @@ def test_ctrl_c_while_a_plan_is_simulated(monkeypatch: pytest.MonkeyPatch, capsy
 
     def third(*_: object) -> None:
         if next(asked, None) == 2:
-            # To the process, whose main thread waits: this may be another one.
-            os.kill(os.getpid(), signal.SIGINT)
+            ctrl_c()
 
     monkeypatch.setattr(watch.Line, "show", third)
     told = predicted(choice)

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain, product
+from itertools import chain, product, repeat
 from itertools import count as count_up
 from math import inf, prod
 from operator import mul
@@ -765,11 +765,13 @@ class Stopped(Boxes):
         return super().halves(blocks, box)
 
 
-def test_ctrl_c_says_what_there_is_and_how_to_get_it() -> None:
+def test_ctrl_c_says_what_there_is_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "monotonic", chain([100.0], repeat(141.5)).__next__)
     case = random_case(3)
     search = Search(case.problem, case.candidates, 0.0)
     search.boxes = Stopped(search)
-    with pytest.raises(KeyboardInterrupt, match=r"s a step, at most .* from the best there is; `--search-seconds 1`"):
+    said = r"after 41.5 s .*s a step, at most .* from the best there is; `--search-seconds 42`"
+    with pytest.raises(KeyboardInterrupt, match=said):
         search.run()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -20,16 +21,20 @@ from rlgraph.enginespec.rates import Rates
 from rlgraph.models.shape import Shape
 from rlgraph.profiles import profile as profiling
 from rlgraph.profiles.calibration import read_calibration
-from rlgraph.profiles.observe import Stopwatch, TimedStep, TimedWork
+from rlgraph.profiles.observe import Cores, Stopwatch, TimedStep, TimedWork
 from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
 
 POINTS = (ProbeWork(1, 4), ProbeWork(2, 4, 2), ProbeWork(2, 10))
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A calibration of this machine, of a tiny grid."""
+@pytest.fixture(scope="module", params=["known seconds", pytest.param("this machine", marks=pytest.mark.long)])
+def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A calibration of a tiny grid: of this machine, or of a clock on which every look takes a thousandth of a
+    second."""
     with pytest.MonkeyPatch.context() as patch:
+        if request.param == "known seconds":
+            patch.setattr("time.perf_counter", (look / 1000 for look in count()).__next__)
+            patch.setattr(Cores, "waits", lambda cores: [])
         patch.setitem(profiling.SIZES, "cpu", (ProbeModel(32, 1, 32), ProbeModel(64, 2, 64)))
         patch.setitem(profiling.POINTS, "cpu", POINTS)
         path = tmp_path_factory.mktemp("profile") / "here.json"
@@ -52,11 +57,26 @@ def test_constants_are_positive(file: Path) -> None:
     assert json.loads(file.read_text())["machine"]["cores"]
 
 
+def test_the_seconds_of_a_known_clock_are_found_again(file: Path, request: pytest.FixtureRequest) -> None:
+    """Every piece of work takes as long as every other, whatever it is; so does a product of matrices."""
+    if request.node.callspec.params["file"] != "known seconds":
+        pytest.skip("nobody knows what this machine takes")
+    found = read_calibration(file)
+    for kind in ("generate", "forward", "train"):
+        rates = asdict(found.constants.rates["transformers", kind])
+        assert rates["call"] == pytest.approx(1e-3, rel=0.02)
+        assert not any(rates[name] for name in ("block", "layer", "row", "token", "update"))
+    assert found.device.flops["float32"] == pytest.approx(2 * 1024**3 / 1e-3, rel=1e-3)
+    assert found.device.bandwidth == pytest.approx(8 * (1 << 24) / 1e-3, rel=1e-3)
+
+
 def test_an_order_that_was_sent_behind_weights_says_nothing_of_orders(tmp_path: Path) -> None:
     """Its process has it before it can begin: what passes until the weights are there is theirs."""
     (tmp_path / "p.rlf").write_text(Probe((ProbeModel(32, 1, 32),), POINTS).text)
     node = next(iter(compile(tmp_path / "p.rlf").program.phases[0].graph.nodes))
     watch = Stopwatch()
+    # How long this process waits for a core is no part of it.
+    watch.cores.waits = lambda: []  # type: ignore[method-assign]
 
     def took(behind: bool) -> TimedWork:
         watch.firing(node)

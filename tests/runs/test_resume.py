@@ -8,11 +8,11 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from safetensors.torch import load_file
 import rlgraph
 from benchmarks import kills
 from rlgraph.backends.process import saving as process_saving
+from rlgraph.backends.process.session import Session
+from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Silent
 from rlgraph.cli import status
 from rlgraph.engines.base import TrainOptions
@@ -31,8 +33,10 @@ from rlgraph.engines.optimizer import Optimizer
 from rlgraph.errors import RunError, UsageMistake
 from rlgraph.ir.graph import Node
 from rlgraph.runs.checkpoint import disk, document, saving
+from rlgraph.runs.checkpoint import often as clock
 from rlgraph.runs.checkpoint.often import Often, read_often
 from rlgraph.runs.checkpoint.values import Unsavable, decoded, encoded
+from tests.waits import NEVER
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,24 +90,32 @@ class Breaks(Silent):
         self.firing(node)
 
 
-def broken(*options: str) -> str:
-    """What is said of runs with faults, by a seed that a failure prints."""
-    seed = random.randrange(100_000)
+def broken(seed: int, *options: str) -> str:
+    """What is said of runs with faults, whose moments are drawn from a seed."""
     command = [sys.executable, str(ROOT / "benchmarks/kills.py"), "--seed", str(seed), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
+def test_a_run_that_is_killed_ends_as_the_one_that_is_not() -> None:
+    """GRPO with adapters, at one moment that is the same each time."""
+    said = broken(0, "--program", "grpo", "--kills", "1")
+    assert "0 differ" in said and "kill:" in said
+
+
+@pytest.mark.long
 def test_runs_that_are_killed_end_as_the_one_that_is_not() -> None:
     """GRPO with adapters; PPO; states, a buffer, what `collect` carries; a lag: SIGKILL at a random moment, also while
     a checkpoint is written."""
-    assert broken("--kills", "1").count("0 differ") == len(kills.PROGRAMS)
+    assert broken(random.randrange(100_000), "--kills", "1").count("0 differ") == len(kills.PROGRAMS)
 
 
+@pytest.mark.long
 def test_runs_without_room_and_runs_that_are_held_up_end_as_the_one_that_is_not() -> None:
     """From a random moment on no file can be written; or a process stands still for two seconds."""
-    said = broken("--program", "kept", "--kills", "4", "--fault", "full", "--fault", "delay")
+    seed = random.randrange(100_000)
+    said = broken(seed, "--program", "kept", "--kills", "4", "--fault", "full", "--fault", "delay")
     assert "full:run" in said and "delay:" in said
 
 
@@ -201,15 +213,24 @@ class SlowDisk(Silent):
     def __init__(self, monkeypatch: pytest.MonkeyPatch, interrupts: bool = False) -> None:
         self.told: list[str] = []
         self.interrupts = interrupts
-        self._sampled = threading.Event()
+        self._sampled, self._waits = threading.Event(), threading.Event()
+        """The next step has sampled; its update waits, or is over."""
         self._write = process_saving.write
         monkeypatch.setattr(process_saving, "write", self.write)
+        changing, waits = Session.changing, self._waits
+
+        def change(session: Session, name: str, step: Step) -> None:
+            if session.models[name].held:
+                waits.set()
+            changing(session, name, step)
+
+        monkeypatch.setattr(Session, "changing", change)
 
     def write(self, *args: Any, **named: Any) -> Any:
         if "written" not in self.told:
-            assert self._sampled.wait(30)
-            # An update that would not wait has begun by now.
-            time.sleep(0.3)
+            assert self._sampled.wait(NEVER)
+            # An update that would not wait is over by now.
+            assert self.interrupts or self._waits.wait(NEVER)
         written = self._write(*args, **named)
         self.told.append("written")
         return written
@@ -217,6 +238,8 @@ class SlowDisk(Silent):
     def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         if node.op in ("generate", "train"):
             self.told.append(node.op)
+        if self.told.count("train") == 2:
+            self._waits.set()
         if self.told.count("generate") == 2:
             self._sampled.set()
             if self.interrupts:
@@ -591,7 +614,7 @@ def test_a_folder_belongs_to_one_run(folder: Path, capsys: pytest.CaptureFixture
             code, err = told(capsys, *words)
             assert code == 2 and "error[E0832]: a run is at work in `a`" in err
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=NEVER)
     code, err = told(capsys, "resume", "a", "--steps", "3")
     assert code == 2 and "more than 3 steps" in err or code == 0
     assert told(capsys, "run", "tiny.rlf", "--out", "a", "--overwrite", "--steps", "1")[0] == 0
@@ -659,13 +682,15 @@ def test_moments_lie_as_their_parameter_does() -> None:
     assert torch.equal(whole, second)
 
 
-def test_how_often() -> None:
+def test_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [step for step in range(1, 10) if read_often("3").due(step)] == [3, 6, 9]
     assert (read_often("10m").seconds, read_often("1.5h").seconds, read_often(90).steps) == (600.0, 5400.0, 90)
-    often = Often(seconds=1e-9)
-    assert often.due(1)
-    often.seconds = 1e9
-    assert not often.due(1)
+    often = Often(seconds=600.0, _last=1000.0)
+    for now, due in ((1000.0, False), (1599.0, False), (1600.0, True)):
+        monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda now=now: now))
+        assert often.due(1) == due
+    often.saved()
+    assert not often.due(2)
 
 
 ODD = """\

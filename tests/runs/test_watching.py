@@ -70,6 +70,26 @@ def test_ctrl_c_waits_for_all_updates_that_are_going_on() -> None:
         interrupts._signal(2, None)
 
 
+def test_a_ctrl_c_that_nobody_heard_ends_a_run_at_the_next_node_but_in_no_update() -> None:
+    """It was raised where what is raised is lost, as in `__del__`."""
+    interrupts = Interrupts(Lines(io.StringIO()))
+    watch = Watch(Lines(io.StringIO()), interrupts, None, None)
+    watch.firing(SAMPLE, "roll")
+    interrupts.seen = True
+    for lost in (lambda: watch.fired(SAMPLE, 1.0, 5, "roll"), lambda: watch.firing(SAMPLE, "roll")):
+        with pytest.raises(KeyboardInterrupt):
+            lost()
+    interrupts.seen = False
+    watch.firing(TRAIN, "actor")
+    interrupts.seen = True
+    watch.firing(SAMPLE, "roll")
+    watch.fired(SAMPLE, 1.0, 5, "roll")
+    # The second one ends the run at once, and may be lost as well.
+    interrupts.again = True
+    with pytest.raises(KeyboardInterrupt):
+        watch.firing(SAMPLE, "roll")
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("to", [None, "saved"])
 def test_a_model_outlives_its_processes(tmp_path: Path, to: str | None, frozen: bool) -> None:

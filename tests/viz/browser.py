@@ -11,6 +11,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.waits import NEVER
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 _OPTIONS = (
@@ -95,7 +97,7 @@ class Browser:
     def close(self) -> None:
         self._session = None
         self.order("Browser.close")
-        self._process.wait(30)
+        self._process.wait(NEVER)
         os.close(self._orders)
         os.close(self._answers)
 
