@@ -20,6 +20,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.process.session import Settings
 from rlgraph.ir.graph import Node
+from tests.suites import few
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def test_a_barrier_waits_for_all(folder: Path) -> None:
     assert fired.times("report.white")[0] > fired.times("adv")[-1]
 
 
-@pytest.mark.parametrize("block", [1, 2, 3, 4, 5, 6, 7, 100])
+@pytest.mark.parametrize("block", few([1, 2, 3, 4, 5, 6, 7, 100], 2, 5, 7))
 def test_the_last_block_may_be_smaller(folder: Path, block: int) -> None:
     fired = Fired(STREAM, folder, block=block)
     for name, rows in (("rollout", 6), ("adv", 6), ("score", 12)):
@@ -134,14 +135,19 @@ class Streamed(Fired):
 
 @pytest.mark.parametrize(
     ("block", "answers", "prompts"),
-    [
-        (1, [2] * 6, [1] * 6),
-        (2, [2] * 6, [1] * 6),
-        (3, [3, 3, 6], [2] * 3),
-        (4, [4] * 3, [2] * 3),
-        (8, [8, 4], [4, 2]),
-        (100, [12], [6]),
-    ],
+    few(
+        [
+            (1, [2] * 6, [1] * 6),
+            (2, [2] * 6, [1] * 6),
+            (3, [3, 3, 6], [2] * 3),
+            (4, [4] * 3, [2] * 3),
+            (8, [8, 4], [4, 2]),
+            (100, [12], [6]),
+        ],
+        1,
+        3,
+        8,
+    ),
 )
 def test_a_block_of_a_table_is_so_many_of_its_rows_at_every_node(
     folder: Path, block: int, answers: list[int], prompts: list[int]
@@ -261,7 +267,7 @@ step:
 )
 
 
-@pytest.mark.parametrize("block", [1, 2, 3, 5])
+@pytest.mark.parametrize("block", few([1, 2, 3, 5], 2, 3))
 def test_filters_and_tables_of_tables_stream(folder: Path, block: int) -> None:
     assert run_text(FILTERED, folder, block=block)[0].metrics == pytest.approx(
         run_text(FILTERED, folder)[0].metrics, abs=1e-12

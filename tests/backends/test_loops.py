@@ -18,6 +18,7 @@ from rlgraph.backends.regions import Loop, Policy
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import NODES
+from tests.suites import few
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def test_every_epoch_has_every_row_once_and_a_shuffled_one_other_slices(folder: 
 
 
 @pytest.mark.parametrize("shuffle", ["true", "false"])
-@pytest.mark.parametrize(("parts", "epochs"), [(2, 1), (3, 2), (5, 3)])
+@pytest.mark.parametrize(("parts", "epochs"), few([(2, 1), (3, 2), (5, 3)], (3, 2)))
 def test_values_after_a_loop_lie_in_the_rows_of_before(folder: Path, parts: int, epochs: int, shuffle: str) -> None:
     """At a rate of 0 what the loop computes is what sampling knew, row by row and token by token."""
     seen, _ = slices(sliced(parts, epochs, shuffle, lr=0.0), folder, micro_rows=2)
@@ -326,7 +327,7 @@ def test_rows_without_a_token_get_too_old_too(folder: Path) -> None:
     assert late == [0, 0, 2, 0, 2, 0]
 
 
-@pytest.mark.parametrize("block", [None, 1, 3])
+@pytest.mark.parametrize("block", few([None, 1, 3], 3))
 def test_batches_that_are_begun_ahead(folder: Path, block: int | None) -> None:
     """Six rows are missing and four are in a batch: with `ahead=1.5` three are begun at once, with 1 two. The rows are
     those of one batch after the other, as long as nothing is dropped."""
@@ -460,8 +461,10 @@ step async(lag=LAG):
 )
 
 
-@pytest.mark.parametrize("block", [None, 2])
-@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("lag", "block"),
+    few(((lag, block) for lag in (0, 1, 3) for block in (None, 2)), (0, None), (1, 2), (3, None)),
+)
 def test_async_samples_with_the_weights_of_exactly_so_many_steps_ago(folder: Path, lag: int, block: int | None) -> None:
     run = Run(compile_text(ASYNC.replace("LAG", str(lag))), folder, block=block)
     steps = run.steps(5)

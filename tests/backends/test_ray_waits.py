@@ -6,6 +6,7 @@ import multiprocessing
 import threading
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -93,6 +94,7 @@ def _rank(rank: int, port: int, answers: multiprocessing.Queue[object]) -> None:
         answers.put(str(error))
 
 
+@pytest.mark.long
 def test_torch_tells_while_it_waits_and_a_collective_that_fails_is_a_link_that_does() -> None:
     context = multiprocessing.get_context("spawn")
     answers: multiprocessing.Queue[object] = context.Queue()
