@@ -107,6 +107,7 @@ CLUSTERS = ["1x1:a100-80gb", "1x4:a100-80gb", SMALL, "1x2:a100-80gb(memory=6GiB)
         (ALONE, SMALL),
         (ALONE, CLUSTERS[3]),
     ),
+    ids=[f"{name}-{cluster}" for name in ("ppo", "alone") for cluster in CLUSTERS],
 )
 def test_the_critical_path_is_the_step(program: str, cluster: str) -> None:
     choice = compiled(program, cluster).choice

@@ -197,7 +197,9 @@ def test_each_table_has_blocks_of_its_own(folder: Path) -> None:
     assert (fired.sizes("rollout"), fired.sizes("score")) == ([6], [12])
 
 
-@pytest.mark.parametrize("tables", [{"rollout": 3}, {"more": 3}, {"rollout": 5, "more": 2}])
+@pytest.mark.parametrize(
+    "tables", few([{"rollout": 3}, {"more": 3}, {"rollout": 5, "more": 2}], {"rollout": 5, "more": 2})
+)
 def test_a_filtered_table_streams(folder: Path, tables: dict[str, int]) -> None:
     fired, whole = Streamed(FILTERED, folder, **tables), Fired(FILTERED, folder)
     assert fired.seen.metrics == pytest.approx(whole.seen.metrics, abs=1e-12)
@@ -219,7 +221,7 @@ step:
 )
 
 
-@pytest.mark.parametrize("block", [1, 3, 4])
+@pytest.mark.parametrize("block", few([1, 3, 4], 3))
 def test_a_writer_waits_for_the_readers_of_the_old_weights(folder: Path, block: int) -> None:
     """Generation is in blocks of prompts and `before` in blocks of answers, so that it lags behind."""
     fired = Fired(LATE, folder, block=block)
@@ -243,7 +245,7 @@ step:
 )
 
 
-@pytest.mark.parametrize("block", [None, 1, 2, 4])
+@pytest.mark.parametrize("block", few([None, 1, 2, 4], None, 2))
 def test_a_choice_of_rows_means_the_same_rows_in_every_block(folder: Path, block: int | None) -> None:
     """One choice is made over the whole batch, because of its mean, and used in blocks."""
     metrics = run_text(CHOSEN, folder, block=block)[0].metrics
@@ -293,7 +295,7 @@ step:
         assert run_text(text, folder, block=block)[0].metrics == whole
 
 
-@pytest.mark.parametrize("block", [None, 1, 2])
+@pytest.mark.parametrize("block", few([None, 1, 2], None, 2))
 def test_an_axis_is_closed_by_the_node_that_makes_it(folder: Path, block: int | None) -> None:
     """The first filter leaves rows of prompts that no value lies on: only tables in them are used afterwards."""
     text = (

@@ -219,7 +219,14 @@ def test_whatever_takes_how_long_orders_are_sampled_with_what_they_may_have(fold
     assert any(versions for _, versions in met) == several, "that began with several versions"
 
 
-@pytest.mark.parametrize("name", ["a version a row", "episodes", "newer", "newer, at once", "newer episodes"])
+@pytest.mark.parametrize(
+    "name",
+    few(
+        ["a version a row", "episodes", "newer", "newer, at once", "newer episodes"],
+        "a version a row",
+        "newer, at once",
+    ),
+)
 def test_copies_that_stay_full_sample_faster(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the same program where each order waits until the copy is empty."""
     made, seconds = program(folder, name), []

@@ -72,7 +72,9 @@ def slices(text: str, folder: Path, **settings: Any) -> tuple[Seen, list[list[An
     return run.steps(1)[0], found
 
 
-@pytest.mark.parametrize(("parts", "sizes"), [(1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (5, [1] * 5), (9, [1] * 5)])
+@pytest.mark.parametrize(
+    ("parts", "sizes"), few([(1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (5, [1] * 5), (9, [1] * 5)], 3, 9)
+)
 def test_slices_differ_by_one_row_at_most_and_none_is_empty(folder: Path, parts: int, sizes: list[int]) -> None:
     seen, found = slices(sliced(parts), folder)
     assert [len(part) for part in found] == sizes
@@ -112,7 +114,7 @@ def test_values_after_a_loop_are_those_of_the_last_pass(folder: Path) -> None:
     assert last == pytest.approx(run_text(text, folder)[0].metrics["lp"], abs=1e-12)
 
 
-@pytest.mark.parametrize("micro", [1, 2, 100])
+@pytest.mark.parametrize("micro", few([1, 2, 100], 2))
 def test_a_metric_of_a_loop_is_over_all_rows_of_all_slices(folder: Path, micro: int) -> None:
     """Slices of 2, 2 and 1 prompts with answers of unlike length: an average of averages would differ."""
     inside = sliced(3, lr=0.0).replace(
@@ -166,7 +168,7 @@ def collected(
     return run.steps(steps), kept
 
 
-@pytest.mark.parametrize("block", [None, 1, 3])
+@pytest.mark.parametrize("block", few([None, 1, 3], None, 3))
 def test_collect_loses_no_row_and_repeats_none(folder: Path, block: int | None) -> None:
     """Rows 3 .. 9 of ten are kept, four are read at a time, three are used in a step."""
     steps, kept = collected("prompts.place > 2", folder, 6, block=block)

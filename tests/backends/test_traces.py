@@ -165,7 +165,7 @@ def delayed(made: Compiled, settings: Settings, seed: int, patch: pytest.MonkeyP
         backend.close()
 
 
-@pytest.mark.parametrize("name", few(BODIES, "carry", "late", "deadline"))
+@pytest.mark.parametrize("name", few(BODIES, "carry", "late"))
 def test_whatever_takes_how_long(folder: Path, name: str, tmp_path: Path) -> None:
     made, ages, late, ended = program(name, folder), set[int](), 0, list[tuple[int, Any]]()
     for seed in range(2):

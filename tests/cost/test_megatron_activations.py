@@ -38,7 +38,7 @@ KEPT = [
     (Case("qwen2", scored=64, entropy=True), mesh()),
     (Case("llama", "value_lm", scored=64), mesh()),
     (Case("qwen3", rows=2, length=300), mesh(tp=2)),
-    (Case("deepseek_v3", rows=2, length=300, fields=WIDE_VALUES), mesh(tp=2)),
+    (Case("deepseek_v3", rows=2, length=300, fields=WIDE_VALUES), mesh()),
     (Case("qwen2", rows=1, length=1025, scored=800), mesh(cp=2)),
 ]
 """Heads of each kind, and models without and with experts, on ranks that share columns or tokens."""

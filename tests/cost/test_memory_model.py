@@ -70,7 +70,6 @@ CASES = [
 ]
 KEPT = [
     Work("train", Case("qwen2", dtype="bfloat16", scored=64), micros=3),
-    Work("train", Case("llama", dtype="bfloat16", rows=2, length=100, fields=WIDE), 4, 2),
     Work("train", Case("qwen3", rows=2, length=64, fields=TIED), 4),
     Work("train", Case("qwen2", "value_lm", scored=64), micros=2),
     Work("train", Case("qwen2"), micros=4, threads=2),

@@ -169,7 +169,8 @@ def test_verdicts_just_above_and_just_below(name: str) -> None:
     assert not predicted(name, f"{0.9 * most / 2**20:.3f}MiB").fits
 
 
-@pytest.mark.parametrize("name", few(["ppo", "ppo with large weights"], "ppo with large weights"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ppo", "ppo with large weights"])
 def test_both_arenas_are_as_full_as_planned_where_models_sleep(name: str) -> None:
     """Four models on one device, of which one is there at a time."""
     torch.set_num_threads(1)

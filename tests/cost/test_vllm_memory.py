@@ -86,7 +86,6 @@ def test_what_stays_and_what_work_needs(work: Work) -> None:
             (8, "merged", 2, 4),
             (12, "apart", 2, 4),
         ],
-        (8, "merged", 2, 4),
         (12, "apart", 2, 4),
     ),
 )

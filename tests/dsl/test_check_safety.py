@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.suites import few
+
 EVIL = """\
 algorithm evil
 param home = "/etc/passwd"
@@ -164,7 +166,12 @@ def test_use_opens_programs_only_and_does_not_show_other_files(folder: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "value", ['python("evil.py:rows")', 'jsonl("/etc/passwd")', '"/etc/passwd"', 'hub("evil/data")']
+    "value",
+    few(
+        ['python("evil.py:rows")', 'jsonl("/etc/passwd")', '"/etc/passwd"', 'hub("evil/data")'],
+        'python("evil.py:rows")',
+        'jsonl("/etc/passwd")',
+    ),
 )
 def test_changes_from_the_command_line_run_nothing(folder: Path, value: str) -> None:
     seen, said, _ = watched(folder, EVIL, {"rows": value, "home": '"/etc/hosts"'})
