@@ -41,6 +41,7 @@ def test_the_page_has_what_is_printed(name: str, cases: int) -> None:
     )
 
 
+@pytest.mark.long
 def test_the_slow_link_on_the_page_is_what_is_printed() -> None:
     """Of the smallest model; of the others the lines are there."""
     [table] = re.findall(

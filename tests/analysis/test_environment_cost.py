@@ -12,6 +12,7 @@ from rlgraph.analysis.critical import critical_path
 from rlgraph.analysis.simulate import simulate
 from rlgraph.api.target import workload
 from rlgraph.cost.constants import defaults
+from tests.suites import few
 
 AGENT = Path(rlgraph.__file__).parent / "algorithms" / "agent.rlf"
 HOST = defaults("gpu").host
@@ -38,7 +39,9 @@ def test_compiling_and_simulating_agree(cpus: int) -> None:
     assert ([work for work in found.works if work.op == "call"] != []) is bool(cpus)
 
 
-@pytest.mark.parametrize(("name", "line", "called"), [("grpo", "exact_match", "score"), ("agent", "Shell", "episode")])
+@pytest.mark.parametrize(
+    ("name", "line", "called"), few([("grpo", "exact_match", "score"), ("agent", "Shell", "episode")], "agent")
+)
 def test_workers_share_the_calls(name: str, line: str, called: str) -> None:
     """Of a function one process has all its processes, of an environment each copy of the model that acts."""
     source = (AGENT.parent / f"{name}.rlf").read_text()

@@ -6,6 +6,8 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ from rlgraph.cost.lengths import read_lengths
 from rlgraph.cost.tasks import Workload
 from rlgraph.errors import ProgramError
 from rlgraph.placement.choose import SPARE, candidates, choose
+from tests.suites import few
 
 ROOT = Path(rlgraph.__file__).parent.parent
 
@@ -69,9 +72,19 @@ step:
 SMALL = "2x2:a100-80gb(memory=8GiB)"
 
 
+@cache
+def compiled(program: str, cluster: str, minimize: str = "time") -> Compiled:
+    return rlgraph.compile(program, cluster=cluster, minimize=minimize)
+
+
 @pytest.fixture(scope="module", name="ppo")
 def _ppo() -> Compiled:
-    return rlgraph.compile(PPO, cluster=SMALL)
+    return compiled(PPO, SMALL)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Compiled:
+    return compiled(ALONE, SMALL)
 
 
 @pytest.fixture(scope="module", name="told")
@@ -82,12 +95,22 @@ def _told(ppo: Compiled) -> Explanation:
 # What the step goes to
 
 
+CLUSTERS = ["1x1:a100-80gb", "1x4:a100-80gb", SMALL, "1x2:a100-80gb(memory=6GiB) + 1x2:h20-96gb"]
+
+
 @pytest.mark.parametrize(
-    "cluster", ["1x1:a100-80gb", "1x4:a100-80gb", SMALL, "1x2:a100-80gb(memory=6GiB) + 1x2:h20-96gb"]
+    "program, cluster",
+    few(
+        product([PPO, ALONE], CLUSTERS),
+        (PPO, CLUSTERS[0]),
+        (PPO, SMALL),
+        (ALONE, SMALL),
+        (ALONE, CLUSTERS[3]),
+    ),
+    ids=[f"{name}-{cluster}" for name in ("ppo", "alone") for cluster in CLUSTERS],
 )
-@pytest.mark.parametrize("program", [PPO, ALONE])
 def test_the_critical_path_is_the_step(program: str, cluster: str) -> None:
-    choice = rlgraph.compile(program, cluster=cluster).choice
+    choice = compiled(program, cluster).choice
     for strategy in strategies(choice):
         if strategy.found is None:
             continue
@@ -102,7 +125,10 @@ def test_the_critical_path_is_the_step(program: str, cluster: str) -> None:
         assert sum(goes_to(path).values()) == pytest.approx(strategy.found.seconds)
 
 
-@pytest.mark.parametrize("cluster", ["1x1:a100-80gb", "1x4:a100-80gb", "1x2:a100-80gb + 1x2:h20-96gb ~ 10Mb/s, 1ms"])
+OVERLAPPING = ["1x1:a100-80gb", "1x4:a100-80gb", "1x2:a100-80gb + 1x2:h20-96gb ~ 10Mb/s, 1ms"]
+
+
+@pytest.mark.parametrize("cluster", few(OVERLAPPING, OVERLAPPING[0], OVERLAPPING[2]))
 def test_where_steps_overlap_the_path_is_what_holds_them_up(cluster: str) -> None:
     """The work of the fullest pool, or a step from its weights to its update, as long as all that are under way."""
     compiled = rlgraph.compile(ALONE.replace("step:", "step async(lag=1):"), cluster=cluster)
@@ -117,18 +143,29 @@ def test_where_steps_overlap_the_path_is_what_holds_them_up(cluster: str) -> Non
     assert under_way == (whole > 1.5 * choice.found.seconds)
 
 
-def test_one_step_off_is_what_such_a_program_takes() -> None:
+def test_one_step_off_is_what_such_a_program_takes(told: Explanation) -> None:
+    older = same_as_async(PPO, SMALL, told)
+    assert not any(each.name == ONE_STEP_OFF for each in others(older.choice))
+
+
+@pytest.mark.long
+def test_one_step_off_is_what_such_a_program_takes_on_a_node() -> None:
     cluster, program = "1x8:h100-80gb", GRPO.read_text("utf-8").replace("batch=512", "batch=64")
-    found = rlgraph.compile(program, cluster=cluster)
-    told = explain(found)
+    older = same_as_async(program, cluster, explain(rlgraph.compile(program, cluster=cluster)))
+    assert not any(each.name == ONE_STEP_OFF for each in explain(older).changes)
+
+
+def same_as_async(program: str, cluster: str, told: Explanation) -> Compiled:
+    """Gives the program whose weights are a step old."""
     [change] = [each for each in told.changes if each.name == ONE_STEP_OFF]
     older = rlgraph.compile(program.replace("step:", "step async(lag=1):"), cluster=cluster)
     assert change.seconds == pytest.approx(older.told["predicted"]["seconds"], rel=0.03)
     assert change.saves > 0.1 and change not in told.helpful
     assert f"{ONE_STEP_OFF} (`step async(lag=1)`, another algorithm) would save" in str(told)
-    assert not any(each.name == ONE_STEP_OFF for each in explain(older).changes)
+    return older
 
 
+@pytest.mark.long
 def test_one_step_off_is_told_beside_what_the_step_takes() -> None:
     """Of ReMax the search lays out one after the other what a copy samples together."""
     found = rlgraph.compile(ALGORITHMS / "remax.rlf", cluster="2x8:h100-80gb")
@@ -164,55 +201,75 @@ def test_the_ways_are_what_they_are_called(ppo: Compiled) -> None:
     assert found["disaggregated"] == {frozenset({"actor.generate"}), frozenset(everything - {"actor.generate"})}
 
 
-@pytest.mark.parametrize("minimize", ["time", "cost"])
+@pytest.mark.parametrize("minimize", few(["time", "cost"], "time"))
 def test_no_way_beats_the_chosen_plan(minimize: str) -> None:
-    choice = rlgraph.compile(PPO, cluster=SMALL, minimize=minimize).choice
+    choice = compiled(PPO, SMALL, minimize).choice
     found = strategies(choice)
     assert [strategy.found for strategy in found if strategy.chosen] == [choice.found]
     others = [strategy.found for strategy in found if not strategy.chosen and strategy.found]
     assert others and all(each.value >= choice.found.value for each in others)
 
 
-def test_a_way_that_does_not_fit_says_what_lacks() -> None:
-    told = explain(rlgraph.compile(PPO, cluster="1x2:a100-80gb(memory=7GiB)"))
+@pytest.mark.parametrize(
+    ("program", "cluster", "way", "pools"),
+    few(
+        [
+            (PPO, "1x2:a100-80gb(memory=7GiB)", "standalone", "3 pools on 2 devices"),
+            (ALONE, "1x1:a100-80gb", "disaggregated", "2 pools on 1 devices"),
+        ],
+        ALONE,
+    ),
+    ids=["several models", "one model"],
+)
+def test_a_way_that_does_not_fit_says_what_lacks(program: str, cluster: str, way: str, pools: str) -> None:
+    told = explain(rlgraph.compile(program, cluster=cluster))
     refused = {each.name: each.refused for each in told.alternatives if each.seconds is None}
-    assert refused["standalone"] == "does not fit: 3 pools on 2 devices"
-    assert "does not fit: 3 pools on 2 devices" in str(told)
+    assert refused[way] == f"does not fit: {pools}"
+    assert f"does not fit: {pools}" in str(told)
 
 
 def test_pools_that_are_too_small_are_told() -> None:
     # Adam's states of a model need two devices: two trained models with a pool each need four of them.
     large = PPO.replace("num_hidden_layers=8", "num_hidden_layers=64")
-    told = explain(rlgraph.compile(large, cluster="1x2:a100-80gb(memory=18GB)"))
-    [split] = [each for each in told.alternatives if each.name == "split"]
+    [split] = [
+        each
+        for each in strategies(rlgraph.compile(large, cluster="1x2:a100-80gb(memory=18GB)").choice)
+        if each.name == "split"
+    ]
     assert split.refused == "does not fit: 4 devices are needed (2 for `actor`, `ref`, 2 for `critic`), and there are 2"
 
 
 def test_one_model_has_two_ways() -> None:
-    told = explain(rlgraph.compile(ALONE, cluster=SMALL))
+    told = explain(compiled(ALONE, SMALL))
     assert {each.name for each in told.alternatives} == {"all colocated", "disaggregated"}
 
 
-def test_a_schedule_is_kept() -> None:
-    lines = [
-        "schedule small",
-        "pool a = 2 devices",
-        "pool b = 2 devices",
-        "place actor, ref on a",
-        "place critic on b(tp=1, pp=1, dp=1)",
-    ]
-    told = explain(rlgraph.compile(PPO, schedule="\n".join(lines) + "\n", cluster=SMALL))
+@pytest.mark.parametrize(
+    ("program", "first", "last", "name"),
+    few(
+        [
+            (PPO, "place actor, ref on a", "place critic on b(tp=1, pp=1, dp=1)", "split"),
+            (ALONE, "place actor.train on a", "place actor.generate on b(tp=2)", "disaggregated"),
+        ],
+        ALONE,
+    ),
+    ids=["several models", "one model"],
+)
+def test_a_schedule_is_kept(program: str, first: str, last: str, name: str) -> None:
+    schedule = re.findall(r"algorithm (\w+)", program)[0]
+    lines = [f"schedule {schedule}", "pool a = 2 devices", "pool b = 2 devices", first, last]
+    told = explain(rlgraph.compile(program, schedule="\n".join(lines) + "\n", cluster=SMALL))
     refused = {each.name: each.refused for each in told.alternatives if each.seconds is None}
     assert refused["all colocated"] == "the schedule says otherwise"
-    [split] = [each for each in told.alternatives if each.name == "split"]
-    assert split.chosen
+    [way] = [each for each in told.alternatives if each.name == name]
+    assert way.chosen
     without = {
-        "`place critic on b(tp=1, pp=1, dp=1)` left out": "\n".join(lines[:-1]) + "\n",
+        f"`{last}` left out": "\n".join(lines[:-1]) + "\n",
         "a schedule without pools and placements": None,
     }
-    for name, schedule in without.items():
-        [change] = [change for change in told.changes if change.name == name]
-        free = rlgraph.compile(PPO, schedule=schedule, cluster=SMALL).choice.found.seconds
+    for less, otherwise in without.items():
+        [change] = [change for change in told.changes if change.name == less]
+        free = rlgraph.compile(program, schedule=otherwise, cluster=SMALL).choice.found.seconds
         assert change.seconds * (1 - COARSE) <= free <= change.seconds / (1 - SPARE)
         assert change.saves > COARSE, "or the test shows nothing"
 
@@ -220,22 +277,20 @@ def test_a_schedule_is_kept() -> None:
 # Changes
 
 
-def test_a_change_saves_what_is_told(ppo: Compiled, told: Explanation) -> None:
+@pytest.mark.parametrize("number", few(range(4), 0))
+def test_a_change_saves_what_is_told(ppo: Compiled, told: Explanation, number: int) -> None:
     """Applied as a user would apply it, from the text that is told."""
     before = told.seconds
-    tried = 0
-    for change in told.changes:
-        if ":" in change.detail:
-            after = rlgraph.compile(PPO, cluster=change.detail).choice.found.seconds
-        elif change.name == "half as long answers":
-            half = [each for each in others(ppo.choice) if each.name == change.name][0].question.workload
-            after = rlgraph.compile(PPO, cluster=SMALL, workload=half).choice.found.seconds
-        else:
-            continue
-        tried += 1
-        assert change.saves == pytest.approx(1 - change.seconds / before)
-        assert change.seconds * (1 - COARSE) <= after <= change.seconds / (1 - SPARE), change.name
-    assert tried == 4
+    tried = [change for change in told.changes if ":" in change.detail or change.name == "half as long answers"]
+    assert len(tried) == 4
+    change = sorted(tried, key=lambda each: each.name)[number]
+    if ":" in change.detail:
+        after = rlgraph.compile(PPO, cluster=change.detail).choice.found.seconds
+    else:
+        half = [each for each in others(ppo.choice) if each.name == change.name][0].question.workload
+        after = rlgraph.compile(PPO, cluster=SMALL, workload=half).choice.found.seconds
+    assert change.saves == pytest.approx(1 - change.seconds / before)
+    assert change.seconds * (1 - COARSE) <= after <= change.seconds / (1 - SPARE), change.name
 
 
 APART = """schedule alone
@@ -292,6 +347,7 @@ ALGORITHMS = ROOT / "rlgraph" / "algorithms"
 GRPO = ALGORITHMS / "grpo.rlf"
 
 
+@pytest.mark.long
 def test_what_the_host_takes_is_told_and_a_pool_of_cpus_takes_it_over() -> None:
     """On many devices half of GRPO's step is one process that calls the reward function."""
     cluster, pool = "64x8:h100-80gb", "schedule grpo\npool judges = 64 cpus\nplace correct on judges\n"
@@ -394,14 +450,16 @@ def swept(compiled: Compiled, text: str) -> Sweep:
     return found
 
 
-def test_more_devices_are_never_slower(ppo: Compiled) -> None:
-    found = swept(ppo, "devices=2, 4,6,8,16")
+def test_more_devices_are_never_slower(alone: Compiled) -> None:
+    found = swept(alone, "devices=2, 4,6,8,16")
     seconds = [point.seconds for point in found.points]
     assert all(seconds) and seconds == sorted(seconds, reverse=True)
     assert seconds[0] > 1.5 * seconds[-1]
-    assert found.points[1].seconds == pytest.approx(ppo.choice.found.seconds, rel=1e-12), "these are the devices it has"
+    assert found.points[1].seconds == pytest.approx(alone.choice.found.seconds, rel=1e-12), (
+        "these are the devices it has"
+    )
     assert [point.devices for point in found.points][0] == 2
-    nodes = swept(ppo, "nodes=1,2,3,4,8")
+    nodes = swept(alone, "nodes=1,2,3,4,8")
     assert [point.seconds for point in nodes.points] == seconds
 
 
@@ -415,9 +473,9 @@ def test_a_sweep_adds_up(ppo: Compiled) -> None:
     assert 512 * 384 < point.tokens < 512 * 512
 
 
-def test_each_parameter_changes_what_it_says(ppo: Compiled) -> None:
+def test_each_parameter_changes_what_it_says(alone: Compiled) -> None:
     def seconds(text: str) -> list[float]:
-        return [point.seconds or float("inf") for point in swept(ppo, text).points]
+        return [point.seconds or float("inf") for point in swept(alone, text).points]
 
     slow, fast = seconds("device=a100-80gb,H100")
     assert fast < slow
@@ -431,7 +489,7 @@ def test_each_parameter_changes_what_it_says(ppo: Compiled) -> None:
     assert mean < fixed
     assert seconds("response_tokens=mean=50,p99=400") == [mean], "one value with a comma"
     given = Workload(response=read_lengths("512"))
-    assert fixed == pytest.approx(rlgraph.compile(PPO, cluster=SMALL, workload=given).choice.found.seconds)
+    assert fixed == pytest.approx(rlgraph.compile(ALONE, cluster=SMALL, workload=given).choice.found.seconds)
 
 
 def test_kept_rows() -> None:
@@ -514,6 +572,7 @@ def test_the_best_plan_is_the_same_after_all(ppo: Compiled) -> None:
     assert len(candidates(ppo.choice.problem, ppo.choice.question)) == 15, "partitions of four parts"
 
 
+@pytest.mark.long
 def test_the_page_shows_what_is_printed(request: pytest.FixtureRequest) -> None:
     page, pictures = ROOT / "docs" / "explain.md", ROOT / "docs" / "img"
     text = page.read_text("utf-8")

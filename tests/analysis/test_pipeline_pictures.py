@@ -150,6 +150,7 @@ def test_rows_that_come_in_parts_are_told(folder: Path) -> None:
         assert each.parts == parts and ("rows come in parts" in made.to_svg(picture="pipelines")) == parts
 
 
+@pytest.mark.long
 def test_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     files = [str(folder / "ppo.rlf"), str(folder / "fused.rls"), "--cluster", "2x8:h100-80gb"]
     asked = ["compile", *files, "--picture", "pipelines", "--visualize"]

@@ -26,6 +26,7 @@ from rlgraph.cost.sampled import Pace, Sampled, Together
 from rlgraph.cost.tasks import Workload
 from rlgraph.cost.time import Cost
 from rlgraph.engines.transformers.engine import TransformersEngine
+from tests.suites import few
 
 PROGRAM = f"""algorithm t
 model actor  = causal_lm({weights()}, dtype="float64")
@@ -115,7 +116,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[float]]]:
     yield found
 
 
-@pytest.mark.parametrize("by", ["longest", "spread", '"place"'])
+@pytest.mark.parametrize("by", few(["longest", "spread", '"place"'], "spread"))
 def test_no_number_changes(folder: Path, told: list[list[float]], by: str) -> None:
     local = LocalBackend(compiled(PROGRAM, {}, SCHEDULE, folder).program, Settings(folder=folder))
     wanted = [step.metrics for step in local.steps(4)]

@@ -23,6 +23,7 @@ from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.sampled import Sampled
 from rlgraph.cost.tasks import Workload
 from rlgraph.errors import RunError
+from tests.suites import few
 
 TEXT = f"""algorithm early
 model actor  = causal_lm({weights()}, dtype="float64")
@@ -106,7 +107,7 @@ def same(backend: RayBackend, metrics: list[dict[str, float]], local: Any) -> No
             torch.testing.assert_close(tensor, local[1][name][key], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("block", [1, 4, 8, 100])
+@pytest.mark.parametrize("block", few([1, 4, 8, 100], 4, 100))
 def test_blocks_do_not_change_the_update(folder: Path, local: Any, block: int) -> None:
     with debugged(made(folder, block)) as (backend, fires):
         same(backend, [step.metrics for step in backend.steps(3)], local)

@@ -11,6 +11,7 @@ import torch
 from tiny import Run, Seen, compile_text, data_folder, shipped, weights
 
 from rlgraph.engines.transformers.gradients import summed
+from tests.suites import few
 
 CLOSE = 1e-10
 
@@ -187,14 +188,31 @@ SPLITS: dict[str, dict[str, int]] = {
 }
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
+@pytest.mark.parametrize(
+    ("name", "split"),
+    few(
+        ((name, split) for name in ("grpo", "ppo") for split in SPLITS),
+        ("grpo", "3 rows"),
+        ("grpo", "16 tokens"),
+        ("grpo", "two threads, 3 rows"),
+        ("grpo", "the engine's own"),
+        ("ppo", "1 row"),
+        ("ppo", "40 tokens"),
+    ),
+)
 def test_micro_batches(folder: Path, name: str, split: str) -> None:
     same(run(name, folder, **SPLITS[split]), whole(name, folder))
 
 
-@pytest.mark.parametrize("split", ["1 row", "3 rows", "7 rows", "16 tokens"])
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
+@pytest.mark.parametrize(
+    ("name", "split"),
+    few(
+        ((name, split) for name in ("grpo", "ppo") for split in ("1 row", "3 rows", "7 rows", "16 tokens")),
+        ("grpo", "3 rows"),
+        ("ppo", "1 row"),
+        ("ppo", "16 tokens"),
+    ),
+)
 def test_gradient_of_one_step(folder: Path, name: str, split: str) -> None:
     """The gradients themselves, before an optimizer can hide a factor: Adam does not see the gradient's length."""
     found, expected = gradients(name, folder, **SPLITS[split]), gradients(name, folder, micro_rows=10_000)
@@ -225,7 +243,10 @@ def gradients(name: str, folder: Path, **settings: Any) -> dict[str, list[torch.
 BLOCKS = [(name, block) for name in PROGRAMS for block in ((1, 2, 3, 5, 7) if name in ("grpo", "ppo") else (1, 3))]
 
 
-@pytest.mark.parametrize(("name", "block"), BLOCKS)
+KEPT = [("grpo", 1), ("grpo", 2), ("ppo", 5), *((name, 3) for name in PROGRAMS)]
+
+
+@pytest.mark.parametrize(("name", "block"), few(BLOCKS, *KEPT))
 def test_blocks(folder: Path, name: str, block: int) -> None:
     same(run(name, folder, block=block), whole(name, folder))
 

@@ -20,6 +20,7 @@ from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.process.session import Settings
 from rlgraph.ir.graph import Node
+from tests.suites import few
 from tests.waits import NEVER
 
 
@@ -99,7 +100,7 @@ def test_a_barrier_waits_for_all(folder: Path) -> None:
     assert fired.times("report.white")[0] > fired.times("adv")[-1]
 
 
-@pytest.mark.parametrize("block", [1, 2, 3, 4, 5, 6, 7, 100])
+@pytest.mark.parametrize("block", few([1, 2, 3, 4, 5, 6, 7, 100], 2, 5, 7))
 def test_the_last_block_may_be_smaller(folder: Path, block: int) -> None:
     fired = Fired(STREAM, folder, block=block)
     for name, rows in (("rollout", 6), ("adv", 6), ("score", 12)):
@@ -135,14 +136,19 @@ class Streamed(Fired):
 
 @pytest.mark.parametrize(
     ("block", "answers", "prompts"),
-    [
-        (1, [2] * 6, [1] * 6),
-        (2, [2] * 6, [1] * 6),
-        (3, [3, 3, 6], [2] * 3),
-        (4, [4] * 3, [2] * 3),
-        (8, [8, 4], [4, 2]),
-        (100, [12], [6]),
-    ],
+    few(
+        [
+            (1, [2] * 6, [1] * 6),
+            (2, [2] * 6, [1] * 6),
+            (3, [3, 3, 6], [2] * 3),
+            (4, [4] * 3, [2] * 3),
+            (8, [8, 4], [4, 2]),
+            (100, [12], [6]),
+        ],
+        1,
+        3,
+        8,
+    ),
 )
 def test_a_block_of_a_table_is_so_many_of_its_rows_at_every_node(
     folder: Path, block: int, answers: list[int], prompts: list[int]
@@ -192,7 +198,9 @@ def test_each_table_has_blocks_of_its_own(folder: Path) -> None:
     assert (fired.sizes("rollout"), fired.sizes("score")) == ([6], [12])
 
 
-@pytest.mark.parametrize("tables", [{"rollout": 3}, {"more": 3}, {"rollout": 5, "more": 2}])
+@pytest.mark.parametrize(
+    "tables", few([{"rollout": 3}, {"more": 3}, {"rollout": 5, "more": 2}], {"rollout": 5, "more": 2})
+)
 def test_a_filtered_table_streams(folder: Path, tables: dict[str, int]) -> None:
     fired, whole = Streamed(FILTERED, folder, **tables), Fired(FILTERED, folder)
     assert fired.seen.metrics == pytest.approx(whole.seen.metrics, abs=1e-12)
@@ -214,7 +222,7 @@ step:
 )
 
 
-@pytest.mark.parametrize("block", [1, 3, 4])
+@pytest.mark.parametrize("block", few([1, 3, 4], 3))
 def test_a_writer_waits_for_the_readers_of_the_old_weights(folder: Path, block: int) -> None:
     """Generation is in blocks of prompts and `before` in blocks of answers, so that it lags behind."""
     fired = Fired(LATE, folder, block=block)
@@ -238,7 +246,7 @@ step:
 )
 
 
-@pytest.mark.parametrize("block", [None, 1, 2, 4])
+@pytest.mark.parametrize("block", few([None, 1, 2, 4], None, 2))
 def test_a_choice_of_rows_means_the_same_rows_in_every_block(folder: Path, block: int | None) -> None:
     """One choice is made over the whole batch, because of its mean, and used in blocks."""
     metrics = run_text(CHOSEN, folder, block=block)[0].metrics
@@ -262,7 +270,7 @@ step:
 )
 
 
-@pytest.mark.parametrize("block", [1, 2, 3, 5])
+@pytest.mark.parametrize("block", few([1, 2, 3, 5], 2, 3))
 def test_filters_and_tables_of_tables_stream(folder: Path, block: int) -> None:
     assert run_text(FILTERED, folder, block=block)[0].metrics == pytest.approx(
         run_text(FILTERED, folder)[0].metrics, abs=1e-12
@@ -288,7 +296,7 @@ step:
         assert run_text(text, folder, block=block)[0].metrics == whole
 
 
-@pytest.mark.parametrize("block", [None, 1, 2])
+@pytest.mark.parametrize("block", few([None, 1, 2], None, 2))
 def test_an_axis_is_closed_by_the_node_that_makes_it(folder: Path, block: int | None) -> None:
     """The first filter leaves rows of prompts that no value lies on: only tables in them are used afterwards."""
     text = (

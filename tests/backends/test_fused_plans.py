@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ from rlgraph.pipelines.fuse import drawn
 from rlgraph.pipelines.problem import Model, Problem
 from rlgraph.pipelines.timetable import timetable
 from rlgraph.transfers.edges import edges
+from tests.suites import few
 
 SMALL = 'model critic   = value_lm("Qwen/Qwen2.5-3B")'
 LINE = "fuse actor.train, critic.train\n"
@@ -99,6 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@cache
 def chosen(
     folder: Path,
     line: str,
@@ -160,7 +163,8 @@ place ref, reward    on play
 
 
 @pytest.mark.parametrize(
-    ("critic", "copies"), [("tp=2, pp=2", 2), ("tp=1, pp=4", 1), ("tp=1, pp=2", 2), ("tp=2, pp=2, chunks=2", 2)]
+    ("critic", "copies"),
+    few([("tp=2, pp=2", 2), ("tp=1, pp=4", 1), ("tp=1, pp=2", 2), ("tp=2, pp=2, chunks=2", 2)], "tp=2, pp=2"),
 )
 def test_models_that_are_split_unlike_share_a_pipeline(folder: Path, critic: str, copies: int) -> None:
     schedule = UNLIKE.format(critic=critic)
@@ -298,6 +302,7 @@ def test_where_processes_are_in_one_each_training_is_by_itself(folder: Path) -> 
     assert chosen(folder, LINE).plan.alone("transformers").fused == ()
 
 
+@pytest.mark.long
 def test_the_search_finds_them_where_models_are_split_unlike(folder: Path) -> None:
     chosen(folder, "")
     schedule = UNLIKE.format(critic="tp=1, pp=4")

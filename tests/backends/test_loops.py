@@ -18,6 +18,7 @@ from rlgraph.backends.regions import Loop, Policy
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import NODES
+from tests.suites import few
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,9 @@ def slices(text: str, folder: Path, **settings: Any) -> tuple[Seen, list[list[An
     return run.steps(1)[0], found
 
 
-@pytest.mark.parametrize(("parts", "sizes"), [(1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (5, [1] * 5), (9, [1] * 5)])
+@pytest.mark.parametrize(
+    ("parts", "sizes"), few([(1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (5, [1] * 5), (9, [1] * 5)], 3, 9)
+)
 def test_slices_differ_by_one_row_at_most_and_none_is_empty(folder: Path, parts: int, sizes: list[int]) -> None:
     seen, found = slices(sliced(parts), folder)
     assert [len(part) for part in found] == sizes
@@ -88,7 +91,7 @@ def test_every_epoch_has_every_row_once_and_a_shuffled_one_other_slices(folder: 
 
 
 @pytest.mark.parametrize("shuffle", ["true", "false"])
-@pytest.mark.parametrize(("parts", "epochs"), [(2, 1), (3, 2), (5, 3)])
+@pytest.mark.parametrize(("parts", "epochs"), few([(2, 1), (3, 2), (5, 3)], (3, 2)))
 def test_values_after_a_loop_lie_in_the_rows_of_before(folder: Path, parts: int, epochs: int, shuffle: str) -> None:
     """At a rate of 0 what the loop computes is what sampling knew, row by row and token by token."""
     seen, _ = slices(sliced(parts, epochs, shuffle, lr=0.0), folder, micro_rows=2)
@@ -111,7 +114,7 @@ def test_values_after_a_loop_are_those_of_the_last_pass(folder: Path) -> None:
     assert last == pytest.approx(run_text(text, folder)[0].metrics["lp"], abs=1e-12)
 
 
-@pytest.mark.parametrize("micro", [1, 2, 100])
+@pytest.mark.parametrize("micro", few([1, 2, 100], 2))
 def test_a_metric_of_a_loop_is_over_all_rows_of_all_slices(folder: Path, micro: int) -> None:
     """Slices of 2, 2 and 1 prompts with answers of unlike length: an average of averages would differ."""
     inside = sliced(3, lr=0.0).replace(
@@ -165,7 +168,7 @@ def collected(
     return run.steps(steps), kept
 
 
-@pytest.mark.parametrize("block", [None, 1, 3])
+@pytest.mark.parametrize("block", few([None, 1, 3], None, 3))
 def test_collect_loses_no_row_and_repeats_none(folder: Path, block: int | None) -> None:
     """Rows 3 .. 9 of ten are kept, four are read at a time, three are used in a step."""
     steps, kept = collected("prompts.place > 2", folder, 6, block=block)
@@ -326,7 +329,7 @@ def test_rows_without_a_token_get_too_old_too(folder: Path) -> None:
     assert late == [0, 0, 2, 0, 2, 0]
 
 
-@pytest.mark.parametrize("block", [None, 1, 3])
+@pytest.mark.parametrize("block", few([None, 1, 3], 3))
 def test_batches_that_are_begun_ahead(folder: Path, block: int | None) -> None:
     """Six rows are missing and four are in a batch: with `ahead=1.5` three are begun at once, with 1 two. The rows are
     those of one batch after the other, as long as nothing is dropped."""
@@ -460,8 +463,10 @@ step async(lag=LAG):
 )
 
 
-@pytest.mark.parametrize("block", [None, 2])
-@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("lag", "block"),
+    few(((lag, block) for lag in (0, 1, 3) for block in (None, 2)), (0, None), (1, 2), (3, None)),
+)
 def test_async_samples_with_the_weights_of_exactly_so_many_steps_ago(folder: Path, lag: int, block: int | None) -> None:
     run = Run(compile_text(ASYNC.replace("LAG", str(lag))), folder, block=block)
     steps = run.steps(5)

@@ -15,6 +15,7 @@ from rlgraph.backends.rows import TableData
 from rlgraph.errors import ProgramError, RunError
 from rlgraph.ir.graph import Node
 from tests.engines.refreshing import Coming
+from tests.suites import few
 
 
 @pytest.fixture(scope="module")
@@ -300,8 +301,17 @@ def test_steps_sample_other_answers_to_the_same_prompts(folder: Path) -> None:
     assert first.sampled[0].tokens != second.sampled[0].tokens
 
 
-@pytest.mark.parametrize("settings", [{}, {"block": 1}, {"block": 2}, {"threads": 2}], ids=str)
-@pytest.mark.parametrize("first", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("first", "settings"),
+    few(
+        ((first, settings) for first in (1, 2, 5) for settings in ({}, {"block": 1}, {"block": 2}, {"threads": 2})),
+        (1, {"block": 2}),
+        (2, {}),
+        (2, {"block": 1}),
+        (5, {"threads": 2}),
+    ),
+    ids=str,
+)
 def test_samples_that_end_first(folder: Path, first: int, settings: dict[str, int]) -> None:
     """The rows that are kept are those of sampling all, with their tokens; with one of each they are the prompts'."""
     lines = "    report score = mean(score), rows = size(score), each = max(size(score, by=prompts))\n"
@@ -410,7 +420,9 @@ class Hand:
         self.scored += [False] * len(text)
 
 
-@pytest.mark.parametrize(("turns", "most"), [(4, 14), (4, 12), (4, 6), (2, 30), (1, 3), (5, 1)])
+@pytest.mark.parametrize(
+    ("turns", "most"), few([(4, 14), (4, 12), (4, 6), (2, 30), (1, 3), (5, 1)], (4, 12), (2, 30), (5, 1))
+)
 def test_episodes_are_those_played_by_hand(folder: Path, turns: int, most: int) -> None:
     text = AGENT.replace("TURNS", str(turns)).replace("MOST", str(most)).replace("TEMP", "0")
     # A model whose greedy actions end: there are second and third turns, and observations that fill the room exactly.
@@ -432,7 +444,7 @@ def test_episodes_are_those_played_by_hand(folder: Path, turns: int, most: int) 
     assert most < 6 or turns < 4 or max(ends) == 3
 
 
-@pytest.mark.parametrize("block", [None, 1, 4])
+@pytest.mark.parametrize("block", few([None, 1, 4], 4))
 def test_tokens_in_are_tokens_out(folder: Path, block: int | None) -> None:
     """What the model wrote is scored as it wrote it, not as its text would be encoded again: the gap is 0."""
     text = AGENT.replace("TURNS", "4").replace("MOST", "14").replace("TEMP", "1.0")

@@ -25,6 +25,7 @@ from rlgraph.compilation import planning
 from rlgraph.enginespec.registry import engine
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Holding, Plan
+from tests.suites import few
 
 STEPS = 3
 
@@ -73,7 +74,17 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "schedule", "block"), CASES)
+KEPT = [
+    ("ppo", together, 2),
+    ("grpo", apart, 3),
+    ("online_dpo", apart, 3),
+    ("sft", apart, 3),
+    ("agent", together, None),
+]
+"""Each kind of step: a critic, groups, pairs, data without samples, and episodes."""
+
+
+@pytest.mark.parametrize(("name", "schedule", "block"), few(CASES, *KEPT))
 def test_every_algorithm(folder: Path, name: str, schedule: Callable[[Program], str], block: int | None) -> None:
     steps, weights = local(name, folder, block)
     found, others = debugged(name, folder, block, schedule)
@@ -114,8 +125,19 @@ def asleep(plan: Plan, *but: str) -> Plan:
     return replace(plan, holdings=tuple(held))
 
 
-@pytest.mark.parametrize(("schedule", "block"), [(apart, None), (together, None), (together, 1)])
-@pytest.mark.parametrize("name", ["ppo", "grpo", "online_dpo", "distill"])
+@pytest.mark.parametrize(
+    ("name", "schedule", "block"),
+    few(
+        (
+            (name, *how)
+            for name in ("ppo", "grpo", "online_dpo", "distill")
+            for how in ((apart, None), (together, None), (together, 1))
+        ),
+        ("ppo", together, None),
+        ("grpo", apart, None),
+        ("grpo", together, 1),
+    ),
+)
 def test_models_that_sleep_while_others_work(
     folder: Path, name: str, schedule: Callable[[Program], str], block: int | None
 ) -> None:

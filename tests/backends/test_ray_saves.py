@@ -51,6 +51,7 @@ def late(prompts, completions):
 """
 
 
+@pytest.mark.long
 def test_batches_that_go_on_begin_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the rows that they had read: none is lost, and none is trained on twice or too old, or recorded twice."""
     data_folder(tmp_path)

@@ -9,6 +9,7 @@ import time
 from multiprocessing.synchronize import Event
 from types import SimpleNamespace
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -103,6 +104,7 @@ def _rank(rank: int, address: str, answers: multiprocessing.Queue[object], seen:
         answers.put(str(error))
 
 
+@pytest.mark.long
 def test_torch_tells_while_it_waits_and_a_collective_that_fails_is_a_link_that_does() -> None:
     context = multiprocessing.get_context("spawn")
     answers: multiprocessing.Queue[object] = context.Queue()

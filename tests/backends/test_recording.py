@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -31,6 +32,7 @@ from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.errors import RunError, UsageMistake
 from rlgraph.ir.graph import Node
+from tests.suites import few
 
 STEPS = 3
 SAMPLING = [name for name in PROGRAMS if name not in ("sft", "reward_model")]
@@ -78,15 +80,26 @@ def stop_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransformersEngine, "generate", generate)
 
 
-@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize("name", few(SAMPLING, "grpo", "agent", "dapo"))
 def test_a_replay_is_the_run(folder: Path, name: str, recorded: Any, monkeypatch: Any) -> None:
     path, expected = recorded(name)
     stop_sampling(monkeypatch)
     same(run(name, folder, replay=path), expected)
 
 
-@pytest.mark.parametrize("settings", [{"micro_rows": 2}, {"block": 3}, {"threads": 3, "block": 1}], ids=str)
-@pytest.mark.parametrize("name", ["ppo", "agent"])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    few(
+        (
+            (name, settings)
+            for name in ("ppo", "agent")
+            for settings in ({"micro_rows": 2}, {"block": 3}, {"threads": 3, "block": 1})
+        ),
+        ("ppo", {"block": 3}),
+        ("agent", {"threads": 3, "block": 1}),
+    ),
+    ids=str,
+)
 def test_a_replay_in_other_pieces(
     folder: Path, name: str, settings: dict[str, int], recorded: Any, monkeypatch: Any
 ) -> None:
@@ -97,7 +110,7 @@ def test_a_replay_in_other_pieces(
         close(found.metrics, seen.metrics)
 
 
-@pytest.mark.parametrize("name", ["grpo", "agent"])
+@pytest.mark.parametrize("name", few(["grpo", "agent"], "grpo"))
 def test_float32_and_small_blocks(folder: Path, name: str, tmp_path: Path) -> None:
     """Recorded row by row; log-probabilities come back with every bit."""
     expected = run(name, folder, wide=False, block=1, record=tmp_path / "r")
@@ -356,8 +369,8 @@ def test_other_prompts(folder: Path, recorded: Any, tmp_path: Path) -> None:
         lambda text: re.sub(r'"versions": \[\[1, \d+\]\]', '"versions": []', text),
     ],
 )
-def test_a_damaged_file(folder: Path, tmp_path: Path, damage: Callable[[str], str]) -> None:
-    run("grpo", folder, steps=2, record=tmp_path / "r")
+def test_a_damaged_file(folder: Path, tmp_path: Path, recorded: Any, damage: Callable[[str], str]) -> None:
+    shutil.copytree(recorded("grpo")[0], tmp_path / "r")
     file = next((tmp_path / "r").glob("step-000002.*"))
     file.write_text(damage(file.read_text()))
     with pytest.raises(RunError, match=r"(?s)E0817.*line \d+ of `.*step-000002.*` is damaged.*before step 2"):

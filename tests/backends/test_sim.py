@@ -39,6 +39,7 @@ from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Holding, Plan
+from tests.suites import few
 
 WORKLOAD = Workload(Lengths((2.0, 4.0)), Lengths((1.0, 2.0, 3.0, 5.0)), kept=0.6)
 
@@ -142,8 +143,16 @@ def test_every_algorithm(folder: Path, name: str, schedule: Callable[[Program], 
     ]
 
 
-@pytest.mark.parametrize("schedule", [apart, together])
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "dapo"])
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    few(
+        ((name, schedule) for name in PROGRAMS if name != "dapo" for schedule in (apart, together)),
+        ("ppo", together),
+        ("grpo", apart),
+        ("sft", apart),
+        ("agent", apart),
+    ),
+)
 def test_it_fires_what_a_run_fires(folder: Path, name: str, schedule: Callable[[Program], str]) -> None:
     """All but what depends on the numbers, which `dapo` does. A run in one process is one thing after the other: what
     needs no model is fired in between there, and beside here. In a second step, who waits for weights lets others go
@@ -497,6 +506,7 @@ def test_a_failure_comes_out(folder: Path) -> None:
         simulated(program("ppo", folder, apart), 1, fixed=Fails())
 
 
+@pytest.mark.long
 def test_a_copy_takes_rows_of_the_next_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where few answers are long, it is not empty while they end: a step of the same rows is shorter, by blocks that
     are dealt freely and by two tables that are sampled with the same weights."""

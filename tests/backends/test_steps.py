@@ -27,6 +27,7 @@ from rlgraph.backends.versions import PastWeights, Versions
 from rlgraph.ir.graph import Program
 from rlgraph.ir.steps import reach, step_edges
 from rlgraph.ir.types import Handle
+from tests.suites import few
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,7 @@ def in_turn(program: Program, folder: Path, record: Path, count: int) -> tuple[l
             backend.close()
 
 
-@pytest.mark.parametrize("lag", [1, 2])
+@pytest.mark.parametrize("lag", few([1, 2], 2))
 def test_two_frames_live_side_by_side(folder: Path, tmp_path: Path, lag: int) -> None:
     """The rows of a step are generated before the step before is trained, and between its nodes."""
     program = compile_text(AHEAD.replace("LAG", str(lag)))
@@ -160,7 +161,7 @@ def test_two_frames_live_side_by_side(folder: Path, tmp_path: Path, lag: int) ->
     assert all(torch.equal(weights_then[name], last[name]) for name in last)
 
 
-@pytest.mark.parametrize("lag", [1, 2])
+@pytest.mark.parametrize("lag", few([1, 2], 2))
 def test_two_frames_live_side_by_side_in_the_processes_of_a_plan(folder: Path, tmp_path: Path, lag: int) -> None:
     """What a process made or was sent for a step that goes on outlives the steps that are over."""
     text = AHEAD.replace("LAG", str(lag))

@@ -16,6 +16,7 @@ from tiny import EPS, Run, Seen, compile_text, data_folder, run_text, weights
 
 from rlgraph.dsl.check import check
 from rlgraph.errors import Source
+from tests.suites import few
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_trap_2_leave_one_out_is_another_baseline(folder: Path) -> None:
     assert seen.metrics["cen"] == pytest.approx(expected * (2 / 3) ** 2, abs=1e-12)
 
 
-@pytest.mark.parametrize("eps", [1e-9, 1e-6, 1e-4, 0.5])
+@pytest.mark.parametrize("eps", few([1e-9, 1e-6, 1e-4, 0.5], 1e-4, 0.5))
 def test_trap_3_the_epsilon_stands_beside_an_unbiased_deviation(folder: Path, eps: float) -> None:
     seen = step(3, f"    adv = normalize(score, prompts, {eps})\n    report sum = sum(abs(adv))\n", folder)
     expected = sum(abs(a) for g in groups(seen, 3) for a in formulas.group_advantages(g, eps))
@@ -114,7 +115,7 @@ def aggregated(name: str, x: list[list[float]]) -> float:
     }[name]
 
 
-@pytest.mark.parametrize("micro", [1, 3, 100])
+@pytest.mark.parametrize("micro", few([1, 3, 100], 3))
 @pytest.mark.parametrize("name", LOSSES)
 def test_trap_4_every_denominator_is_that_of_the_whole_mini_batch(folder: Path, name: str, micro: int) -> None:
     """The loss that the optimizer sees, whatever the micro-batches; ROLL and old verl forget the 1/B of Dr.GRPO."""
@@ -184,7 +185,7 @@ step:
 )
 
 
-@pytest.mark.parametrize("block", [None, 3])
+@pytest.mark.parametrize("block", few([None, 3], 3))
 def test_trap_9_and_19_tokens_of_a_tool_are_skipped(folder: Path, block: int | None) -> None:
     """Advantages run from action to action, and GSPO's ratio is a mean over actions only (slime's GAE does not
     skip)."""
@@ -242,7 +243,7 @@ STATISTICS = {
 }
 
 
-@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize("name", few(STATISTICS, "quantile", "whitened model"))
 def test_trap_13_a_statistic_is_over_the_mini_batch_and_not_over_a_micro_batch(folder: Path, name: str) -> None:
     """verl's clip_cov and kl_cov take the quantile of a micro-batch, so that the result depends on its size."""
     lines = f"""    train actor(lr=0.05, eps={EPS}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -14,6 +15,7 @@ from rlgraph.models.known import known
 from rlgraph.models.shape import Shape, shape_of
 from tests.cost.live import Live
 from tests.cost.trained import LATENT, WIDE_VALUES, Case
+from tests.suites import few
 
 MANY_SCORED = {"scored": 64}
 LONG = {"rows": 2, "length": 512}
@@ -31,6 +33,20 @@ CASES = [
     *(Case("deepseek_v3", dtype=dtype, fields=LATENT) for dtype in ("float32", "bfloat16")),
     Case("deepseek_v3", rows=2, length=512, fields=WIDE_VALUES),
 ]
+KEPT = [
+    Case("qwen2"),
+    Case("qwen2", dtype="bfloat16"),
+    Case("qwen3"),
+    Case("llama", **MANY_SCORED),
+    Case("llama", dtype="bfloat16", **WIDE),
+    Case("qwen2", "value_lm", **MANY_SCORED),
+    Case("qwen2", entropy=True, **MANY_SCORED),
+    Case("gemma2", scored=127, fields=(("head_dim", 16),)),
+    Case("gemma3_text", dtype="bfloat16", fields=(("head_dim", 16),)),
+    Case("mixtral", fields=(("num_local_experts", 4),)),
+    Case("deepseek_v3", fields=LATENT),
+    Case("deepseek_v3", rows=2, length=512, fields=WIDE_VALUES),
+]
 
 
 def measured(case: Case, layers: int, logits: int = LOGITS, recompute: bool = False) -> int:
@@ -44,7 +60,7 @@ def measured(case: Case, layers: int, logits: int = LOGITS, recompute: bool = Fa
     return live.peak
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", few(CASES, *KEPT), ids=str)
 def test_what_transformers_keeps(case: Case) -> None:
     shape = case.shape()
     found = activation_bytes(
@@ -63,9 +79,11 @@ def test_what_transformers_keeps(case: Case) -> None:
     assert found.peak(4) == pytest.approx(four, rel=0.1)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("entropy", [False, True])
-def test_a_head_in_chunks_keeps_one_of_them(dtype: str, entropy: bool) -> None:
+@pytest.mark.parametrize(
+    "entropy, dtype",
+    few(product([False, True], ["float32", "bfloat16"]), (False, "bfloat16"), (True, "float32")),
+)
+def test_a_head_in_chunks_keeps_one_of_them(entropy: bool, dtype: str) -> None:
     """A quarter of the logits at a time, and the gradients of the head so far."""
     case = Case("qwen2", dtype=dtype, scored=127, entropy=entropy)
     itemsize, fused = (4, True) if dtype == "float32" else (2, False)
@@ -83,8 +101,10 @@ def test_a_head_in_chunks_keeps_one_of_them(dtype: str, entropy: bool) -> None:
     assert measured(case, 2) > 1.3 * found.peak(2)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize(
+    "family, dtype",
+    few(product(["llama", "qwen3"], ["float32", "bfloat16"]), ("llama", "float32"), ("qwen3", "bfloat16")),
+)
 def test_layers_that_are_recomputed_keep_their_input(family: str, dtype: str) -> None:
     case = Case(family, dtype=dtype)
     itemsize, fused = (4, True) if dtype == "float32" else (2, False)

@@ -16,6 +16,7 @@ from rlgraph.models.adapters import Adapters
 from tests.cost.allocated import Work, transformers
 from tests.cost.test_work import counter
 from tests.cost.trained import Case
+from tests.suites import few
 
 LORA = Adapters(8, 16.0)
 
@@ -33,18 +34,23 @@ class Tuned(Work):
         return replace(found, shape=replace(found.shape, adapters=LORA))
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        Tuned("train", Case("llama", rows=1, length=32), layers=4),
-        Tuned("train", Case("qwen2"), micros=3),
-        Tuned("train", Case("qwen2", dtype="bfloat16"), micros=3),
-        Tuned("train", Case("llama", dtype="bfloat16", rows=1, length=32), layers=4, micros=3),
-        Tuned("train", Case("llama"), layers=4, micros=2, recompute=True),
-        Tuned("train", Case("llama", kind="value_lm"), micros=2),
-    ],
-    ids=str,
+SHORT, NARROW, AGAIN, VALUED = (
+    Tuned("train", Case("llama", rows=1, length=32), layers=4),
+    Tuned("train", Case("qwen2", dtype="bfloat16"), micros=3),
+    Tuned("train", Case("llama"), layers=4, micros=2, recompute=True),
+    Tuned("train", Case("llama", kind="value_lm"), micros=2),
 )
+CASES = [
+    SHORT,
+    Tuned("train", Case("qwen2"), micros=3),
+    NARROW,
+    Tuned("train", Case("llama", dtype="bfloat16", rows=1, length=32), layers=4, micros=3),
+    AGAIN,
+    VALUED,
+]
+
+
+@pytest.mark.parametrize("wanted", few(CASES, SHORT, NARROW, AGAIN, VALUED), ids=str)
 def test_bytes_are_those_of_the_engine(wanted: Work) -> None:
     stay, active = transformers(wanted)
     predicted = wanted.predicted("transformers")

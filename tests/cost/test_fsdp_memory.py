@@ -12,6 +12,7 @@ from tests.cost.allocated import Work, shared_out
 from tests.cost.test_adapters_memory import Tuned
 from tests.cost.trained import Case
 from tests.engines.ranks import Ranks
+from tests.suites import few
 
 WIDE = (("hidden_size", 256), ("intermediate_size", 512))
 EXPERTS = (("num_experts", 8), ("num_experts_per_tok", 2), ("moe_intermediate_size", 64))
@@ -50,6 +51,18 @@ CASES = [
 ]
 
 
+KEPT = [
+    Work("train", Case("qwen2", scored=64), micros=3, split=TWO),
+    Work("train", SMALL, 4, split=mesh(dp=2, fsdp=2)),
+    Work("train", Case("qwen3_moe", rows=2, length=32, fields=EXPERTS), 4, split=TWO),
+    Work("train", Case("qwen2", scored=8), 4, split=TWO, recompute=True),
+    Work("logprobs", Case("qwen2", scored=64), split=TWO),
+    Work("train", SMALL, 4, 3, split=mesh(tp=2)),
+    Work("logprobs", Case("llama", scored=64), 4, split=mesh(tp=2)),
+    Work("train", replace(SMALL, dtype="bfloat16"), 4, 2, split=TWO, gather="update"),
+]
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     started = Ranks(4)
@@ -57,7 +70,7 @@ def ranks() -> Iterator[Ranks]:
     started.close()
 
 
-@pytest.mark.parametrize("work", CASES, ids=str)
+@pytest.mark.parametrize("work", few(CASES, *KEPT), ids=str)
 def test_what_stays_and_what_work_needs(ranks: Ranks, work: Work) -> None:
     stays, needs = max(ranks.run(work.split, shared_out, work), key=sum)
     found = work.predicted("transformers")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 
@@ -15,6 +15,7 @@ from rlgraph.ir.mesh import Mesh, mesh
 from tests.cost.live import Live
 from tests.cost.trained import LATENT, WIDE_VALUES, Case
 from tests.engines.ranks import Ranks
+from tests.suites import few
 
 CASES = [
     Case("qwen2"),
@@ -32,6 +33,15 @@ CASES = [
     Case("deepseek_v3", rows=2, length=300, fields=WIDE_VALUES),
     Case("gemma3_text", fields=(("sliding_window", 32), ("sliding_window_pattern", 2))),
 ]
+KEPT = [
+    (Case("qwen2"), mesh()),
+    (Case("qwen2", scored=64, entropy=True), mesh()),
+    (Case("llama", "value_lm", scored=64), mesh()),
+    (Case("qwen3", rows=2, length=300), mesh(tp=2)),
+    (Case("deepseek_v3", rows=2, length=300, fields=WIDE_VALUES), mesh()),
+    (Case("qwen2", rows=1, length=1025, scored=800), mesh(cp=2)),
+]
+"""Heads of each kind, and models without and with experts, on ranks that share columns or tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +74,7 @@ def measured(over: Mesh, case: Case) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("over", [mesh(), mesh(tp=2), mesh(cp=2)], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case, over", few(product(CASES, [mesh(), mesh(tp=2), mesh(cp=2)]), *KEPT), ids=str)
 def test_what_megatron_keeps(ranks: Ranks, case: Case, over: Mesh) -> None:
     cp = over.length("cp")
     if problems(case.shape(), "megatron", over):

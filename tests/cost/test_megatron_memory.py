@@ -12,6 +12,7 @@ from rlgraph.ir.mesh import mesh
 from tests.cost.allocated import Work, on_rank
 from tests.cost.trained import Case
 from tests.engines.ranks import Ranks
+from tests.suites import few
 
 WIDE = (("hidden_size", 256), ("intermediate_size", 512))
 CASES = [
@@ -33,6 +34,17 @@ CASES = [
 ]
 
 
+KEPT = [
+    Work("train", Case("llama", rows=1, length=32, scored=8, fields=WIDE), 4),
+    Work("train", Case("qwen2"), micros=2, split=mesh(tp=2)),
+    Work("train", Case("qwen2", scored=64), 8, 4, split=mesh(pp=2, chunks=2)),
+    Work("train", Case("qwen2", scored=64), micros=2, split=mesh(cp=2)),
+    Work("logprobs", Case("qwen2", scored=64)),
+    Work("logprobs", Case("llama", dtype="bfloat16", rows=64, length=9, scored=8)),
+    Work("logprobs", Case("qwen3", rows=2, length=400, scored=64, fields=WIDE), split=mesh(cp=2)),
+]
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     started = Ranks(2)
@@ -40,7 +52,7 @@ def ranks() -> Iterator[Ranks]:
     started.close()
 
 
-@pytest.mark.parametrize("work", CASES, ids=str)
+@pytest.mark.parametrize("work", few(CASES, *KEPT), ids=str)
 def test_what_stays_and_what_work_needs(ranks: Ranks, work: Work) -> None:
     stays, needs = max(ranks.run(work.split, on_rank, work), key=sum)
     found = work.predicted("megatron")

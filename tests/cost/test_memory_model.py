@@ -23,6 +23,7 @@ from rlgraph.models.known import known
 from rlgraph.models.shape import shape_of
 from tests.cost.allocated import Work, transformers
 from tests.cost.trained import LATENT, WIDE_VALUES, Case
+from tests.suites import few
 
 WIDE = (("hidden_size", 256), ("intermediate_size", 512))
 """Weights outweigh activations."""
@@ -67,9 +68,26 @@ CASES = [
     Work("generate", Case("llama", rows=16, length=200), 4, response=8),
     Work("generate", Case("llama", rows=4, length=16), micros=4, threads=2, response=16),
 ]
+KEPT = [
+    Work("train", Case("qwen2", dtype="bfloat16", scored=64), micros=3),
+    Work("train", Case("qwen3", rows=2, length=64, fields=TIED), 4),
+    Work("train", Case("qwen2", "value_lm", scored=64), micros=2),
+    Work("train", Case("qwen2"), micros=4, threads=2),
+    Work("train", Case("qwen3", rows=4, scored=127, less=16), 4, 3),
+    Work("train", Case("llama", dtype="bfloat16", rows=4), 4, 2, attention="eager"),
+    Work("accumulate", Case("qwen2", scored=64), micros=3),
+    Work("accumulate", Case("llama", dtype="bfloat16", rows=1, length=32, scored=8, fields=WIDE), 4, 2),
+    Work("logprobs", Case("qwen2", scored=127)),
+    Work("values", Case("llama", "value_lm", rows=4, scored=127, less=16), 4),
+    Work("values", Case("llama", "value_lm", rows=4, scored=100), 4, attention="eager"),
+    Work("logprobs", Case("deepseek_v3", rows=2, length=500, scored=8, fields=WIDE_VALUES), 3),
+    Work("generate", Case("llama", rows=16, length=200), 4, response=8),
+]
+"""Each operation, with weights or activations that outweigh the rest, threads, uneven rows and scores that are written
+out."""
 
 
-@pytest.mark.parametrize("work", CASES, ids=str)
+@pytest.mark.parametrize("work", few(CASES, *KEPT), ids=str)
 def test_what_stays_and_what_work_needs(work: Work) -> None:
     stays, needs = transformers(work)
     found = work.predicted("transformers")

@@ -28,6 +28,7 @@ from rlgraph.cost.tasks import Workload, main_step, tasks
 from rlgraph.ir.graph import Node
 from rlgraph.passes.accumulate import added_up
 from tests.cost.allocated import Everywhere
+from tests.suites import few
 
 CPU = defaults("cpu")
 
@@ -151,7 +152,7 @@ def predicted(name: str, memory: str = "24GiB") -> Peak:
         return peaks(compiled.plan, laid, model_configs(compiled), cluster, EXACT)["all"]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES, "grpo with large weights"))
 def test_the_peak_of_a_step_and_its_moment(name: str) -> None:
     found, most = measured(name)
     peak = predicted(name)
@@ -161,13 +162,14 @@ def test_the_peak_of_a_step_and_its_moment(name: str) -> None:
         assert size == pytest.approx(found[task], rel=0.15), task
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES, "grpo with large weights"))
 def test_verdicts_just_above_and_just_below(name: str) -> None:
     _, most = measured(name)
     assert predicted(name, f"{1.1 * most / 2**20:.3f}MiB").fits
     assert not predicted(name, f"{0.9 * most / 2**20:.3f}MiB").fits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["ppo", "ppo with large weights"])
 def test_both_arenas_are_as_full_as_planned_where_models_sleep(name: str) -> None:
     """Four models on one device, of which one is there at a time."""

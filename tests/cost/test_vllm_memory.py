@@ -13,6 +13,7 @@ from rlgraph.engines.sources import ModelSpec
 from rlgraph.models.adapters import Adapters
 from tests.cost.allocated import Work, vllm
 from tests.cost.trained import Case
+from tests.suites import few
 
 FEW = (("hidden_size", 128), ("head_dim", 32))
 MANY = (("hidden_size", 256), ("head_dim", 32), ("num_attention_heads", 8), ("intermediate_size", 1024))
@@ -46,7 +47,10 @@ CASES = [
     Work(
         "generate", Case("deepseek_v3", rows=16, length=64, fields=(*KERNELS, *SMALL_EXPERTS, *WIDE)), 2, 4, response=1
     ),
+    Work("generate", Case("llama", rows=16, length=64, fields=MANY), 2, 4, response=4),
 ]
+KEPT = CASES[-2:]
+"""Attention of both kinds, and few tokens."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Adapted(Work):
         return replace(found, shape=replace(found.shape, adapters=Adapters(self.rank, 16.0)))
 
 
-@pytest.mark.parametrize("work", CASES, ids=str)
+@pytest.mark.parametrize("work", few(CASES, *KEPT), ids=str)
 def test_what_stays_and_what_work_needs(work: Work) -> None:
     stays, needs = vllm(work)
     found = work.predicted("vllm")
@@ -74,12 +78,21 @@ def test_what_stays_and_what_work_needs(work: Work) -> None:
     assert found.active.total == pytest.approx(needs, rel=0.1)
 
 
-@pytest.mark.parametrize("adapters", ["merged", "apart"])
-@pytest.mark.parametrize("rank", [8, 12])
-def test_adapters(adapters: str, rank: int) -> None:
+@pytest.mark.parametrize(
+    "rank, adapters, layers, response",
+    few(
+        [
+            *((rank, adapters, 4, 20) for rank in (8, 12) for adapters in ("merged", "apart")),
+            (8, "merged", 2, 4),
+            (12, "apart", 2, 4),
+        ],
+        (12, "apart", 2, 4),
+    ),
+)
+def test_adapters(adapters: str, rank: int, layers: int, response: int) -> None:
     """As copies of the matrices that have some, or in places beside these."""
     case = Case("llama", rows=16, length=64, fields=MANY)
-    work = Adapted("generate", case, 4, 4, response=20, adapters=adapters, rank=rank)
+    work = Adapted("generate", case, layers, 4, response=response, adapters=adapters, rank=rank)
     stays, needs = vllm(work, adapters=adapters)
     found = work.predicted("vllm")
     held = sum(size for what, size in found.resident.parts if what != "messages")
@@ -87,6 +100,7 @@ def test_adapters(adapters: str, rank: int) -> None:
     assert found.active.total == pytest.approx(needs, rel=0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [

@@ -14,6 +14,7 @@ from rlgraph.dsl.check import check
 from rlgraph.errors import ProgramError, Source
 from tests.counting import grows_with_its_size
 from tests.dsl.mutants import PROGRAMS, compile_fully, mutant
+from tests.suites import few
 
 
 @pytest.mark.parametrize("text", PROGRAMS, ids=lambda text: text.split("algorithm ")[1].split("\n")[0])
@@ -31,7 +32,7 @@ HEAD = 'algorithm a\nmodel actor = causal_lm("m")\ndata prompts = jsonl("p.jsonl
 STEP = "step:\n    rollout = actor.generate(prompts, max_tokens=8)\n    x = rollout.logprobs\n"
 
 
-@pytest.mark.parametrize("line", ["x = x + 1", "x = x * x - x", "x = exp(x) - mean(x)"])
+@pytest.mark.parametrize("line", few(["x = x + 1", "x = x * x - x", "x = exp(x) - mean(x)"], "x = exp(x) - mean(x)"))
 def test_a_long_program_takes_no_longer_by_line(line: str) -> None:
     def work(lines: int) -> None:
         text = HEAD + STEP + f"    {line}\n" * lines + "    report x = mean(x)\n"

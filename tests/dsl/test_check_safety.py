@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.suites import few
 from tests.waits import NEVER
 
 EVIL = """\
@@ -166,7 +167,12 @@ def test_use_opens_programs_only_and_does_not_show_other_files(folder: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "value", ['python("evil.py:rows")', 'jsonl("/etc/passwd")', '"/etc/passwd"', 'hub("evil/data")']
+    "value",
+    few(
+        ['python("evil.py:rows")', 'jsonl("/etc/passwd")', '"/etc/passwd"', 'hub("evil/data")'],
+        'python("evil.py:rows")',
+        'jsonl("/etc/passwd")',
+    ),
 )
 def test_changes_from_the_command_line_run_nothing(folder: Path, value: str) -> None:
     seen, said, _ = watched(folder, EVIL, {"rows": value, "home": '"/etc/hosts"'})
