@@ -13,6 +13,7 @@ from programs_on_disk import FAILS_AT_THIRD, start, write_tiny
 import rlgraph
 from rlgraph.cli import status
 from rlgraph.errors import UsageMistake
+from tests.suites import few
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +87,7 @@ def test_a_run_that_cannot_begin_leaves_nothing(folder: Path, capsys: pytest.Cap
     assert not (folder / "runs").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", few([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], signal.SIGTERM))
 def test_an_interrupted_run_saves_its_models(number: signal.Signals, folder: Path) -> None:
     with start(["run", "tiny.rlf", "--steps", "1000000", "--out", "here", "--threads", "1"], folder) as process:
         assert process.stderr is not None

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.suites import few
+
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "rlgraph").rglob("*.py"))
 
@@ -161,6 +163,7 @@ def test_nothing_imports_in_a_circle(path: Path) -> None:
             pending += _run(_file(module))
 
 
+@cache
 def _run(path: Path) -> list[str]:
     """What a file imports when it is loaded, and when its functions are called."""
     return [module for line, module in imports(path) if line not in _for_types(path) and module != "rlgraph"]
@@ -235,19 +238,30 @@ def test_every_data_source_is_a_plugin() -> None:
     assert {f"rlgraph/data/{name}.py" for name in SOURCES} == {file for file in PLUGINS if "/data/" in file}
 
 
+COMPILING = (
+    'import rlgraph; rlgraph.compile(\'algorithm a\\nmodel m = causal_lm("m")\\ndata d = jsonl("d")\\n'
+    "step:\\n    r = m.generate(d, max_tokens=1)\\n    report n = mean(r.length)').text()"
+)
+
+
 @pytest.mark.parametrize(
     "code",
-    [
-        "import rlgraph",
-        "import rlgraph; rlgraph.check('step:')",
-        "import rlgraph.dsl.check",
-        "import rlgraph.passes.pipeline",
+    few(
+        [
+            "import rlgraph",
+            "import rlgraph; rlgraph.check('step:')",
+            "import rlgraph.dsl.check",
+            "import rlgraph.passes.pipeline",
+            "import rlgraph.data, rlgraph.foreign",
+            COMPILING,
+            "import rlgraph.viz.svg, rlgraph.viz.html, rlgraph.viz.dot",
+            "import rlgraph.cli",
+        ],
+        COMPILING,
         "import rlgraph.data, rlgraph.foreign",
-        'import rlgraph; rlgraph.compile(\'algorithm a\\nmodel m = causal_lm("m")\\ndata d = jsonl("d")\\n'
-        "step:\\n    r = m.generate(d, max_tokens=1)\\n    report n = mean(r.length)').text()",
         "import rlgraph.viz.svg, rlgraph.viz.html, rlgraph.viz.dot",
         "import rlgraph.cli",
-    ],
+    ),
 )
 def test_what_does_not_compute_loads_nothing_heavy(code: str) -> None:
     heavy = ("torch", "transformers", "ray", "numpy", "vllm")
@@ -256,6 +270,7 @@ def test_what_does_not_compute_loads_nothing_heavy(code: str) -> None:
     assert ran.stdout.strip() == "[]", ran.stdout + ran.stderr
 
 
+@pytest.mark.long
 def test_a_plan_is_searched_for_without_torch() -> None:
     """On a laptop, in about a second."""
     code = (

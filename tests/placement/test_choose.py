@@ -38,6 +38,7 @@ from rlgraph.placement.choose import choose, choose_asleep, refused
 from rlgraph.placement.search import watch
 from rlgraph.placement.search.problem import peak as counted
 from rlgraph.placement.search.refuse import MOST_NODES
+from tests.suites import few
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 SMALL = {"base": '"Qwen/Qwen2.5-1.5B"', "judge": '"Qwen/Qwen2.5-1.5B"'}
@@ -182,6 +183,7 @@ def test_orders_that_a_copy_samples_together_are_simulated() -> None:
     assert predicted(chosen("grpo", "2x8:a100-80gb").choice)["in_turn_seconds"] is None
 
 
+@pytest.mark.long
 def test_where_steps_overlap_generation_has_devices_of_its_own() -> None:
     """The simulator takes the plan for the faster one, too; and where it is given the wrong one as the plan of the
     steady state, it takes the other, with what is proven of the first."""
@@ -245,7 +247,10 @@ def of_usual_rows(name: str, cluster: str, offload: bool = True) -> Compiled:
     return rlgraph.compile(ALGORITHMS / f"{name}.rlf", sets, cluster=cluster, offload=offload)
 
 
-@pytest.mark.parametrize(("name", "cluster"), [("grpo", "1x8:rtx4090"), ("ppo", "1x8:rtx4090"), ("ppo", "1x1:h100")])
+@pytest.mark.parametrize(
+    ("name", "cluster"),
+    few([("grpo", "1x8:rtx4090"), ("ppo", "1x8:rtx4090"), ("ppo", "1x1:h100")], ("ppo", "1x1:h100")),
+)
 def test_models_sleep_where_that_is_faster(name: str, cluster: str) -> None:
     """The simulator says so, too, and what is proven is proven of all plans."""
     awake, found = of_usual_rows(name, cluster, offload=False), of_usual_rows(name, cluster)
@@ -291,6 +296,7 @@ def test_who_sleeps_comes_once_for_slices_that_only_it_works_on(slices: str, oft
     assert simulate(made, read_cluster(cluster), workload=LENGTHS).seconds == pytest.approx(found.seconds, rel=0.01)
 
 
+@pytest.mark.long
 def test_nobody_sleeps_for_a_little() -> None:
     """A plan in which models sleep would be faster by less than a percent; the gap says so."""
     awake, found = of_usual_rows("ppo", "1x4:h100", offload=False), of_usual_rows("ppo", "1x4:h100")
@@ -413,6 +419,7 @@ def test_off_loading_is_the_last_resort() -> None:
     assert codes(tight, offload=False)[0] in ("E0930", "E0933")
 
 
+@pytest.mark.long
 def test_who_sleeps_has_room_in_the_hosts_memory() -> None:
     """With less of it fewer sleep, and a step takes longer, until nobody does but who has to keep nothing."""
     sizes = ("32GB", "4GB", "1GB")
@@ -449,7 +456,9 @@ def test_pins_cost_time_and_never_gain_any() -> None:
     assert free.choice.found.seconds < pinned.choice.found.seconds
 
 
-@pytest.mark.parametrize("split", ["dp=1, pp=4, tp=2", "dp=2, pp=2, tp=2", "dp=4, pp=2, tp=1", "dp=2, pp=4, tp=1"])
+@pytest.mark.parametrize(
+    "split", few(["dp=1, pp=4, tp=2", "dp=2, pp=2, tp=2", "dp=4, pp=2, tp=1", "dp=2, pp=4, tp=1"], "dp=2, pp=2, tp=2")
+)
 def test_no_split_of_what_shares_its_optimizer_beats_the_search(split: str) -> None:
     """A copy has its share of the optimizer's state, which decides what fits on small devices."""
     pins = f"schedule grpo\npool all = 8 devices\nplace actor.train on all(engine=megatron, {split})\n"
@@ -518,13 +527,15 @@ def test_more_devices_are_never_slower() -> None:
     assert all(after.seconds <= before.seconds * 1.01 for before, after in zip(steps, steps[1:], strict=False))
 
 
-def test_a_slow_link_between_islands_is_not_crossed_for_nothing() -> None:
-    near, far = (chosen("ppo", f"2x4:h100 + 2x4:h100 ~ {link}").choice.found.seconds for link in ("50GB/s", "10Mb/s"))
+@pytest.mark.parametrize("name", few(["ppo", "grpo"], "grpo"))
+def test_a_slow_link_between_islands_is_not_crossed_for_nothing(name: str) -> None:
+    near, far = (chosen(name, f"2x4:h100 + 2x4:h100 ~ {link}").choice.found.seconds for link in ("50GB/s", "10Mb/s"))
     assert near <= far * (1 + 1e-9)
 
 
-def test_the_cheapest_plan_is_cheaper_and_slower() -> None:
-    fast, cheap = (chosen("ppo", "2x4:a100-80gb", minimize=goal).choice for goal in ("time", "cost"))
+@pytest.mark.parametrize("name", few(["ppo", "grpo"], "grpo"))
+def test_the_cheapest_plan_is_cheaper_and_slower(name: str) -> None:
+    fast, cheap = (chosen(name, "2x4:a100-80gb", minimize=goal).choice for goal in ("time", "cost"))
     price = [
         choice.found.seconds * choice.problem.price(choice.found.blocks, choice.found.devices)
         for choice in (fast, cheap)
@@ -533,9 +544,10 @@ def test_the_cheapest_plan_is_cheaper_and_slower() -> None:
     assert cheap.found.value == pytest.approx(price[1])
 
 
-def test_the_same_input_gives_the_same_bytes() -> None:
-    again = chosen.__wrapped__("ppo", "2x8:a100-80gb")
-    assert again.plan_json() == chosen("ppo", "2x8:a100-80gb").plan_json()
+@pytest.mark.parametrize("name", few(["ppo", "grpo"], "grpo"))
+def test_the_same_input_gives_the_same_bytes(name: str) -> None:
+    again = chosen.__wrapped__(name, "2x8:a100-80gb")
+    assert again.plan_json() == chosen(name, "2x8:a100-80gb").plan_json()
 
 
 def test_a_dtype_that_is_not_said() -> None:
@@ -598,7 +610,7 @@ def test_too_large_says_what_where_when_and_what_helps(capsys: pytest.CaptureFix
             "pool judge = 2 devices\nplace reward on judge\n",
             "E0932",
         ),
-        ("1x2:l4(memory=4GiB)", None, "E0930"),
+        pytest.param("1x2:l4(memory=4GiB)", None, "E0930", marks=pytest.mark.long),
     ],
 )
 def test_refusals(cluster: str, schedule: str | None, code: str) -> None:
@@ -624,7 +636,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", few(REFUSED, "models together", "two kinds of nodes", "a pool"))
 def test_what_is_proposed_can_be_run_and_is_the_least(case: str) -> None:
     """Each hint is applied: the plan that is found then needs no off-loading, and with one node less there is none."""
     name, cluster, schedule, sets = REFUSED[case]
@@ -673,8 +685,9 @@ def test_what_would_fit_is_searched_for_no_longer_than_was_said() -> None:
         assert refusals and all(each.code == "E0930" and each.hint.startswith(hint) for each in refusals)
 
 
-def test_a_search_ends_at_the_gap_that_was_asked_for() -> None:
-    best, near = (chosen("ppo", "2x8:h100-80gb", search_gap=gap).choice.found for gap in (0.0, 0.5))
+@pytest.mark.parametrize("name", few(["ppo", "grpo"], "grpo"))
+def test_a_search_ends_at_the_gap_that_was_asked_for(name: str) -> None:
+    best, near = (chosen(name, "2x8:h100-80gb", search_gap=gap).choice.found for gap in (0.0, 0.5))
     assert best.gap == 0 < near.gap <= 0.5 and near.looked < best.looked
     assert near.bound <= best.value <= near.value
     assert codes("1x8:h100", search_gap=1.0) == ["E0934"]

@@ -25,6 +25,7 @@ from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Plan
 from rlgraph.placement.search.partitions import laid, packed
 from rlgraph.placement.search.problem import Block
+from tests.suites import few
 
 GRPO = Path(rlgraph.__file__).parent / "algorithms" / "grpo.rlf"
 LENGTHS = workload("300", "mean=120, p99=400")
@@ -53,13 +54,18 @@ def islands_of(plan: Plan, cluster: Cluster, group: str) -> list[set[int]]:
 
 @pytest.mark.parametrize(
     ("cluster", "devices", "tp", "first", "kinds"),
-    [
-        (UNLIKE, 16, 2, 0, [8, 8]),
-        ("1x8:h100-80gb + 2x4:a100-80gb", 12, 4, 0, [8, 4]),
-        ("2x8:h100-80gb + 1x4:a100-80gb", 20, 4, 0, [16, 4]),
-        ("1x6:h100-80gb + 1x8:a100-80gb", 14, 2, 0, [6, 8]),
-        ("1x4:h100-80gb + 1x4:a100-80gb + 1x4:a800-80gb", 12, 2, 0, [4, 4, 4]),
-    ],
+    few(
+        [
+            ("1x2:h100-80gb + 1x2:a100-80gb", 4, 1, 0, [2, 2]),
+            (UNLIKE, 16, 2, 0, [8, 8]),
+            ("1x8:h100-80gb + 2x4:a100-80gb", 12, 4, 0, [8, 4]),
+            ("2x8:h100-80gb + 1x4:a100-80gb", 20, 4, 0, [16, 4]),
+            ("1x6:h100-80gb + 1x8:a100-80gb", 14, 2, 0, [6, 8]),
+            ("1x4:h100-80gb + 1x4:a100-80gb + 1x4:a800-80gb", 12, 2, 0, [4, 4, 4]),
+        ],
+        "1x2:h100-80gb + 1x2:a100-80gb",
+        "1x8:h100-80gb + 2x4:a100-80gb",
+    ),
 )
 def test_a_pool_that_is_larger_than_a_group_lies_over_several(
     cluster: str, devices: int, tp: int, first: int, kinds: list[int]
