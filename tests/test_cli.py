@@ -430,7 +430,7 @@ NAMED = "p\x1b]0;title\x07.rlf"
         ["check", "\x1b[2J.rlf"],
         ["explain", "\x1b[2J"],
         ["plan", "diff", NAMED, NAMED],
-        pytest.param(["run", NAMED, "--overwrite"], marks=pytest.mark.long),
+        ["run", NAMED, "--overwrite"],
         ["simulate", NAMED, "--format", "json"],
         ["\x1b[2J"],
     ],

@@ -102,13 +102,26 @@ def name(path: Path) -> str:
 
 
 @cache
+def read(path: Path) -> tuple[list[ast.Import | ast.ImportFrom], set[int]]:
+    """All imports of a file, and the lines under `if TYPE_CHECKING`."""
+    nodes = [*ast.walk(ast.parse(path.read_text("utf-8")))]
+    blocks = [
+        node
+        for node in nodes
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    ]
+    lines = {line for block in blocks for line in range(block.lineno, (block.end_lineno or 0) + 1)}
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)], lines
+
+
+@cache
 def imports(path: Path) -> list[tuple[int, str]]:
     """Line and name of every module of ours that a file imports, also inside functions and for types only."""
     found: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in read(path)[0]:
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}:{node.lineno}: imports are written in full"
             assert node.module
             modules = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -166,24 +179,13 @@ def test_nothing_imports_in_a_circle(path: Path) -> None:
 @cache
 def _run(path: Path) -> list[str]:
     """What a file imports when it is loaded, and when its functions are called."""
-    return [module for line, module in imports(path) if line not in _for_types(path) and module != "rlgraph"]
-
-
-@cache
-def _for_types(path: Path) -> set[int]:
-    """The lines under `if TYPE_CHECKING`."""
-    blocks = [
-        node
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-    ]
-    return {line for block in blocks for line in range(block.lineno, (block.end_lineno or 0) + 1)}
+    return [module for line, module in imports(path) if line not in read(path)[1] and module != "rlgraph"]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name)
 def test_nothing_imports_the_whole(path: Path) -> None:
     """`rlgraph` itself names the API: who needs that from below needs something else. Its version is anybody's."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in read(path)[0]:
         assert not isinstance(node, ast.Import) or "rlgraph" not in [alias.name for alias in node.names]
         if isinstance(node, ast.ImportFrom) and node.module == "rlgraph":
             assert [alias.name for alias in node.names] == ["__version__"] or all(

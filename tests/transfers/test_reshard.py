@@ -170,6 +170,13 @@ def cases(draw: st.DrawFn) -> tuple[list[Parameter], Side, Side, Topology, int]:
     return parameters, source, destination, topology, draw(st.sampled_from((64, 200, 1024, 1 << 20))) * ITEM
 
 
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cases(), st.booleans())
+def test_two_layouts(case: tuple[list[Parameter], Side, Side, Topology, int], forward: bool) -> None:
+    check(*case, forward)
+
+
+@pytest.mark.long
 @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(), st.booleans())
 def test_any_two_layouts(case: tuple[list[Parameter], Side, Side, Topology, int], forward: bool) -> None:
@@ -224,7 +231,7 @@ def ranks_of(draw: st.DrawFn, shape: Shape, engine: str, first: int) -> Side:
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("after", sorted(LAYOUTS))
-@pytest.mark.parametrize("before", sorted(LAYOUTS))
+@pytest.mark.parametrize("before", few(sorted(LAYOUTS), "megatron", "transformers"))
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_from_any_engine_to_any(before: str, after: str, sparse: bool, data: st.DataObject) -> None:

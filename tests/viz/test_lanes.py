@@ -97,7 +97,7 @@ def compiled(name: str) -> Compiled:
 def chosen() -> Compiled:
     """With answers so long that it generates on another split than it trains on, and weights travel."""
     lengths = workload("512", "mean=256,p99=512")
-    return rlgraph.compile(ALGORITHMS / "ppo.rlf", cluster=CLUSTER, workload=lengths, offload=False)
+    return rlgraph.compile(ALGORITHMS / "ppo.rlf", cluster=CLUSTER, workload=lengths, offload=False, stream=False)
 
 
 CASES = [*sorted(path.stem for path in ALGORITHMS.glob("*.rlf")), "phases", "many pools", "schedule", "cluster"]
