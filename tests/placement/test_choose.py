@@ -580,8 +580,9 @@ def test_without_a_cluster_the_device_of_a_run_decides_the_dtype(accelerated: bo
 # What cannot be
 
 
-def test_too_large_says_what_where_when_and_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
-    path, lengths = str(ALGORITHMS / "ppo.rlf"), ["--prompt-tokens", "300", "--response-tokens", "120"]
+@pytest.mark.parametrize("name", few(["ppo", "sft"], "sft"))
+def test_too_large_says_what_where_when_and_what_helps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path, lengths = str(ALGORITHMS / f"{name}.rlf"), ["--prompt-tokens", "300", "--response-tokens", "120"]
     assert status(["compile", path, *lengths, "--cluster", "1x1:rtx4090"]) == 1
     error = capsys.readouterr().err
     assert re.search(
