@@ -160,8 +160,8 @@ def test_pools_beside_one_that_lies_over_two_groups_begin_behind_it() -> None:
 
 def test_a_search_takes_a_pool_over_two_groups_where_that_is_faster() -> None:
     """It samples on both, and reads and trains where devices are faster."""
-    found = rlgraph.compile(GRPO, cluster=UNLIKE)
-    one = rlgraph.compile(GRPO, cluster="1x8:h100-80gb")
+    found = rlgraph.compile(GRPO, cluster=UNLIKE, stream=False)
+    one = rlgraph.compile(GRPO, cluster="1x8:h100-80gb", stream=False)
     assert found.choice.found.value < 0.99 * one.choice.found.value
     where = read_cluster(UNLIKE)
     [pool] = [pool for pool in found.plan.pools if pool.devices]

@@ -428,13 +428,13 @@ def test_no_plan_is_better(seed: int) -> None:
     compare(random_case(seed))
 
 
-@pytest.mark.parametrize("seed", few(range(40), *range(6), 11, 15, 17, *range(24, 32), 33, 34))
+@pytest.mark.parametrize("seed", few(range(40), *range(6), 15, *range(24, 32), 33))
 def test_no_plan_is_better_on_uneven_nodes_and_slow_links(seed: int) -> None:
     """Nodes of three, five, six and seven devices, and of one; weights between islands take seconds."""
     compare(random_case(seed, UNEVEN, 1e5))
 
 
-@pytest.mark.parametrize("seed", few(range(60), 3, 4, 5, *range(16, 20), 22, 27, 41, 48, 55, 58))
+@pytest.mark.parametrize("seed", few(range(60), 3, 4, *range(17, 20), 22, 27, 41, 48, 55, 58))
 def test_no_plan_is_better_where_pools_lie_over_islands(seed: int) -> None:
     """Two or three unlike islands, of even and uneven nodes; pools of one and of several among the choices."""
     compare(random_case(seed, EVEN + UNEVEN * (seed % 2), (1e9, 1e7)[seed % 3 == 0], over=True))
@@ -445,7 +445,7 @@ def test_no_plan_is_better_for_long_rows(seed: int) -> None:
     compare(random_case(seed, longer=64))
 
 
-@pytest.mark.parametrize("seed", few(range(60), 2, 5, 6, 8, 17, 18, 24, 26, 29, 31, 34, 38, 42, 45, 50, 53, 55, 56, 57))
+@pytest.mark.parametrize("seed", few(range(60), 2, 5, 6, 8, 17, 18, 24, 26, 29, 31, 34, 42, 45, 53, 55))
 def test_no_plan_is_better_where_hosts_have_little_memory(seed: int) -> None:
     compare(random_case(seed, small=True))
 
@@ -469,13 +469,13 @@ def test_pools_on_one_node_share_its_hosts_memory() -> None:
     assert fits(2, 2, (2, 2)) and fits(2, 4, (2, 2)) and fits(2, 4, (4, 4)) and fits(2, 4, (4, 2))
 
 
-@pytest.mark.parametrize("seed", few([1, 10, *range(20, 30)], 1, 10, 21, 24, 26))
+@pytest.mark.parametrize("seed", few([1, 10, *range(20, 30)], 10, 24, 26))
 def test_fewer_copies_on_a_node_put_less_to_sleep_there(seed: int) -> None:
     """Of seeds 1 and 10 no plan fits with as many copies as there is room for, and as are faster."""
     compare(random_case(seed, nodes=((1, 8), (1, 4)), small=True))
 
 
-@pytest.mark.parametrize("seed", few(range(60), 18, *range(20, 37), 39, 40, 57))
+@pytest.mark.parametrize("seed", few(range(60), 18, *range(20, 37)))
 def test_no_plan_is_better_where_steps_overlap(seed: int) -> None:
     compare(random_case(seed, older=1 + seed % 2))
 
@@ -540,6 +540,7 @@ def test_where_steps_overlap_other_plans_are_better() -> None:
     assert sum(a.blocks != b.blocks for a, b in zip(alone, steady, strict=True) if a and b) > 3
 
 
+@pytest.mark.long
 def test_long_rows_are_split_by_tokens() -> None:
     """Where that is faster plans do it; short ones are not."""
     cases = [random_case(seed, longer=64) for seed in range(30)]
@@ -575,7 +576,7 @@ def compare(case: Case) -> None:
         assert found.bound <= found.value * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("seed", few(range(0, 200, 5), *SOME[::5], *range(100, 200, 5)))
+@pytest.mark.parametrize("seed", few(range(0, 200, 5), *SOME[::5], *range(100, 200, 10)))
 def test_no_option_needs_less_than_what_is_known_of_it_early(seed: int) -> None:
     """What another option beats by its floor alone is dropped before its bytes are counted."""
     problem = random_case(seed).problem
@@ -585,7 +586,7 @@ def test_no_option_needs_less_than_what_is_known_of_it_early(seed: int) -> None:
                 assert all(low <= high for low, high in zip(option.floor, option.key, strict=True))
 
 
-@pytest.mark.parametrize("seed", few(range(0, 200, 5), *SOME[::5], *range(100, 200, 5)))
+@pytest.mark.parametrize("seed", few(range(0, 200, 5), *SOME[::5], *range(100, 200, 10)))
 def test_the_gap_is_kept(seed: int) -> None:
     case = random_case(seed)
     found = Search(case.problem, case.candidates, 0.1).run()
@@ -621,7 +622,7 @@ def awake(problem: Problem) -> Problem:
     return Problem(problem.components, problem.cluster, options, problem.goal, older=problem.older)
 
 
-@pytest.mark.parametrize("seed", few(range(0, 200, 2), *SOME[::2], *range(100, 140, 4), 148))
+@pytest.mark.parametrize("seed", few(range(0, 200, 2), *SOME[::2], *range(100, 140, 10)))
 def test_a_plan_leaves_memory_where_that_costs_little(seed: int) -> None:
     case = random_case(seed)
     calm, full = least(case, TIGHT), least(case, 1.0)
