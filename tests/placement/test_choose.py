@@ -138,13 +138,14 @@ def test_attention_that_needs_a_gpu() -> None:
     assert codes("1x2:cpu", schedule=f"schedule ppo\npool all = 2 devices\n{place}\n") == ["E0908"]
 
 
-WHOLE = list(
-    product(
+WHOLE = [
+    *product(
         ("1x8:a100-80gb", "2x2:h100-80gb + 2x4:h20-96gb"),
         ("ppo", "grpo", "remax", "sft", "async_grpo", "dapo", "agent"),
     )
-)
+]
 DEAR = (WHOLE[7], WHOLE[11])
+"""PPO and asynchronous GRPO where islands are unlike."""
 
 
 @pytest.mark.parametrize(("cluster", "name"), few(WHOLE, *(each for each in WHOLE if each not in DEAR)))
