@@ -156,6 +156,7 @@ def test_a_timeline_has_only_so_many_slices_of_stages(tmp_path: Path, monkeypatc
     assert sum(event["name"].startswith("train ") for event in events if event.get("cat") == "train") == 32
 
 
+@pytest.mark.long
 def test_more_devices_are_faster_and_longer_answers_slower(capsys: pytest.CaptureFixture[str]) -> None:
     def seconds(*arguments: str) -> float:
         _, out, _ = told(capsys, *PPO, *CLUSTER, "--message-format", "json", *arguments)

@@ -40,11 +40,14 @@ from tests.documents import (
     with_files,
     with_tables,
 )
+from tests.suites import few
 
 PLAIN = tuple(each for each in PIPELINE if each.name in ("split", "granularity"))
 """The least that a run needs: what nobody uses is computed too."""
 
 RIGHT = [fence for fence in examples() if fence.words[1:2] != ["error"] and not fence.lead.startswith("<!-- file:")]
+RUN = [fence for number, fence in enumerate(RIGHT) if fence.page.name == "README.md" or not number % 4]
+"""Those that the fast suite runs, too."""
 WRONG = [fence for fence in examples() if fence.words[1:2] == ["error"]]
 
 
@@ -65,7 +68,7 @@ def brought(fence: Fence, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("fence", RIGHT, ids=str)
-def test_every_example_is_a_program_and_runs(fence: Fence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_example_is_a_program(fence: Fence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     brought(fence, tmp_path)
     text = program(fence)
@@ -73,6 +76,14 @@ def test_every_example_is_a_program_and_runs(fence: Fence, tmp_path: Path, monke
     partial = fence.words != ["rlf"] or "change:" in text
     said = [d for d in rlgraph.check(text) if d.code != "W0201" or not partial]
     assert not said, "\n\n".join(d.render() for d in said)
+    assert rlgraph.compile(small(text, fence.files)).after("check")
+
+
+@pytest.mark.parametrize("fence", few(RIGHT, *RUN), ids=str)
+def test_every_example_runs(fence: Fence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    brought(fence, tmp_path)
+    text = program(fence)
     for name, other in used(text).items():
         (tmp_path / name).write_text(other, "utf-8")
     compiled = rlgraph.compile(small(text, fence.files))

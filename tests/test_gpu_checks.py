@@ -10,16 +10,18 @@ import pytest
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import correctness, links, memory, throughput
 from benchmarks.gpu.measure import Row, Setting
+from tests.suites import few
 
 HERE = Setting("cpu", small=True)
 
 
-@pytest.mark.parametrize("part", [memory, throughput, links], ids=lambda part: part.__name__)
+@pytest.mark.parametrize("part", few([memory, throughput, links], memory), ids=lambda part: part.__name__)
 def test_a_part_measures(part: object) -> None:
     rows = list(part.rows(HERE))  # type: ignore[attr-defined]
     assert rows and all(row.good and row.measured > 0 for row in rows)
 
 
+@pytest.mark.long
 def test_a_part_that_is_a_rank_of_its_own_measures() -> None:
     """In its own process, as all parts are when asked for: a process is in one group at a time, and this one may be."""
     found = program.alone("sleeping", HERE)
@@ -27,6 +29,7 @@ def test_a_part_that_is_a_rank_of_its_own_measures() -> None:
     assert all(row["good"] and row["measured"] > 0 for row in found["rows"])
 
 
+@pytest.mark.long
 def test_the_device_is_compared_with_the_cpu() -> None:
     rows = [*correctness._models("qwen2", "float32", HERE), correctness._program("grpo", HERE)]
     assert all(row.good for row in rows)
@@ -34,6 +37,7 @@ def test_the_device_is_compared_with_the_cpu() -> None:
     assert {row.what for row in rows if row.measured} <= {"qwen2, float32: sampled and read"}
 
 
+@pytest.mark.long
 def test_what_is_not_the_same_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     made = correctness.engine
 
@@ -60,9 +64,13 @@ def test_a_figure_and_what_is_asked_of_it() -> None:
     ]
 
 
-def test_parts_that_cannot_be_done_or_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_that_cannot_be_done(tmp_path: Path) -> None:
     assert program.part("demo", HERE, tmp_path / "demo.json") == 0
     assert json.loads((tmp_path / "demo.json").read_text()) == [[], "it has one size"]
+
+
+@pytest.mark.long
+def test_parts_that_fail(capsys: pytest.CaptureFixture[str]) -> None:
     found = program.alone("memory", Setting("no such device"))
     told = capsys.readouterr().out
     assert found["error"] == "ended with status 1" and "## memory" in told and "ended with status 1" in told

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.suites import few
+
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "rlgraph").rglob("*.py"))
 
@@ -102,13 +104,26 @@ def name(path: Path) -> str:
 
 
 @cache
+def read(path: Path) -> tuple[list[ast.Import | ast.ImportFrom], set[int]]:
+    """All imports of a file, and the lines under `if TYPE_CHECKING`."""
+    nodes = [*ast.walk(ast.parse(path.read_text("utf-8")))]
+    blocks = [
+        node
+        for node in nodes
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    ]
+    lines = {line for block in blocks for line in range(block.lineno, (block.end_lineno or 0) + 1)}
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)], lines
+
+
+@cache
 def imports(path: Path) -> list[tuple[int, str]]:
     """Line and name of every module of ours that a file imports, also inside functions and for types only."""
     found: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in read(path)[0]:
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}:{node.lineno}: imports are written in full"
             assert node.module
             modules = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -163,26 +178,16 @@ def test_nothing_imports_in_a_circle(path: Path) -> None:
             pending += _run(_file(module))
 
 
+@cache
 def _run(path: Path) -> list[str]:
     """What a file imports when it is loaded, and when its functions are called."""
-    return [module for line, module in imports(path) if line not in _for_types(path) and module != "rlgraph"]
-
-
-@cache
-def _for_types(path: Path) -> set[int]:
-    """The lines under `if TYPE_CHECKING`."""
-    blocks = [
-        node
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-    ]
-    return {line for block in blocks for line in range(block.lineno, (block.end_lineno or 0) + 1)}
+    return [module for line, module in imports(path) if line not in read(path)[1] and module != "rlgraph"]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name)
 def test_nothing_imports_the_whole(path: Path) -> None:
     """`rlgraph` itself names the API: who needs that from below needs something else. Its version is anybody's."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in read(path)[0]:
         assert not isinstance(node, ast.Import) or "rlgraph" not in [alias.name for alias in node.names]
         if isinstance(node, ast.ImportFrom) and node.module == "rlgraph":
             assert [alias.name for alias in node.names] == ["__version__"] or all(
@@ -237,19 +242,30 @@ def test_every_data_source_is_a_plugin() -> None:
     assert {f"rlgraph/data/{name}.py" for name in SOURCES} == {file for file in PLUGINS if "/data/" in file}
 
 
+COMPILING = (
+    'import rlgraph; rlgraph.compile(\'algorithm a\\nmodel m = causal_lm("m")\\ndata d = jsonl("d")\\n'
+    "step:\\n    r = m.generate(d, max_tokens=1)\\n    report n = mean(r.length)').text()"
+)
+
+
 @pytest.mark.parametrize(
     "code",
-    [
-        "import rlgraph",
-        "import rlgraph; rlgraph.check('step:')",
-        "import rlgraph.dsl.check",
-        "import rlgraph.passes.pipeline",
+    few(
+        [
+            "import rlgraph",
+            "import rlgraph; rlgraph.check('step:')",
+            "import rlgraph.dsl.check",
+            "import rlgraph.passes.pipeline",
+            "import rlgraph.data, rlgraph.foreign",
+            COMPILING,
+            "import rlgraph.viz.svg, rlgraph.viz.html, rlgraph.viz.dot",
+            "import rlgraph.cli",
+        ],
+        COMPILING,
         "import rlgraph.data, rlgraph.foreign",
-        'import rlgraph; rlgraph.compile(\'algorithm a\\nmodel m = causal_lm("m")\\ndata d = jsonl("d")\\n'
-        "step:\\n    r = m.generate(d, max_tokens=1)\\n    report n = mean(r.length)').text()",
         "import rlgraph.viz.svg, rlgraph.viz.html, rlgraph.viz.dot",
         "import rlgraph.cli",
-    ],
+    ),
 )
 def test_what_does_not_compute_loads_nothing_heavy(code: str) -> None:
     heavy = ("torch", "transformers", "ray", "numpy", "vllm")
@@ -258,6 +274,7 @@ def test_what_does_not_compute_loads_nothing_heavy(code: str) -> None:
     assert ran.stdout.strip() == "[]", ran.stdout + ran.stderr
 
 
+@pytest.mark.long
 def test_a_plan_is_searched_for_without_torch() -> None:
     """On a laptop, in about a second."""
     code = (

@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from rlgraph import cli
 from rlgraph.cli.namesake import namesake
 from rlgraph.errors import DISTRIBUTION
+from tests.suites import few
 from tests.waits import NEVER
 
 ROOT = Path(__file__).parent.parent
@@ -148,20 +149,34 @@ def ran(bare: Path, folder: Path, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_without_torch_programs_are_checked_compiled_planned_drawn_and_simulated(bare: Path, tmp_path: Path) -> None:
-    program = str(ROOT / "rlgraph/algorithms/grpo.rlf")
-    for command in (
-        ["check", program],
-        ["compile", program, "--visualize", "grpo.png"],
-        ["compile", program, "--cluster", "1x8:a100-80gb", "--explain", "--emit", "plan", "--out", "."],
+SHIPPED = {name: str(ROOT / f"rlgraph/algorithms/{name}.rlf") for name in ("grpo", "dapo", "online_dpo")}
+WITHOUT = {
+    "checked": [["check", SHIPPED["grpo"]]],
+    "drawn": [["compile", SHIPPED["grpo"], "--visualize", "grpo.png"]],
+    "planned": [
+        ["compile", SHIPPED["grpo"], "--cluster", "1x1:a100-80gb", "--emit", "plan", "--out", "."],
+        ["simulate", "grpo.plan.json", "--steps", "2", "--trace", "step.json", "--svg", "step.svg"],
+    ],
+    "explained": [
+        ["compile", SHIPPED["grpo"], "--cluster", "1x8:a100-80gb", "--explain", "--emit", "plan", "--out", "."],
         ["diff", "grpo.plan.json", "grpo.plan.json"],
         ["simulate", "grpo.plan.json", "--steps", "2", "--trace", "step.json", "--svg", "step.svg"],
-        ["simulate", str(ROOT / "rlgraph/algorithms/dapo.rlf"), "--cluster", "4x8:a100-80gb", "--kept", "0.5"],
-        ["simulate", str(ROOT / "rlgraph/algorithms/online_dpo.rlf"), "--cluster", "4x8:a100-80gb"],
-    ):
+    ],
+    "simulated": [
+        ["simulate", SHIPPED["dapo"], "--cluster", "4x8:a100-80gb", "--kept", "0.5"],
+        ["simulate", SHIPPED["online_dpo"], "--cluster", "4x8:a100-80gb"],
+    ],
+}
+
+
+@pytest.mark.parametrize("name", few(WITHOUT, "drawn", "planned"))
+def test_without_torch_programs_are_checked_compiled_planned_drawn_and_simulated(
+    name: str, bare: Path, tmp_path: Path
+) -> None:
+    for command in WITHOUT[name]:
         code, _, err = ran(bare, tmp_path, *command)
         assert code == 0, err
-    assert (tmp_path / "grpo.png").exists()
+    assert name != "drawn" or (tmp_path / "grpo.png").exists()
 
 
 @pytest.mark.parametrize("command", [["run", "PROGRAM"], ["profile"]], ids=lambda c: c[0])

@@ -81,6 +81,7 @@ def test_a_wrong_magic(line: str, message: str, shell: Any, capsys: pytest.Captu
     ]
 
 
+@pytest.mark.long
 def test_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from math import inf
 from pathlib import Path
 from textwrap import indent
@@ -37,6 +38,7 @@ from rlgraph.placement.search import watch
 from rlgraph.placement.search.problem import peak as counted
 from rlgraph.placement.search.refuse import MOST_NODES
 from tests.interrupting import ctrl_c
+from tests.suites import few
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 SMALL = {"base": '"Qwen/Qwen2.5-1.5B"', "judge": '"Qwen/Qwen2.5-1.5B"'}
@@ -217,9 +219,18 @@ def test_attention_that_needs_a_gpu() -> None:
     assert codes("1x2:cpu", schedule=f"schedule ppo\npool all = 2 devices\n{place}\n") == ["E0908"]
 
 
-@pytest.mark.parametrize("name", ["ppo", "grpo", "remax", "sft", "async_grpo", "dapo", "agent"])
-@pytest.mark.parametrize("cluster", ["1x8:a100-80gb", "2x2:h100-80gb + 2x4:h20-96gb"])
-def test_a_plan_is_whole(name: str, cluster: str) -> None:
+WHOLE = [
+    *product(
+        ("1x8:a100-80gb", "2x2:h100-80gb + 2x4:h20-96gb"),
+        ("ppo", "grpo", "remax", "sft", "async_grpo", "dapo", "agent"),
+    )
+]
+DEAR = (WHOLE[7], WHOLE[11])
+"""PPO and asynchronous GRPO where islands are unlike."""
+
+
+@pytest.mark.parametrize(("cluster", "name"), few(WHOLE, *(each for each in WHOLE if each not in DEAR)))
+def test_a_plan_is_whole(cluster: str, name: str) -> None:
     """All work has a group, each copy of which lies on one island, no two pools share a device, and all of them fit."""
     found = chosen(name, cluster)
     plan, wanted = found.plan, found.choice.question.cluster
@@ -263,6 +274,7 @@ def test_orders_that_a_copy_samples_together_are_simulated() -> None:
     assert predicted(chosen("grpo", "2x8:a100-80gb").choice)["in_turn_seconds"] is None
 
 
+@pytest.mark.long
 def test_where_steps_overlap_generation_has_devices_of_its_own() -> None:
     """The simulator takes the plan for the faster one, too; and where it is given the wrong one as the plan of the
     steady state, it takes the other, with what is proven of the first."""
@@ -326,7 +338,10 @@ def of_usual_rows(name: str, cluster: str, offload: bool = True) -> Compiled:
     return rlgraph.compile(ALGORITHMS / f"{name}.rlf", sets, cluster=cluster, offload=offload)
 
 
-@pytest.mark.parametrize(("name", "cluster"), [("grpo", "1x8:rtx4090"), ("ppo", "1x8:rtx4090"), ("ppo", "1x1:h100")])
+@pytest.mark.parametrize(
+    ("name", "cluster"),
+    few([("grpo", "1x8:rtx4090"), ("ppo", "1x8:rtx4090"), ("ppo", "1x1:h100")], ("ppo", "1x1:h100")),
+)
 def test_models_sleep_where_that_is_faster(name: str, cluster: str) -> None:
     """The simulator says so, too, and what is proven is proven of all plans."""
     awake, found = of_usual_rows(name, cluster, offload=False), of_usual_rows(name, cluster)
@@ -372,6 +387,7 @@ def test_who_sleeps_comes_once_for_slices_that_only_it_works_on(slices: str, oft
     assert simulate(made, read_cluster(cluster), workload=LENGTHS).seconds == pytest.approx(found.seconds, rel=0.01)
 
 
+@pytest.mark.long
 def test_nobody_sleeps_for_a_little() -> None:
     """A plan in which models sleep would be faster by less than a percent; the gap says so."""
     awake, found = of_usual_rows("ppo", "1x4:h100", offload=False), of_usual_rows("ppo", "1x4:h100")
@@ -494,6 +510,7 @@ def test_off_loading_is_the_last_resort() -> None:
     assert codes(tight, offload=False)[0] in ("E0930", "E0933")
 
 
+@pytest.mark.long
 def test_who_sleeps_has_room_in_the_hosts_memory() -> None:
     """With less of it fewer sleep, and a step takes longer, until nobody does but who has to keep nothing."""
     sizes = ("32GB", "4GB", "1GB")
@@ -530,7 +547,9 @@ def test_pins_cost_time_and_never_gain_any() -> None:
     assert free.choice.found.seconds < pinned.choice.found.seconds
 
 
-@pytest.mark.parametrize("split", ["dp=1, pp=4, tp=2", "dp=2, pp=2, tp=2", "dp=4, pp=2, tp=1", "dp=2, pp=4, tp=1"])
+@pytest.mark.parametrize(
+    "split", few(["dp=1, pp=4, tp=2", "dp=2, pp=2, tp=2", "dp=4, pp=2, tp=1", "dp=2, pp=4, tp=1"], "dp=2, pp=2, tp=2")
+)
 def test_no_split_of_what_shares_its_optimizer_beats_the_search(split: str) -> None:
     """A copy has its share of the optimizer's state, which decides what fits on small devices."""
     pins = f"schedule grpo\npool all = 8 devices\nplace actor.train on all(engine=megatron, {split})\n"
@@ -599,13 +618,15 @@ def test_more_devices_are_never_slower() -> None:
     assert all(after.seconds <= before.seconds * 1.01 for before, after in zip(steps, steps[1:], strict=False))
 
 
-def test_a_slow_link_between_islands_is_not_crossed_for_nothing() -> None:
-    near, far = (chosen("ppo", f"2x4:h100 + 2x4:h100 ~ {link}").choice.found.seconds for link in ("50GB/s", "10Mb/s"))
+@pytest.mark.parametrize("name", few(["ppo", "grpo"], "grpo"))
+def test_a_slow_link_between_islands_is_not_crossed_for_nothing(name: str) -> None:
+    near, far = (chosen(name, f"2x4:h100 + 2x4:h100 ~ {link}").choice.found.seconds for link in ("50GB/s", "10Mb/s"))
     assert near <= far * (1 + 1e-9)
 
 
-def test_the_cheapest_plan_is_cheaper_and_slower() -> None:
-    fast, cheap = (chosen("ppo", "2x4:a100-80gb", minimize=goal).choice for goal in ("time", "cost"))
+@pytest.mark.parametrize("name", few(["ppo", "grpo"], "grpo"))
+def test_the_cheapest_plan_is_cheaper_and_slower(name: str) -> None:
+    fast, cheap = (chosen(name, "2x4:a100-80gb", minimize=goal).choice for goal in ("time", "cost"))
     price = [
         choice.found.seconds * choice.problem.price(choice.found.blocks, choice.found.devices)
         for choice in (fast, cheap)
@@ -614,9 +635,10 @@ def test_the_cheapest_plan_is_cheaper_and_slower() -> None:
     assert cheap.found.value == pytest.approx(price[1])
 
 
-def test_the_same_input_gives_the_same_bytes() -> None:
-    again = chosen.__wrapped__("ppo", "2x8:a100-80gb")
-    assert again.plan_json() == chosen("ppo", "2x8:a100-80gb").plan_json()
+@pytest.mark.parametrize("name", few(["ppo", "grpo"], "grpo"))
+def test_the_same_input_gives_the_same_bytes(name: str) -> None:
+    again = chosen.__wrapped__(name, "2x8:a100-80gb")
+    assert again.plan_json() == chosen(name, "2x8:a100-80gb").plan_json()
 
 
 def test_a_dtype_that_is_not_said() -> None:
@@ -649,8 +671,9 @@ def test_without_a_cluster_the_device_of_a_run_decides_the_dtype(accelerated: bo
 # What cannot be
 
 
-def test_too_large_says_what_where_when_and_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
-    path, lengths = str(ALGORITHMS / "ppo.rlf"), ["--prompt-tokens", "300", "--response-tokens", "120"]
+@pytest.mark.parametrize("name", few(["ppo", "sft"], "sft"))
+def test_too_large_says_what_where_when_and_what_helps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path, lengths = str(ALGORITHMS / f"{name}.rlf"), ["--prompt-tokens", "300", "--response-tokens", "120"]
     assert status(["compile", path, *lengths, "--cluster", "1x1:rtx4090"]) == 1
     error = capsys.readouterr().err
     assert re.search(
@@ -679,7 +702,7 @@ def test_too_large_says_what_where_when_and_what_helps(capsys: pytest.CaptureFix
             "pool judge = 2 devices\nplace reward on judge\n",
             "E0932",
         ),
-        ("1x2:l4(memory=4GiB)", None, "E0930"),
+        pytest.param("1x2:l4(memory=4GiB)", None, "E0930", marks=pytest.mark.long),
     ],
 )
 def test_refusals(cluster: str, schedule: str | None, code: str) -> None:
@@ -705,7 +728,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", few(REFUSED, "models together", "two kinds of nodes", "a pool"))
 def test_what_is_proposed_can_be_run_and_is_the_least(case: str) -> None:
     """Each hint is applied: the plan that is found then needs no off-loading, and with one node less there is none."""
     name, cluster, schedule, sets = REFUSED[case]
@@ -754,8 +777,9 @@ def test_what_would_fit_is_searched_for_no_longer_than_was_said() -> None:
         assert refusals and all(each.code == "E0930" and each.hint.startswith(hint) for each in refusals)
 
 
-def test_a_search_ends_at_the_gap_that_was_asked_for() -> None:
-    best, near = (chosen("ppo", "2x8:h100-80gb", search_gap=gap).choice.found for gap in (0.0, 0.5))
+@pytest.mark.parametrize("cluster", few(["2x8:h100-80gb", "1x2:h100-80gb"], "1x2:h100-80gb"))
+def test_a_search_ends_at_the_gap_that_was_asked_for(cluster: str) -> None:
+    best, near = (chosen("ppo", cluster, search_gap=gap).choice.found for gap in (0.0, 0.5))
     assert best.gap == 0 < near.gap <= 0.5 and near.looked < best.looked
     assert near.bound <= best.value <= near.value
     assert codes("1x8:h100", search_gap=1.0) == ["E0934"]

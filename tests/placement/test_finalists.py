@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
+from functools import cache
 from math import inf
 from unittest.mock import patch
 
@@ -38,10 +39,12 @@ APART = "1x1:a100-80gb + 1x1:h100-80gb"
 ROWS = workload("100", "mean=100,p99=250")
 
 
+@cache
 def made(lines: str, cluster: str = APART) -> Compiled:
     return rlgraph.compile(PROGRAM, schedule=f"schedule t\n{lines}", cluster=cluster, workload=ROWS)
 
 
+@pytest.mark.long
 def test_nothing_that_could_be_chosen_is_faster() -> None:
     """Of all plans, with all blocks. `python benchmarks/brute_force.py --streams` does so for random programs."""
     with coarse():
@@ -76,11 +79,13 @@ UNLIKE = PROGRAM.replace("0.5B", "1.5B").replace("batch=16", "batch=32").replace
 """Where one of two devices is faster than the other."""
 
 
+@cache
 def unlike(lines: str) -> Choice:
     rows = workload("100", "mean=100,p99=400")
     return rlgraph.compile(UNLIKE, schedule=f"schedule t\n{lines}", cluster=APART, workload=rows).choice
 
 
+@pytest.mark.long
 def test_with_a_tail_several_copies_sample_that_would_not_without() -> None:
     """Their shares are even, so that by whole batches, and as rows come, the faster device samples alone. With a tail
     the last rows of the slower one move."""
@@ -90,6 +95,7 @@ def test_with_a_tail_several_copies_sample_that_would_not_without() -> None:
     assert moved.simulated and apart.simulated and moved.simulated < 0.95 * apart.simulated
 
 
+@pytest.mark.long
 def test_blocks_are_the_best_beside_the_tail() -> None:
     """Without a tail larger ones are."""
     found = unlike("stream rollout(deal=free)\ntail rollout\n")
@@ -145,7 +151,7 @@ def test_ctrl_c_takes_the_best_that_was_compared(capsys: pytest.CaptureFixture[s
         return old(self, rows)
 
     with patch.object(blocks._Search, "seconds", interrupted):
-        found = made("stream rollout\n")
+        found = made.__wrapped__("stream rollout\n", APART)
     assert "interrupted: the block of `rollout`" in capsys.readouterr().err
     assert found.plan.groups == plans[0] and len(plans) == 2 and found.choice.simulated
 

@@ -46,6 +46,7 @@ from rlgraph.placement.search.partitions import packed, partitions, sizes, used
 from rlgraph.placement.search.problem import Block, Blocks, Problem, peak
 from rlgraph.placement.search.search import Search
 from rlgraph.placement.search.sleepers import could_sleep
+from tests.suites import few
 
 CONSTANTS = replace(
     defaults("gpu"),
@@ -61,6 +62,8 @@ Nodes = tuple[tuple[int, int], ...]
 """How many there are in an island, and devices in each."""
 
 EVEN: Nodes = ((1, 2), (1, 2), (1, 4), (2, 1), (2, 2), (1, 8), (2, 4), (3, 1), (1, 1))
+SOME = range(20, 40)
+"""Random problems that the fast suite has, too."""
 PARTED = (45, 64, 71, 82, 87, 94, 113, 114, 117, 140, 150, 152)
 """Problems in most of whose best plans stages have several parts of a model."""
 STAGED: Nodes = ((1, 2), (2, 1), (1, 2), (1, 3))
@@ -422,29 +425,29 @@ def brute(case: Case) -> dict[Blocks, float]:
     return best
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", few(range(100), *SOME, 40, 57, 68))
 def test_no_plan_is_better(seed: int) -> None:
     compare(random_case(seed))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", few(range(40), *range(6), 15, *range(24, 32), 33))
 def test_no_plan_is_better_on_uneven_nodes_and_slow_links(seed: int) -> None:
     """Nodes of three, five, six and seven devices, and of one; weights between islands take seconds."""
     compare(random_case(seed, UNEVEN, 1e5))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", few(range(60), 3, 4, *range(17, 20), 22, 27, 41, 48, 55, 58))
 def test_no_plan_is_better_where_pools_lie_over_islands(seed: int) -> None:
     """Two or three unlike islands, of even and uneven nodes; pools of one and of several among the choices."""
     compare(random_case(seed, EVEN + UNEVEN * (seed % 2), (1e9, 1e7)[seed % 3 == 0], over=True))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", few(range(30), 3, 4, 5, 9, 14, 17, 18, 24, 25, 26))
 def test_no_plan_is_better_for_long_rows(seed: int) -> None:
     compare(random_case(seed, longer=64))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", few(range(60), 2, 5, 6, 8, 17, 18, 24, 26, 29, 31, 34, 42, 45, 53, 55))
 def test_no_plan_is_better_where_hosts_have_little_memory(seed: int) -> None:
     compare(random_case(seed, small=True))
 
@@ -468,18 +471,21 @@ def test_pools_on_one_node_share_its_hosts_memory() -> None:
     assert fits(2, 2, (2, 2)) and fits(2, 4, (2, 2)) and fits(2, 4, (4, 4)) and fits(2, 4, (4, 2))
 
 
-@pytest.mark.parametrize("seed", [1, 10, *range(20, 30)])
+@pytest.mark.parametrize("seed", few([1, 10, *range(20, 30)], 10, 24, 26))
 def test_fewer_copies_on_a_node_put_less_to_sleep_there(seed: int) -> None:
     """Of seeds 1 and 10 no plan fits with as many copies as there is room for, and as are faster."""
     compare(random_case(seed, nodes=((1, 8), (1, 4)), small=True))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", few(range(60), 18, *range(20, 37)))
 def test_no_plan_is_better_where_steps_overlap(seed: int) -> None:
     compare(random_case(seed, older=1 + seed % 2))
 
 
-@pytest.mark.parametrize("seed", [*range(30), 39, 55, 75, 92, 97, 99, 104, 111])
+@pytest.mark.parametrize(
+    "seed",
+    few([*range(30), 39, 55, 75, 92, 97, 99, 104, 111], 2, 7, *range(10, 14), 15, 21, 23, 24, 25, 39, 92, 97, 99),
+)
 def test_no_plan_is_better_where_trainings_share_a_pipeline(seed: int) -> None:
     """None of those whose options no other ones beat, by lists that are made at once; and none at all, by the lists
     that ranks make, is better than what is proven."""
@@ -495,6 +501,7 @@ def test_no_plan_is_better_where_trainings_share_a_pipeline(seed: int) -> None:
         assert found.value == pytest.approx(case.problem.value(again, found.blocks, found.devices), rel=1e-9)
 
 
+@pytest.mark.long
 def test_trainings_share_pipelines_where_that_is_faster() -> None:
     better = 0
     for case in map(fused_case, range(30, 120)):
@@ -522,6 +529,7 @@ def unbeaten(case: Case) -> Iterator[tuple[Blocks, tuple[int, ...], list[Sequenc
         yield blocks, devices, options
 
 
+@pytest.mark.long
 def test_where_steps_overlap_other_plans_are_better() -> None:
     """They share pools in other ways than those whose step alone is the fastest."""
     alone, steady = (
@@ -534,6 +542,7 @@ def test_where_steps_overlap_other_plans_are_better() -> None:
     assert sum(a.blocks != b.blocks for a, b in zip(alone, steady, strict=True) if a and b) > 3
 
 
+@pytest.mark.long
 def test_long_rows_are_split_by_tokens() -> None:
     """Where that is faster plans do it; short ones are not."""
     cases = [random_case(seed, longer=64) for seed in range(30)]
@@ -544,7 +553,7 @@ def test_long_rows_are_split_by_tokens() -> None:
     assert any(option.deployment.cp > 1 for each in found if each for option in each.options)
 
 
-@pytest.mark.parametrize("seed", [*range(10), *PARTED])
+@pytest.mark.parametrize("seed", few([*range(10), *PARTED], 0, 5, 9, *PARTED))
 def test_no_plan_is_better_where_stages_have_parts(seed: int) -> None:
     compare(random_case(seed, STAGED, deep=True))
 
@@ -569,7 +578,7 @@ def compare(case: Case) -> None:
         assert found.bound <= found.value * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("seed", range(0, 200, 5))
+@pytest.mark.parametrize("seed", few(range(0, 200, 5), *SOME[::5], *range(100, 200, 10)))
 def test_no_option_needs_less_than_what_is_known_of_it_early(seed: int) -> None:
     """What another option beats by its floor alone is dropped before its bytes are counted."""
     problem = random_case(seed).problem
@@ -579,7 +588,7 @@ def test_no_option_needs_less_than_what_is_known_of_it_early(seed: int) -> None:
                 assert all(low <= high for low, high in zip(option.floor, option.key, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(0, 200, 5))
+@pytest.mark.parametrize("seed", few(range(0, 200, 5), *SOME[::5], *range(100, 200, 10)))
 def test_the_gap_is_kept(seed: int) -> None:
     case = random_case(seed)
     found = Search(case.problem, case.candidates, 0.1).run()
@@ -615,7 +624,7 @@ def awake(problem: Problem) -> Problem:
     return Problem(problem.components, problem.cluster, options, problem.goal, older=problem.older)
 
 
-@pytest.mark.parametrize("seed", range(0, 200, 2))
+@pytest.mark.parametrize("seed", few(range(0, 200, 2), *SOME[::2], *range(100, 140, 10)))
 def test_a_plan_leaves_memory_where_that_costs_little(seed: int) -> None:
     case = random_case(seed)
     calm, full = least(case, TIGHT), least(case, 1.0)
@@ -637,6 +646,7 @@ def test_what_is_given_up_for_memory_is_the_spare_and_not_the_gap() -> None:
         assert known.best is taken and known.proven() == 0.0 and known.lowest == (1.0 if taken is calm else 1.04)
 
 
+@pytest.mark.long
 def test_some_plans_leave_memory_and_others_do_not() -> None:
     cases = [random_case(seed) for seed in range(0, 200, 2)]
     found = [Search(case.problem, case.candidates, 0.0, spare=spare).run() for case in cases for spare in (0.0, 0.2)]
@@ -660,7 +670,7 @@ def least(case: Case, share: float) -> float:
     )
 
 
-@pytest.mark.parametrize("seed", range(0, 200, 10))
+@pytest.mark.parametrize("seed", few(range(0, 200, 10), *range(20, 40, 10), *range(100, 200, 10)))
 def test_a_search_that_is_ended_says_how_far_it_is(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look takes a second, so that searches end early and late on every machine."""
     case = random_case(seed)
@@ -785,6 +795,7 @@ def tight(case: Case, best: Found | None) -> bool:
     return free is not None and (best is None or best.value > free.value * (1 + 1e-9))
 
 
+@pytest.mark.long
 def test_the_random_problems_are_of_all_kinds() -> None:
     """Memory binds in many of them; pools are shared and split; some have pins, two islands, several models that are
     sampled."""

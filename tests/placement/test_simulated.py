@@ -10,6 +10,7 @@ import rlgraph
 from benchmarks.brute_force import coarse, every, simulated
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Workload
+from tests.suites import few
 
 ONLINE = """algorithm small
 model actor  = causal_lm("Qwen/Qwen2.5-1.5B")
@@ -64,7 +65,9 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(
+    "name", few(PROBLEMS, "one device, with a reference", "uneven nodes", "optimizers shared out", "collect")
+)
 def test_no_plan_is_simulated_to_be_faster(name: str, tmp_path: Path) -> None:
     """`benchmarks/brute_force.py` does the same for random ones."""
     text, cluster = PROBLEMS[name]

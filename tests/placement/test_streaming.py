@@ -53,6 +53,7 @@ def test_where_it_does_not_pay_the_plan_is_that_of_whole_batches(folder: Path) -
     assert "in_turn_seconds" not in found.told["predicted"]
 
 
+@pytest.mark.long
 def test_a_line_that_does_not_pay_costs_nothing(folder: Path) -> None:
     """Models sleep in the plan by whole batches, and would wake up for each block."""
     rows = Workload(response=Lengths.lognormal(mean=1000, p99=2000))

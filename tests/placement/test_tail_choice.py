@@ -44,6 +44,7 @@ def made(folder: Path, line: str, lengths: Lengths = TAILED, schedule: str = SCH
     return rlgraph.compile(path, schedule=schedule + line, cluster="1x4:a100-80gb", workload=Workload(response=lengths))
 
 
+@pytest.mark.long
 def test_no_other_tail_that_is_tried_is_better(folder: Path) -> None:
     chosen = made(folder, "tail rollout\n")
     found = simulate(chosen, workload=Workload(response=TAILED))

@@ -593,8 +593,14 @@ def test_a_plan_that_another_cluster_cannot_hold(tmp_path: Path, capsys: pytest.
     assert "error[E0958]" in capsys.readouterr().err
 
 
+@cache
+def asleep() -> rlgraph.Compiled:
+    """A plan in which models sleep."""
+    return rlgraph.compile(ALGORITHMS[0].parent / "ppo.rlf", cluster="2x8:a100-80gb", fuse=False, stream=False)
+
+
 def test_a_plan_in_which_models_sleep_is_read_back(tmp_path: Path) -> None:
-    made = rlgraph.compile(ALGORITHMS[0].parent / "ppo.rlf", cluster="2x8:a100-80gb", fuse=False)
+    made = asleep()
     path = tmp_path / "ppo.plan.json"
     path.write_text(made.plan_json(tmp_path))
     [memory] = json.loads(path.read_text())["predicted"]["memory"].values()
@@ -605,7 +611,7 @@ def test_a_plan_in_which_models_sleep_is_read_back(tmp_path: Path) -> None:
 
 
 def test_a_plan_whose_hosts_have_too_little_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = rlgraph.compile(ALGORITHMS[0].parent / "ppo.rlf", cluster="2x8:a100-80gb", fuse=False)
+    made = asleep()
     path = tmp_path / "ppo.plan.json"
     path.write_text(made.plan_json(tmp_path))
     assert status(["simulate", str(path), "--cluster", "2x8:a100-80gb(host_memory=8GB/node)"]) == 1

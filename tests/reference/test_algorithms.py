@@ -20,6 +20,8 @@ from formulas import Model, Row
 from tiny import Run, Sampled, Seen, compile_text, data_folder, shipped, weights
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+from tests.suites import few
+
 CLOSE = 1e-9
 """Of numbers of the size of 1: absolute, or relative where they are larger."""
 
@@ -125,7 +127,7 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("case", GROUPS)
+@pytest.mark.parametrize("case", few(GROUPS, "ragged", "a group of one", "no token at all"))
 def test_grpo(folder: Path, case: str) -> None:
     edge = dict(GROUPS[case])
     text = shipped("grpo", {"max_tokens=1024": f"max_tokens={edge.pop('max_tokens', 5)}", "lr=1e-6": "lr=0.02"})
@@ -144,7 +146,9 @@ def test_grpo(folder: Path, case: str) -> None:
         assert clips > 3, "the clipped branch is in use"
 
 
-@pytest.mark.parametrize("case", ["ragged", "no token at all", "one token", "one row"])
+@pytest.mark.parametrize(
+    "case", few(["ragged", "no token at all", "one token", "one row"], "ragged", "no token at all", "one row")
+)
 def test_ppo(folder: Path, case: str) -> None:
     longest = {"no token at all": 0, "one token": 1}.get(case, 6)
     text = shipped("ppo", {"max_tokens=512": f"max_tokens={longest}", "lr=1e-6": "lr=0.02", "lr=5e-6": "lr=0.03"})
@@ -215,7 +219,7 @@ def test_remax(folder: Path) -> None:
         replay.same(seen, step)
 
 
-@pytest.mark.parametrize("n", [3, 1])
+@pytest.mark.parametrize("n", few([3, 1], 3))
 def test_online_dpo(folder: Path, n: int) -> None:
     text = shipped("online_dpo", {"max_tokens=512": "max_tokens=5", "lr=5e-7": "lr=0.02", "every 200": "every 2"})
     replay = Replay(text, folder, {**ACTOR, **JUDGE, "prompts": source("prompts", 6), "n": str(n)})
@@ -301,7 +305,7 @@ def test_safe_rlhf(folder: Path) -> None:
     assert lagrange != 1.0
 
 
-@pytest.mark.parametrize("case", ["ragged", "a group of one"])
+@pytest.mark.parametrize("case", few(["ragged", "a group of one"], "ragged"))
 def test_async_grpo(folder: Path, case: str) -> None:
     text = shipped("async_grpo", {"max_tokens=8192": "max_tokens=5", "lr=1e-6": "lr=0.05"})
     n = 1 if case == "a group of one" else 3

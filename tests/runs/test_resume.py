@@ -36,6 +36,7 @@ from rlgraph.runs.checkpoint import disk, document, saving
 from rlgraph.runs.checkpoint import often as clock
 from rlgraph.runs.checkpoint.often import Often, read_often
 from rlgraph.runs.checkpoint.values import Unsavable, decoded, encoded
+from tests.suites import few
 from tests.waits import NEVER
 
 ROOT = Path(__file__).parents[2]
@@ -170,7 +171,7 @@ def test_an_environment_that_is_killed_takes_the_run_back_to_its_checkpoint(
             assert code == 4 and "error[E0740]" in said and "rlgraph resume" in said
 
 
-@pytest.mark.parametrize("name", kills.PROGRAMS)
+@pytest.mark.parametrize("name", few(kills.PROGRAMS, "grpo", "kept"))
 def test_an_interrupted_run_goes_on(name: str, folder: Path) -> None:
     """Nothing was saved on the way: what the last whole step left is, where no weights have changed since then."""
     kills.write(folder, name)
@@ -189,7 +190,7 @@ def test_an_interrupted_run_goes_on(name: str, folder: Path) -> None:
     assert again
 
 
-@pytest.mark.parametrize("name", ["kept", "async"])
+@pytest.mark.parametrize("name", few(["kept", "async"], "async"))
 def test_a_run_goes_on_with_another_backend(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From processes that are objects in this one to one process, and the other way round, to the last bit."""
     kills.write(folder, name)
@@ -603,6 +604,27 @@ def test_a_run_whose_folder_is_removed_is_not_lost(
         assert told(capsys, "resume", "a", "--steps", "5")[0] == 0
 
 
+class Others(Silent):
+    """Other commands amid a run, in its folder."""
+
+    def __init__(self, *commands: list[str]) -> None:
+        self.commands, self.told = commands, []  # type: ignore[var-annotated]
+
+    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+        if node.op == "train":
+            self.told += [status(words) for words in self.commands]
+
+
+def test_a_folder_belongs_to_the_run_that_is_at_work_in_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    others = Others(["run", "tiny.rlf", "--out", "a", "--overwrite"], ["resume", "a"])
+    ran(2, "a", save_every=1, observer=others)
+    assert others.told == [2] * 4
+    assert capsys.readouterr().err.count("error[E0832]: a run is at work in `a`") == 4
+    assert len(numbers("a")) == 2
+    assert told(capsys, "run", "tiny.rlf", "--out", "a", "--overwrite", "--steps", "1")[0] == 0
+
+
+@pytest.mark.long
 def test_a_folder_belongs_to_one_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Until its process is dead, however it died."""
     with start(["run", "tiny.rlf", "--steps", "1000000", "--out", "a", "--save-every", "1"], folder) as process:

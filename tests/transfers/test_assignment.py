@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.transfers.assignment import assign
 from rlgraph.transfers.cells import Layout, cells
 from rlgraph.transfers.reshard import reshard
+from tests.suites import few
 from tests.transfers.rows import block, made, needed
 
 LAYERS, ROWS, COLUMNS = 192, 192, 16
@@ -60,7 +62,16 @@ def gathered(source: Side, destination: Side) -> set[int]:
     return {transfer.received().get(place, 0) for place in destination}
 
 
-@pytest.mark.parametrize("sizes", meshes(), ids=lambda sizes: "-".join(map(str, sizes)))
+def some() -> list[Any]:
+    """The fast suite has one of six, and those that are no powers of two."""
+    every = meshes()
+    return [
+        sizes if number % 6 == 1 or number >= len(every) - 3 else pytest.param(sizes, marks=pytest.mark.long)
+        for number, sizes in enumerate(every)
+    ]
+
+
+@pytest.mark.parametrize("sizes", some(), ids=lambda sizes: "-".join(map(str, sizes)))
 def test_table_2_of_hybridflow(sizes: tuple[int, int, int, int, int]) -> None:
     """Communication volume, peak of the parameters' memory and redundant memory of a device, as the paper's formulas
     say."""
@@ -99,7 +110,9 @@ def _nested(training: Mesh, generation: Mesh) -> bool:
     return True
 
 
-@pytest.mark.parametrize("t, p, d", [(1, 1, 2), (2, 1, 2), (4, 2, 2), (8, 2, 1), (8, 8, 1)])
+@pytest.mark.parametrize(
+    "t, p, d", few([(1, 1, 2), (2, 1, 2), (4, 2, 2), (8, 2, 1), (8, 8, 1)], (1, 1, 2), (2, 1, 2), (4, 2, 2), (8, 2, 1))
+)
 def test_table_2_of_hybridflow_for_deepspeed_chat(t: int, p: int, d: int) -> None:
     """Training cuts the model over all devices (ZeRO); every device gathers all of it."""
     size = t * p * d

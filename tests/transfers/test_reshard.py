@@ -24,6 +24,7 @@ from rlgraph.transfers.describe import describe
 from rlgraph.transfers.reshard import reshard
 from tests.counting import calls
 from tests.models.splits import shapes
+from tests.suites import few
 
 Side = dict[int, tuple[Local, ...]]
 
@@ -169,6 +170,13 @@ def cases(draw: st.DrawFn) -> tuple[list[Parameter], Side, Side, Topology, int]:
     return parameters, source, destination, topology, draw(st.sampled_from((64, 200, 1024, 1 << 20))) * ITEM
 
 
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cases(), st.booleans())
+def test_two_layouts(case: tuple[list[Parameter], Side, Side, Topology, int], forward: bool) -> None:
+    check(*case, forward)
+
+
+@pytest.mark.long
 @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(), st.booleans())
 def test_any_two_layouts(case: tuple[list[Parameter], Side, Side, Topology, int], forward: bool) -> None:
@@ -223,7 +231,7 @@ def ranks_of(draw: st.DrawFn, shape: Shape, engine: str, first: int) -> Side:
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("after", sorted(LAYOUTS))
-@pytest.mark.parametrize("before", sorted(LAYOUTS))
+@pytest.mark.parametrize("before", few(sorted(LAYOUTS), "megatron", "transformers"))
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_from_any_engine_to_any(before: str, after: str, sparse: bool, data: st.DataObject) -> None:
@@ -372,7 +380,7 @@ def planned(ranks: int, where: str) -> tuple[Transfer, int]:
     return made[0], work
 
 
-@pytest.mark.parametrize("where", ["same places", "same devices", "other devices"])
+@pytest.mark.parametrize("where", few(["same places", "same devices", "other devices"], "same places"))
 def test_a_large_model_on_1024_ranks_is_planned_once_for_all_copies(where: str) -> None:
     """Half a million calls are less than a second, and twice as many ranks are hardly more of them."""
     (_, half), (transfer, work) = planned(512, where), planned(1024, where)

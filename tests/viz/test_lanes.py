@@ -97,7 +97,7 @@ def compiled(name: str) -> Compiled:
 def chosen() -> Compiled:
     """With answers so long that it generates on another split than it trains on, and weights travel."""
     lengths = workload("512", "mean=256,p99=512")
-    return rlgraph.compile(ALGORITHMS / "ppo.rlf", cluster=CLUSTER, workload=lengths, offload=False)
+    return rlgraph.compile(ALGORITHMS / "ppo.rlf", cluster=CLUSTER, workload=lengths, offload=False, stream=False)
 
 
 CASES = [*sorted(path.stem for path in ALGORITHMS.glob("*.rlf")), "phases", "many pools", "schedule", "cluster"]
@@ -301,8 +301,8 @@ def test_the_command_draws_the_plan_where_there_is_one(folder: Path) -> None:
 
 
 def test_where_nothing_fits_the_errors_are_all_there_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program = str(ALGORITHMS / "ppo.rlf")
-    assert status(["compile", program, "--cluster", "1x2:rtx4090-24gb", "--visualize", "plan.svg"]) == 1
+    program = str(ALGORITHMS / "sft.rlf")
+    assert status(["compile", program, "--cluster", "1x1:l4(memory=4GiB)", "--visualize", "plan.svg"]) == 1
     assert "E0930" in capsys.readouterr().err and not (folder / "plan.svg").exists()
 
 

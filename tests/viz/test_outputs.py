@@ -95,6 +95,7 @@ def test_png_has_the_size_of_the_svg(name: str, tmp_path: Path) -> None:
     assert size(data) == (pytest.approx(1.5 * wide, abs=1), pytest.approx(1.5 * tall, abs=1))
 
 
+@pytest.mark.long
 def test_a_tall_png_is_drawn_smaller() -> None:
     assert max(size(to_png(long_program(150)))) <= MOST_PIXELS + 1 < svg_size(to_svg(long_program(150)))[1] * 2
 
