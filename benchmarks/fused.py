@@ -8,7 +8,8 @@
 
 Without a file: six configurations of FlexFusion (RLHFuse, arXiv 2409.13221, and the result files beside its code), in
 their units: seconds of a stage's forward are about layers a stage times hidden size squared, memory is in stages of a
-model of 13B on 8 stages. Better schedules are found where OR-Tools is installed (`pip install 'rlgraph-compiler[pipelines]'`).
+model of 13B on 8 stages. Better schedules are found where OR-Tools is installed (`pip install
+'rlgraph-compiler[pipelines]'`).
 
     makespan  seconds of the schedule that was found
     bound     that no schedule can beat: of each model alone, and of each stage with all its work

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,8 @@ def patient(seconds: float = PATIENCE) -> Iterator[None]:
     from ray._private import services
 
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(round(seconds)))
-    plain, end = services.get_node, time.monotonic() + seconds
+    plain: Callable[..., Any] = services.get_node
+    end = time.monotonic() + seconds
 
     def wait(*asked: Any) -> Any:
         while True:
