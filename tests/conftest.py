@@ -51,7 +51,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        times.tell(terminalreporter, "test" if config.option.markexpr == "not long" else "long", config.option.update_times)
+        times.tell(
+            terminalreporter, "test" if config.option.markexpr == "not long" else "long", config.option.update_times
+        )
 
 
 def declare(line: str) -> Spec:

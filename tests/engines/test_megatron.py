@@ -271,6 +271,16 @@ def test_a_copy_without_rows_takes_part(ranks: Ranks, folder: Path) -> None:
     check(spec, task, ranks.run(MESHES["tp2dp2"], train, spec, task))
 
 
+@pytest.mark.parametrize(("split", "distributed"), [("tp2dp2", True), ("pp2dp2", False)])
+def test_an_update_without_rows_is_none(ranks: Ranks, folder: Path, split: str, distributed: bool) -> None:
+    """Whole, and with gradients that are added up; the other copy has no micro-batches at all."""
+    spec, task = spec_of(folder, "tied"), Task(rows(4), (((0, 1), (2, 3)), ()), OPTIONS, empty=(1, 2))
+    once = ranks.run(MESHES[split], train, spec, replace(task, steps=1), distributed)
+    for before, after in zip(once, ranks.run(MESHES[split], train, spec, task, distributed), strict=True):
+        assert [type(told) for told in after.told] == [dict, str, str] and "no rows" in str(after.told[1:])
+        assert same(after.state, before.state)
+
+
 def test_two_calls_of_a_micro_batch_and_no_clipping(ranks: Ranks, folder: Path) -> None:
     options = TrainOptions(lr=1e-4, schedule="linear", warmup_steps=2, total_steps=4, settings={"eps": 1.0})
     spec, task = spec_of(folder, "tied"), replace(task_for(MESHES["pp2"]), other=rows(12, seed=5), options=options)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from rlgraph.engines.base import Call, EngineError, Micro, Sampling, TrainOptions
+from rlgraph.engines.base import Call, EngineError, Micro, NoRows, Sampling, TrainOptions
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec, RandomSource, load
 from rlgraph.engines.tokenizers import Chars
@@ -250,6 +250,29 @@ def test_a_block_without_gradient_counts_as_zero() -> None:
         [ROWS, None], by_hand(lambda b: torch.zeros(()) if b is None else model.logprobs(b).sum()), SGD, 0
     )
     assert told == pytest.approx(twin.train_step([ROWS], by_hand(lambda b: twin.logprobs(b).sum()), SGD, 0))
+
+
+@pytest.mark.parametrize("blocks", [[], [torch.zeros(0, dtype=torch.long)]])
+def test_an_update_without_rows_is_none(blocks: list[Tensor]) -> None:
+    """Decay and momentum would move the weights all the same."""
+    model, twin = engine(), engine()
+    options = TrainOptions(1e-2, settings={"weight_decay": 0.5, "eps": 1.0})
+
+    def micro(rows: Tensor) -> Micro:
+        return Micro((Call("logprobs", ROWS.take(rows)),), lambda said: said[0].sum())
+
+    every = [torch.arange(len(ROWS))]
+    model.train_step(every, micro, options, 0)
+    with pytest.raises(NoRows):
+        model.train_step(blocks, micro, options, 1)
+    model.clear_gradients()
+    model.add_gradients(blocks, micro)
+    with pytest.raises(NoRows):
+        model.apply_gradients(options, 1, 0.5)
+    model.train_step(every, micro, options, 1)
+    for step in range(2):
+        twin.train_step(every, micro, options, step)
+    assert all(torch.equal(tensor, twin.state()[name]) for name, tensor in model.state().items())
 
 
 def test_narrow_weights_keep_small_updates() -> None:

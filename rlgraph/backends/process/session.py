@@ -85,8 +85,10 @@ class ModelState:
     past: PastWeights
     updates: int = 0
     """Optimizer steps."""
-    skipped: tuple[int, int] = (0, 0)
+    skipped: tuple[Step | None, int] = (None, 0)
     """The last step in which updates were left out because their gradient was not finite, and how many."""
+    empty: tuple[Step | None, int] = (None, 0)
+    """The same of updates that had no rows."""
     odd: list[str] = field(default_factory=list)
     """Rows of the micro-batches of an update whose loss is not finite, for a message."""
     gathers: Step | None = None
@@ -262,7 +264,7 @@ class Session:
 def _spec(outside: Outside, own: Mapping[str, Any]) -> Spec:
     """own: options that count, whatever the program says."""
     args, options = outside.record.plain()
-    return Spec(outside.record.name, args, {**options, **own}, outside.record.span)
+    return Spec(outside.record.name, args, {**options, **own}, outside.record.span, dict(outside.record.spans))
 
 
 def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
