@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, RunError, nearest
+from rlgraph.foreign.conventions import missing_hint, raised_hint
 from rlgraph.foreign.files import Folders
 from rlgraph.foreign.report import (
     BAD_SIGNATURE,
@@ -42,6 +43,7 @@ from rlgraph.foreign.worker import (
     Code,
     Died,
     Failure,
+    Raised,
     TimedOut,
     Worker,
     Workers,
@@ -77,7 +79,8 @@ class RewardFunction:
         missing = [name for name in self.signature.required if name not in given]
         if missing:
             message = f"`{self.target.name}` asks for a column '{missing[0]}', which the data do not have"
-            hint = nearest(missing[0], names) or f"the columns are: {', '.join(names)}"
+            hint = missing_hint(self.target.name, missing) or nearest(missing[0], (*names, *_GIVEN))
+            hint = hint or f"the columns are: {', '.join(names)}"
             raise ProgramError(Diagnostic(BAD_SIGNATURE, message, self.target.span, hint))
 
     def __call__(
@@ -188,11 +191,17 @@ class RewardFunction:
         if row is None and len(names) > 1:
             where = f"on {len(names)} rows together: {names[0]} to {names[-1]}"
             slow = isinstance(failure, TimedOut)
-            hint = "with `batch=1` every row has its own limit, and is named" if slow else ""
+            hint = "with `batch=1` every row has its own limit, and is named" if slow else self._hint(failure, rows)
             return failed_call(self.target, failure, where, None, hint)
         row = row or 0
-        hint = "each must be a finite number" if isinstance(failure, Wrong) else ""
+        hint = self._hint(failure, rows) or ("each must be a finite number" if isinstance(failure, Wrong) else "")
         return failed_call(self.target, failure, f"on {names[row]}", rows.shown_row(row), hint)
+
+    def _hint(self, failure: Failure, rows: _Rows) -> str:
+        """What to write in a function that expects to be called as other systems call theirs."""
+        if isinstance(failure, Wrong):
+            return failure.hint
+        return raised_hint(failure, rows.arguments.get("completions", ())) if isinstance(failure, Raised) else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,6 +266,61 @@ def test_a_column_that_the_data_lack(opened: Callable[..., RewardFunction]) -> N
         f(["p"], ["c"], columns={"answer": ["x"]})
 
 
+OTHERS = [
+    (
+        "def f(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n",
+        "asks for a column 'data_source'",
+        "verl calls `f` a row at a time",
+    ),
+    ("def f(queries, prompts, labels):\n    return [1.0]\n", "a column 'queries'", "OpenRLHF's `queries`"),
+    ("def f(samples, prompts, outputs):\n    return [1.0]\n", "a column 'samples'", "trlX's `samples`"),
+    ("def f(prompts, responses):\n    return [1.0]\n", "a column 'responses'", "rename `responses` to `completions`"),
+    (
+        "def f(completions):\n    return [len(each[0]['content']) for each in completions]\n",
+        "raised TypeError",
+        'completions are texts, since the prompts are: `completion` in place of `completion[0]["content"]`',
+    ),
+    ("def f(completions):\n    return (1.0 for _ in completions)\n", "gave a generator", "`return list(...)`"),
+    ("def f(completions):\n    yield 1.0\n", "gave a generator", "in place of `(...)` or `yield`"),
+    ("def f(completions):\n    return [None, 1.0]\n", "gave None, on row 0", "`0.0` where a function abstains"),
+    ("def f(completions):\n    return [{'score': 1.0}] * 2\n", "gave a dict, on row 0", "`found['score']`"),
+    ("def f(completions):\n    return {'rewards': [1.0] * 2}\n", "gave a dict, not", "`return found['rewards']`"),
+    ("def f(completions):\n    return 1.0\n", "gave 1.0, not a list", "called on many rows at a time"),
+    ("def f(completions):\n    pass\n", "gave None, not a list", "end with `return`"),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "hint"), OTHERS)
+def test_functions_as_other_systems_have_them(
+    opened: Callable[..., RewardFunction], text: str, message: str, hint: str
+) -> None:
+    with pytest.raises(RlgraphError) as caught:
+        opened(text)(["p", "q"], ["a", "b"], columns={"answer": ["1", "2"]})
+    found = caught.value.diagnostics[0]
+    assert message in found.message and hint in found.hint
+
+
+CHAT = [{"role": "user", "content": "2+2"}]
+
+
+@pytest.mark.parametrize(
+    ("body", "prompt", "answer", "message", "hint"),
+    [
+        ("len(each[0]['content'])", "p", "", "raised IndexError", "completions are texts"),
+        ("float(each.strip())", CHAT, "4", "raised AttributeError", "completions are lists of messages"),
+        ("[1.0][len(each)]", "p", "abc", "raised IndexError", "there: prompt = 'p'"),
+    ],
+)
+def test_texts_and_messages_are_told_apart(
+    opened: Callable[..., RewardFunction], body: str, prompt: Any, answer: str, message: str, hint: str
+) -> None:
+    f = opened(f"def f(completions):\n    return [{body} for each in completions]\n")
+    with pytest.raises(RunError) as caught:
+        f([prompt], [answer])
+    found = caught.value.diagnostics[0]
+    assert message in found.message and found.hint.startswith(hint)
+
+
 BAD: list[tuple[str, str, str, str]] = [
     ('python("reward.py:f")', "", "E0703: there is no Python file 'reward.py' in 'BASE'", "did you mean `rewards.py`?"),
     ('python("rewards.py:g")', "def gee(): ...", "E0722: there is no 'g' in 'rewards.py'", "it has: gee"),
