@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rlgraph.dsl.losses import losses
 from rlgraph.dsl.offpolicy import off_policy
+from rlgraph.dsl.truncated import truncated
 from rlgraph.errors import Diagnostic, Related
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, axes, refs
 from rlgraph.ir.types import Axis, axes_of, axis_of
@@ -27,6 +28,7 @@ def lint(program: Program) -> list[Diagnostic]:
         found += _short_groups(phase.graph)
         found += losses(phase)
         found += off_policy(phase)
+        found += truncated(phase)
     return list({(d.code, str(d.span)): d for d in found}.values())
 
 

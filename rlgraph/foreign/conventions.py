@@ -26,8 +26,8 @@ CONVENTIONS = (
         "verl",
         "solution_str",
         "verl calls `{name}` a row at a time; here a function is called on many: `def f(completions, answer, "
-        '**columns): return [{name}("", text, right) for text, right in zip(completions, answer)]`, where `answer` is the column '
-        "with what verl calls `ground_truth`; of a dict it takes the `score`",
+        '**columns): return [{name}("", text, right) for text, right in zip(completions, answer)]`, where `answer` is '
+        "the column with what verl calls `ground_truth`; of a dict it takes the `score`",
     ),
     Convention(
         "OpenRLHF",
