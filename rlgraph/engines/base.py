@@ -16,6 +16,7 @@ from rlgraph.engines.sleeping import Arenas, Sleeper, Switched
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
+from rlgraph.models.heads import no_head
 from rlgraph.ops.optimizers import ADAMW, Optimizer
 
 if TYPE_CHECKING:
@@ -47,6 +48,13 @@ class NoRows(EngineError):
 
 class HalfChanged(EngineError):
     """An update that failed after it had begun to write: the weights are neither the old ones nor the new ones."""
+
+
+class NoHead(EngineError):
+    """A value or reward model whose head is not in its files, and that nothing trains: it would say 0 of every row."""
+
+    def __init__(self, kind: str, source: str) -> None:
+        super().__init__(no_head(kind, source))
 
 
 class ModelRefused(EngineError):

@@ -39,6 +39,15 @@ def find_config(source: str) -> Mapping[str, Any] | None:
     return known(source) if stored is None else _read(stored)
 
 
+def find_folder(source: str) -> Path | None:
+    """Where the files of a model source are: a local folder, or what the hub's client has stored here. None if they are
+    not here."""
+    if Path(source).is_dir():
+        return Path(source)
+    stored = _stored(source)
+    return None if stored is None else stored.parent
+
+
 @cache
 def _table() -> dict[str, Any]:
     """By name a configuration, or the name of the model that has the same."""

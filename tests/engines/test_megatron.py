@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlgraph.engines.base import EngineError, HalfChanged, TrainOptions
+from rlgraph.engines.base import EngineError, HalfChanged, NoHead, TrainOptions
 from rlgraph.engines.joining import listen
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.transformers.engine import TransformersEngine
@@ -264,6 +264,16 @@ def test_models_that_sleep_between_calls_go_on_to_the_bit(ranks: Ranks, folder: 
 def test_a_critic_and_a_reward_model_learn(ranks: Ranks, folder: Path, kind: ModelKind) -> None:
     spec, task = spec_of(folder, "tied", kind), task_for(MESHES["tp2pp2"])
     check(spec, task, ranks.run(MESHES["tp2pp2"], train, spec, task))
+
+
+def test_a_head_that_nothing_trains_has_to_be_there(folder: Path) -> None:
+    from rlgraph.engines.megatron.engine import _source
+
+    actor, reward = (spec_of(folder, "tied", kind).source for kind in ("causal_lm", "reward_lm"))
+    _source(ModelSpec("reward_lm", actor))
+    _source(ModelSpec("reward_lm", reward, learns=False))
+    with pytest.raises(NoHead, match="has no head that gives scores"):
+        _source(ModelSpec("reward_lm", actor, learns=False))
 
 
 def test_a_copy_without_rows_takes_part(ranks: Ranks, folder: Path) -> None:

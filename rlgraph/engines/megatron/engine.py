@@ -14,7 +14,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from rlgraph.clusters.cluster import DeviceKind
-from rlgraph.engines.base import Beside, Call, EngineError, Micro, NoRows, State, Training, TrainOptions
+from rlgraph.engines.base import Beside, Call, EngineError, Micro, NoHead, NoRows, State, Training, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.megatron.answered import Answered
 from rlgraph.engines.megatron.batches import batch_of
@@ -414,6 +414,8 @@ def _source(spec: ModelSpec) -> tuple[Shape, Weights]:
     try:
         if isinstance(spec.source, str) and Path(spec.source).is_dir():
             weights = FolderWeights(spec.source)
+            if spec.begins_with_head and not weights.has_head:
+                raise NoHead(spec.kind, spec.source)
             return shape_of(find_config(spec.source) or {}), weights
         model = load(spec).model
         return shape_of(model.config.get_text_config().to_dict()), ModelWeights(model)
