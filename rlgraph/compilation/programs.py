@@ -155,6 +155,7 @@ def faults_in(folders: Folders) -> Callable[[str, Record, Collection[str]], list
     """Looks for the user's Python, without running or importing it."""
 
     def look(word: str, record: Record, known: Collection[str]) -> list[Diagnostic]:
+        from rlgraph.foreign.functions import check_function
         from rlgraph.foreign.spec import Spec
         from rlgraph.foreign.unread import faults
 
@@ -162,6 +163,11 @@ def faults_in(folders: Folders) -> Callable[[str, Record, Collection[str]], list
             return []
         args, options = record.plain()
         spec = Spec(record.name, args, options, record.span, dict(record.spans))
+        if word == "func":
+            try:
+                check_function(spec)
+            except ProgramError as error:
+                return error.diagnostics
         return faults(spec, folders, known, alone=word != "func")
 
     return look

@@ -96,6 +96,38 @@ def test_batch_is_the_most_rows_of_a_call(opened: Callable[..., RewardFunction])
     assert f(rows, rows) == [4.0] * 8 + [2.0] * 2
 
 
+COUNTS = "def f(completions):\n    return [len(completions)] * len(completions)\n"
+GROUPS = [0, 0, 0, 1, 1, 2, 2, 2, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("options", "calls"),
+    [
+        ("", [10]),
+        (", batch=4", [3, 2, 4, 1]),
+        (", batch=5", [5, 5]),
+        (", batch=1", [3, 2, 4, 1]),
+        (", over='group', workers=2", [5, 5]),
+        (", over='row', batch=4", [4, 4, 2]),
+        (", over='batch', workers=1", [10]),
+    ],
+)
+def test_no_call_has_a_part_of_what_belongs_together(
+    opened: Callable[..., RewardFunction], options: str, calls: list[int]
+) -> None:
+    rows = [str(row) for row in range(10)]
+    found = opened(COUNTS, options)(rows, rows, groups=GROUPS)
+    assert found == [float(size) for size in calls for _ in range(size)]
+
+
+def test_groups_that_have_the_same_prompt_are_not_taken_for_one(opened: Callable[..., RewardFunction]) -> None:
+    chat = [[{"role": "user", "content": text}] for text in "aabbaacc"]
+    f = opened(COUNTS)
+    assert f(list("aabbaacc"), ["c"] * 8, groups=[0, 0, 1, 1, 2, 2, 3, 3]) == [4.0] * 8
+    assert f(chat, ["c"] * 8, groups=[0, 0, 1, 1, 2, 2, 3, 3]) == [4.0] * 8
+    assert f(list("aaaa"), ["c"] * 4, groups=[0, 0, 1, 2]) == [2.0, 2.0, 1.0, 1.0]
+
+
 def test_signals_work_as_in_a_script(opened: Callable[..., RewardFunction]) -> None:
     f = opened("import signal\ndef f(completions):\n    signal.alarm(9)\n    signal.alarm(0)\n    return [1]\n")
     assert f(["p"], ["c"]) == [1.0]
@@ -153,7 +185,7 @@ def test_a_slow_batch_blames_no_row(opened: Callable[..., RewardFunction]) -> No
         f(["p"] * 9, ["c"] * 9)
     found = caught.value.diagnostics[0]
     assert found.message == "`f` did not come back within 0.5 s, on 9 rows together: row 0 to row 8"
-    assert found.hint == "with `batch=1` every row has its own limit, and is named"
+    assert found.hint == "with `over=row, batch=1` every row has its own limit, and is named"
 
 
 def test_an_exception_names_the_row_and_the_line(opened: Callable[..., RewardFunction]) -> None:
@@ -357,6 +389,18 @@ BAD: list[tuple[str, str, str, str]] = [
         "",
     ),
     ('python("rewards.py:f", batch=0)', "", "E0702: `batch` must be a whole number of at least 1, not 0", ""),
+    (
+        'python("rewards.py:f", over="rows")',
+        "",
+        "E0702: `over` must be row, group or batch, not 'rows'",
+        "did you mean `row`?",
+    ),
+    (
+        'python("rewards.py:f", over="batch", batch=8)',
+        "",
+        "E0702: `over=batch` has one call for all rows, and `batch` would cut them",
+        "leave `batch` out, or write `over=group` if a row's number depends on those of its prompt alone",
+    ),
     (
         'python("rewards.py:f", timout=3)',
         "def f(completions, **kwargs): ...",
