@@ -167,7 +167,7 @@ def faults_in(folders: Folders) -> Callable[[str, Record, Collection[str]], list
             try:
                 check_function(spec)
             except ProgramError as error:
-                return error.diagnostics
+                return [*error.diagnostics]
         return faults(spec, folders, known, alone=word != "func")
 
     return look

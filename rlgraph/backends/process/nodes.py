@@ -172,7 +172,7 @@ def call(node: Node, frame: Frame, session: Session) -> Made:
             value = pick(value, frame.index(kind.axis.key, own.axis.key))  # type: ignore[union-attr]
         columns[name] = value.tolist() if isinstance(value, Tensor) else value
     shown = [show_id(row) for row in rows.known]
-    groups = None if kind.axis.parent is None else frame.index(kind.axis.key, kind.axis.root.key)
+    groups = None if kind.axis.parent is None else frame.index(kind.axis.key, kind.axis.root.key).tolist()
     found = session.functions[node.attr("func")](
         list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown, groups
     )
