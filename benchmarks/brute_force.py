@@ -265,7 +265,7 @@ def draw(dice: random.Random) -> tuple[str, str, Workload]:
     text = f'algorithm small\nmodel actor = causal_lm("{base}")\n'
     text += "model ref = frozen(actor)\n" * has["ref"] + f'model critic = value_lm("{base}")\n' * has["critic"]
     text += f'data prompts = jsonl("prompts.jsonl", batch={dice.choice((8, 32, 64))})\n'
-    text += 'func correct = python("rlgraph.rewards:exact_match")\n'
+    text += 'func correct = python("rlgraph.rewards:exact_match", over=row)\n'
     text += f"step{lag}:\n    rollout = actor.generate(prompts, n={dice.choice((1, 4))}, max_tokens=256)\n"
     text += "    score = correct(rollout)\n"
     text += "    old = ref.logprobs(rollout)\n" * has["ref"] + "    value = critic.values(rollout)\n" * has["critic"]

@@ -369,7 +369,7 @@ def _step(row: Row) -> Experiment:
 {facts.model()}
 {"model ref = frozen(actor)" if with_ref else ""}
 data prompts = jsonl("rows.jsonl", batch={facts.rows})
-func reward  = python("rlgraph.rewards:exact_match")
+func reward  = python("rlgraph.rewards:exact_match", over=row)
 
 step:
     rollout = actor.generate(prompts, n={samples}, max_tokens={longest})

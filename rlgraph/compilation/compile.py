@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.compilation.compilation import Compilation
+from rlgraph.compilation.heads import headless
 from rlgraph.compilation.programs import Opened, changes, columns_in, faults_in, open_program, with_quotes
 from rlgraph.compilation.schedules import with_schedule
 from rlgraph.dsl.check import Checked, check_all
@@ -37,6 +38,8 @@ def compiled(
     if not isinstance(devices, int) or isinstance(devices, bool) or not 1 <= devices <= LARGEST:
         message = f"`devices` is a whole number from 1 to {LARGEST:,}"
         raise UsageMistake(Diagnostic("E0902", message, NO_SPAN, "`devices=8`"))
+    if wrong := headless(found.program, opened.folders):
+        raise ProgramError(wrong)
     typed = found.program if target is None else with_dtypes(found.program, not target.on_cpus)
     stages = tuple(run_passes(typed))
     warnings, schedule = tuple(found.warnings), found.schedule

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,17 +152,24 @@ def _with_quotes(found: Diagnostic) -> Diagnostic:
     return replace(found, hint=f"a text has quotes of its own: `--set '{name}=\"{text}\"'`")
 
 
-def faults_in(folders: Folders) -> Callable[[Record], list[Diagnostic]]:
+def faults_in(folders: Folders) -> Callable[[str, Record, Collection[str]], list[Diagnostic]]:
     """Looks for the user's Python, without running or importing it."""
 
-    def look(record: Record) -> list[Diagnostic]:
+    def look(word: str, record: Record, known: Collection[str]) -> list[Diagnostic]:
+        from rlgraph.foreign.functions import check_function
         from rlgraph.foreign.spec import Spec
         from rlgraph.foreign.unread import faults
 
         if record.name != "python":
             return []
         args, options = record.plain()
-        return faults(Spec(record.name, args, options, record.span), folders)
+        spec = Spec(record.name, args, options, record.span, dict(record.spans))
+        if word == "func":
+            try:
+                check_function(spec)
+            except ProgramError as error:
+                return [*error.diagnostics]
+        return faults(spec, folders, known, alone=word != "func")
 
     return look
 

@@ -44,7 +44,7 @@ def check(
     changes: Mapping[str, tree.Expr] | None = None,
     *,
     columns: Columns = lambda record: None,
-    faults: Faults = lambda record: [],
+    faults: Faults = lambda word, record, options: [],
     read: Read | None = None,
 ) -> tuple[Program, list[Diagnostic]]:
     """The program that a text says, and warnings about it.
@@ -60,7 +60,7 @@ def check_all(
     changes: Mapping[str, tree.Expr] | None = None,
     *,
     columns: Columns = lambda record: None,
-    faults: Faults = lambda record: [],
+    faults: Faults = lambda word, record, options: [],
     read: Read | None = None,
 ) -> Checked:
     """The same with all that a text says beside the program."""
@@ -89,7 +89,7 @@ def _refuse(found: Sequence[Diagnostic]) -> None:
         raise ProgramError(ordered(errors))
 
 
-def new_context(columns: Columns = lambda record: None, faults: Faults = lambda record: []) -> Context:
+def new_context(columns: Columns = lambda record: None, faults: Faults = lambda word, record, options: []) -> Context:
     """What is known before a program is: what is defined in the language itself."""
     return Context(evaluator=evaluate, writer=write, columns=columns, faults=faults, scope=prelude())
 

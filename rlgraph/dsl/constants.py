@@ -127,7 +127,9 @@ def record(
         hint = nearest(call.func.id, known) or f"one of {choices}"
         raise reporter.stop("E0406", f"`{call.func.id}` makes no {what}", call.func.span, hint)
     args, options = bind(reporter, signature, call.args, call.options, call.span, scope)
-    made = Record(signature.name, tuple(args.values()), tuple(options.items()), call.span)
+    spans: dict[int | str, Span] = {at: arg.span for at, arg in enumerate(call.args)}
+    spans |= {option.name: option.span for option in call.options}
+    made = Record(signature.name, tuple(args.values()), tuple(options.items()), call.span, tuple(spans.items()))
     bounded(reporter, made, call.span)
     return made
 

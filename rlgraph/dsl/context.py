@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlgraph.columns import Column
@@ -14,8 +14,9 @@ from rlgraph.ir.types import Axis, Table
 
 Columns = Callable[[Record], Mapping[str, Column] | None]
 """The columns of a data source, and what they hold, as far as that can be known without running anything."""
-Faults = Callable[[Record], list[Diagnostic]]
-"""What is wrong with data, a function or an environment, as far as that can be seen without running anything."""
+Faults = Callable[[str, Record, Collection[str]], list[Diagnostic]]
+"""What is wrong with data, a function or an environment, as far as that can be seen without running anything: from the
+word of its declaration (`func`), what stands there, and the names of the options that are the language's own."""
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Context(Reporter):
     writer: Callable[[Context, Sequence[tree.Stmt]], None]
     """`bodies.write`: loops are statements, and made of statements."""
     columns: Columns = lambda record: None
-    faults: Faults = lambda record: []
+    faults: Faults = lambda word, record, options: []
     groups: Callable[[Context, Ref, Span], Axis | None] = lambda context, value, span: None
     """Rows in which those of a value lie because Python says so: a def by itself has them."""
 

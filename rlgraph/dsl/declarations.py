@@ -93,7 +93,8 @@ def _meaning(context: Context, item: tree.Declaration) -> Meaning:
         raise context.stop("E0406", f"`{item.kind} {item.name}` needs one of {forms}", item.value.span)
     what = {"data": "data source", "func": "function", "env": "environment", "buffer": "buffer"}[item.kind]
     record = constants.record(context, item.value, OUTSIDE[item.kind], context.scope, what)
-    context.diagnostics += context.faults(record)
+    options = [option.name for option in OUTSIDE[item.kind][record.name].options]
+    context.diagnostics += context.faults(item.kind, record, options)
     return OutsideName(Outside(item.kind, item.name, record, item.span))
 
 

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rlgraph.dsl.losses import losses
 from rlgraph.dsl.offpolicy import off_policy
+from rlgraph.dsl.truncated import truncated
 from rlgraph.errors import Diagnostic, Related
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, axes, refs
 from rlgraph.ir.types import Axis, axes_of, axis_of
 from rlgraph.ops import NODES, TENSOR
 from rlgraph.ops.bases import changed, has_adapters
-from rlgraph.ops.nodes import chosen_from
+from rlgraph.ops.nodes import chosen_from, code_of, unit_word
 
 _ALLOW = re.compile(r"\ballow (W\d{4})\b")
 
@@ -27,6 +28,7 @@ def lint(program: Program) -> list[Diagnostic]:
         found += _short_groups(phase.graph)
         found += losses(phase)
         found += off_policy(phase)
+        found += truncated(phase)
     return list({(d.code, str(d.span)): d for d in found}.values())
 
 
@@ -76,6 +78,7 @@ def _broken_groups(graph: Graph, known: Mapping[str, Axis]) -> Iterator[Diagnost
             continue
         sliced = known[str(node.attr("axis"))]
         for inner in node.region.walk():
+            yield from _cut_function(inner, sliced)
             for found in _reductions(inner):
                 group = known[found.axis] if found.axis else None
                 if group and group.key != sliced.key and sliced.within(group):
@@ -86,6 +89,19 @@ def _broken_groups(graph: Graph, known: Mapping[str, Axis]) -> Iterator[Diagnost
                         found.span,
                         f"compute it above the loop, or write `minibatch {group.name}(...)`",
                     )
+
+
+def _cut_function(node: Node, sliced: Axis) -> Iterator[Diagnostic]:
+    """A function of the user's that may look at the rows of a group, of which a slice has a part."""
+    axis = axis_of(node.outputs[0].type) if NODES[node.op].foreign and unit_word(node) == "group" else None
+    if axis and sliced.key != axis.root.key and sliced.within(axis.root):
+        yield Diagnostic(
+            "W0505",
+            f"`minibatch` cuts along `{sliced.name}`, so `{code_of(node)}` sees parts of the groups of "
+            f"`{axis.root.name}`",
+            node.span,
+            "call it above the loop, or declare it with `over=row` if it looks at no other row",
+        )
 
 
 def _short_groups(graph: Graph) -> Iterator[Diagnostic]:

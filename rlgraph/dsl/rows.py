@@ -12,6 +12,7 @@ from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.dsl.values import table_of, tensor
 from rlgraph.ir.graph import Apply, Constant, Expr, Node, Outside, Ref, Value
 from rlgraph.ir.types import Table, Tensor
+from rlgraph.ops import NODES
 
 
 def function(context: Context, expr: tree.Call, func: Outside, hint: str) -> Ref:
@@ -43,7 +44,10 @@ def function(context: Context, expr: tree.Call, func: Outside, hint: str) -> Ref
         names.append(option.name)
         inputs.append(materialize(context, column, option.name))
     value = Value(fresh(context, hint or func.name), Tensor("float", table.type.axis))
+    over = func.record.option("over")
     attrs: tuple[tuple[str, Constant], ...] = (("func", func.name), ("names", tuple(names)))
+    if over != NODES["call"].attribute("over").default:
+        attrs = (*attrs, ("over", over))
     emit(context, Node("call", tuple(inputs), (value,), attrs, span=expr.span))
     return Ref(value.name, Tensor("float", table.type.axis), expr.span)
 

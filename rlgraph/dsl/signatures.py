@@ -13,6 +13,7 @@ from rlgraph.ir.attributes import REQUIRED, Attribute
 from rlgraph.ir.graph import SPANS
 from rlgraph.ir.mesh import LISTED
 from rlgraph.ops import NODES
+from rlgraph.ops.nodes import UNITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,18 @@ _CALLED = (
     Attribute("workers", "int", None, 1, 256, "processes that the calls are spread over"),
 )
 
+
+def _over(default: str, *names: str) -> Attribute:
+    """What a row's number may depend on."""
+    return Attribute(
+        "over",
+        "word",
+        default,
+        doc="the rows on which the number of a row may depend: itself, those of its prompt, or all of the batch",
+        names=lambda: names,
+    )
+
+
 DATA = _table(
     Signature("jsonl", (Attribute("path", "text"),), _BATCH, "A file with a JSON object on each line."),
     Signature("parquet", (Attribute("path", "text"),), _BATCH, "A Parquet file (extra `parquet`)."),
@@ -213,12 +226,15 @@ FUNCS = _table(
     Signature(
         "python",
         (Attribute("function", "text"),),
-        (*_CALLED, Attribute("batch", "int", None, 1, None, "rows a call")),
+        (*_CALLED, Attribute("batch", "int", None, 1, None, "rows a call"), _over("group", *UNITS)),
         "`file.py:function`, called as f(prompts, completions, **columns) -> a number for each row.",
         open=True,
     ),
     Signature(
-        "reasoning_gym", (), _CALLED, "The verifier of the reasoning_gym task that the rows came from (extra `gym`)."
+        "reasoning_gym",
+        (),
+        (*_CALLED, _over("row", "row")),
+        "The verifier of the reasoning_gym task that the rows came from (extra `gym`).",
     ),
 )
 

@@ -16,6 +16,7 @@ from rlgraph.engines.sleeping import Arenas, Sleeper, Switched
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
+from rlgraph.models.heads import no_head
 from rlgraph.ops.optimizers import ADAMW, Optimizer
 
 if TYPE_CHECKING:
@@ -47,8 +48,22 @@ class NotFinite(EngineError):
     """A gradient with NaN or infinity in it: the weights, and what the optimizer keeps, were left as they are."""
 
 
+class NoRows(EngineError):
+    """An update of which no rank has a row: nothing has changed, and it does not count as one."""
+
+    def __init__(self) -> None:
+        super().__init__("there are no rows to train on: the weights were left as they are")
+
+
 class HalfChanged(EngineError):
     """An update that failed after it had begun to write: the weights are neither the old ones nor the new ones."""
+
+
+class NoHead(EngineError):
+    """A value or reward model whose head is not in its files, and that nothing trains: it would say 0 of every row."""
+
+    def __init__(self, kind: str, source: str) -> None:
+        super().__init__(no_head(kind, source))
 
 
 class ModelRefused(EngineError):
@@ -189,6 +204,11 @@ class Micro:
     loss: Callable[[Sequence[Tensor]], Tensor]
     """From the answers, in the order of `calls`, to this micro-batch's part of the loss. Called exactly once on each
     rank that has the answers (all tensor-parallel ranks of the last pipeline stage), never on others."""
+
+    @property
+    def has_rows(self) -> bool:
+        """The model is asked about rows; a loss that has no calls is taken to ask by itself."""
+        return not self.calls or any(len(call.sequences) for call in self.calls)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -413,7 +433,11 @@ class Trains(HasWeights, Protocol):
         self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
     ) -> dict[str, float]:
         """One update with the gradient of the sum of the losses of `micro(block)` over the blocks of all
-        data-parallel ranks (a rank may have none): its `loss`, its `grad_norm` (before clipping), its `lr`."""
+        data-parallel ranks (a rank may have none): its `loss`, its `grad_norm` (before clipping), its `lr`.
+
+        Where no rank has a row (`Micro.has_rows`) all of them raise `NoRows`, and leave weights and moments as they
+        are: decay and momentum alone are no update.
+        """
         ...
 
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
@@ -435,7 +459,7 @@ class Accumulates(Trains, Protocol):
 
     def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
         """One update with `scale` times the gradients of all data-parallel ranks, and the same of the losses: what
-        `train_step` returns."""
+        `train_step` returns. Raises `NoRows` as that does."""
         ...
 
 

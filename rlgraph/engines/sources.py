@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlgraph.engines.base import EngineError, HubError
+from rlgraph.engines.base import EngineError, HubError, NoHead
 from rlgraph.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
 from rlgraph.errors import closest, listed
 from rlgraph.models import hub
@@ -65,6 +65,13 @@ class ModelSpec:
     """It is asked to continue rows, for which an architecture needs more than for reading them."""
     adapters: Adapters | None = None
     """What is trained in place of the model itself; the source is their base."""
+    learns: bool = True
+    """It is trained, or a copy of it: a head that the source does not have begins with 0. Else there has to be one."""
+
+    @property
+    def begins_with_head(self) -> bool:
+        """A value or reward model's head has to be in the files of its source; that of a saved adapter is beside it."""
+        return self.kind != "causal_lm" and not self.learns and (self.adapters is None or self.adapters.start is None)
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,8 @@ def load(spec: ModelSpec, device: str = "cpu") -> Loaded:
             model = model.to(_DTYPES[spec.dtype])  # type: ignore[arg-type]  # transformers' decorator hides its types
         else:
             model, new = _pretrained(spec.kind, spec.source, _DTYPES[spec.dtype])
+            if spec.begins_with_head and {*_head(model)} <= {*new}:
+                raise NoHead(spec.kind, spec.source)
     if spec.adapters is not None:
         from rlgraph.engines.adapters import attach
 
@@ -158,10 +167,10 @@ def _pretrained(kind: ModelKind, source: str, dtype: torch.dtype) -> tuple[PreTr
     options = {"dtype": dtype, "output_loading_info": True, "use_safetensors": True, **labels}
     model, info = _read(source, "model", _auto(kind), **options)
     new = tuple(sorted(info["missing_keys"]))
-    if kind == "causal_lm" and new:
-        raise EngineError(
-            f"the model {source!r} lacks the weights {', '.join(new[:3])}: it is no causal language model"
-        )
+    lacks = new if kind == "causal_lm" else tuple(name for name in new if name not in _head(model))
+    if lacks:
+        is_none = ": it is no causal language model" if kind == "causal_lm" else ""
+        raise EngineError(f"the model {source!r} lacks the weights {', '.join(lacks[:3])}{is_none}")
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name in new:
@@ -169,6 +178,11 @@ def _pretrained(kind: ModelKind, source: str, dtype: torch.dtype) -> tuple[PreTr
             # same.
             parameters[name].zero_()
     return model, new
+
+
+def _head(model: PreTrainedModel) -> list[str]:
+    """The parameters of a model that are not its decoder's."""
+    return [name for name, _ in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")]
 
 
 def _read(source: str, what: str, kind: Any, **options: Any) -> Any:

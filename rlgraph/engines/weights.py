@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rlgraph.engines.base import EngineError, State
 from rlgraph.ir.layout import Box, Local, Piece, at_layer, volume, whole
-from rlgraph.models.families import stored
+from rlgraph.models.families import HEAD, stored
 from rlgraph.models.families import tensors as tensors_of
 from rlgraph.models.known import find_config
 from rlgraph.models.shape import shape_of
@@ -87,6 +87,11 @@ class FolderWeights:
         }
         self._files = _files(self._folder)
         self._open: dict[str, Any] = {}
+
+    @property
+    def has_head(self) -> bool:
+        """It has the weights of a scalar head."""
+        return self._place(HEAD) is not None
 
     def read(self, name: str, box: Box) -> Tensor:
         """As `Weights.read`; only this part is read from the disk."""

@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 class Wrong(Exception):
     """The user's code gave back something that is not what was asked for."""
 
-    def __init__(self, message: str, row: int | None = None) -> None:
-        super().__init__(message, row)
+    def __init__(self, message: str, row: int | None = None, hint: str = "") -> None:
+        super().__init__(message, row, hint)
         self.message = message
         self.row = row
+        self.hint = hint
 
 
 class Child:
@@ -92,7 +93,7 @@ class Child:
         if hasattr(values, "tolist"):  # an array or a tensor
             values = values.tolist()
         if not isinstance(values, list | tuple):
-            raise Wrong(f"{short(values)}, not a list with a number for each row")
+            raise Wrong(f"{short(values)}, not a list with a number for each row", None, instead_of_list(values))
         if len(values) != count:
             raise Wrong(f"{len(values)} numbers for {count} rows")
         return [number(value, row) for row, value in enumerate(values)]
@@ -180,10 +181,34 @@ def number(value: Any, row: int | None) -> float:
     """`value` as a finite float: numbers, booleans, and the scalars of numpy and torch."""
     plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if not isinstance(plain, numbers.Real):
-        raise Wrong(short(value), row)
+        raise Wrong(short(value), row, instead_of_number(value))
     if not math.isfinite(plain):
         raise Wrong(str(float(plain)), row)
     return float(plain)
+
+
+def instead_of_list(value: Any) -> str:
+    """What a reward function returns in the place of this."""
+    if value is None:
+        return "it has to end with `return`, and a list with a number for each row"
+    if isinstance(value, dict):
+        return "return the list alone: the numbers that count, as in `return found['rewards']`"
+    if isinstance(value, numbers.Real):
+        return "it is called on many rows at a time: return a list with a number for each of `completions`"
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return "return a list of it: `return list(...)`, or `[...]` in place of `(...)` or `yield`"
+    return ""
+
+
+def instead_of_number(value: Any) -> str:
+    """What a reward function returns for a row in the place of this; "" where there is nothing to say."""
+    if value is None:
+        return "a row has a number always: `0.0` where a function abstains, as `None` does in TRL"
+    if isinstance(value, dict):
+        return "return one of its numbers for each row, as in `found['score']`, which is the one that verl takes"
+    if isinstance(value, list | tuple):
+        return "return one number for each row, not a list of them"
+    return ""
 
 
 def short(value: Any) -> str:
@@ -244,7 +269,7 @@ def main() -> None:
         try:
             reply = ("ok", getattr(child, operation)(*arguments))
         except Wrong as wrong:
-            reply = ("wrong", (wrong.message, wrong.row))
+            reply = ("wrong", (wrong.message, wrong.row, wrong.hint))
         except KeyboardInterrupt:
             return
         except BaseException as error:  # sys.exit() of the user's code too

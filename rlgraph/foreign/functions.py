@@ -14,10 +14,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, RunError, nearest
+from rlgraph.foreign.conventions import missing_hint, raised_hint
 from rlgraph.foreign.files import Folders
 from rlgraph.foreign.report import (
     BAD_SIGNATURE,
@@ -35,6 +37,7 @@ from rlgraph.foreign.spec import (
     one_text,
     only_options,
     seconds,
+    text,
     whole,
 )
 from rlgraph.foreign.worker import (
@@ -42,6 +45,7 @@ from rlgraph.foreign.worker import (
     Code,
     Died,
     Failure,
+    Raised,
     TimedOut,
     Worker,
     Workers,
@@ -51,7 +55,8 @@ from rlgraph.foreign.worker import (
 
 FunctionSpec = Spec
 DEFAULT_LIMIT_S = 300.0
-OPTIONS = ("timeout", "batch", "workers")
+OPTIONS = ("timeout", "batch", "workers", "over")
+UNITS = ("row", "group", "batch")
 _FORMS = ("python", "reasoning_gym")
 _GIVEN = ("prompts", "completions", "completion_ids")
 
@@ -67,7 +72,9 @@ class RewardFunction:
     limit_s: float
     """For one call."""
     batch: int | None
-    """The most rows of one call."""
+    """The most rows of one call, but for those that belong together."""
+    over: str
+    """The rows on which the number of a row may depend, one of `UNITS`: no call has a part of them."""
     workers: tuple[Worker, ...] = field(repr=False)
 
     def check(self, columns: Iterable[str]) -> None:
@@ -77,7 +84,8 @@ class RewardFunction:
         missing = [name for name in self.signature.required if name not in given]
         if missing:
             message = f"`{self.target.name}` asks for a column '{missing[0]}', which the data do not have"
-            hint = nearest(missing[0], names) or f"the columns are: {', '.join(names)}"
+            hint = missing_hint(self.target.name, missing) or nearest(missing[0], (*names, *_GIVEN))
+            hint = hint or f"the columns are: {', '.join(names)}"
             raise ProgramError(Diagnostic(BAD_SIGNATURE, message, self.target.span, hint))
 
     def __call__(
@@ -87,10 +95,12 @@ class RewardFunction:
         completion_ids: Sequence[Sequence[int]] | None = None,
         columns: Mapping[str, Sequence[Any]] | None = None,
         ids: Sequence[object] | None = None,
+        groups: Sequence[int] | None = None,
     ) -> list[float]:
         """One number for each completion.
 
-        All arguments have one entry for each completion; `ids` name the rows in errors. Raises `RunError`.
+        All arguments have one entry for each completion; `ids` name the rows in errors. `groups`, ascending, says which
+        rows are of one prompt; without it each is by itself. Raises `RunError`.
         """
         columns = columns or {}
         self.check(columns)
@@ -99,7 +109,7 @@ class RewardFunction:
         names = [f"row {row}" for row in range(len(completions))] if ids is None else map(str, ids)
         arguments = self._arguments(prompts, completions, completion_ids, columns)
         shown = {**arguments, "prompts": list(prompts), "completions": list(completions)}
-        return self._in_parts(_Rows(list(names), arguments, shown))
+        return self._in_parts(_Rows(list(names), arguments, shown), groups)
 
     def takes(self, name: str) -> bool:
         """Whether it is given a column of that name, where the rows have one."""
@@ -128,12 +138,30 @@ class RewardFunction:
             given["completion_ids"] = list(completion_ids)
         return {name: values for name, values in given.items() if self.takes(name)}
 
-    def _in_parts(self, rows: _Rows) -> list[float]:
+    def _in_parts(self, rows: _Rows, groups: Sequence[int] | None) -> list[float]:
         count = len(rows.names)
         size = min(self.batch or count, -(-count // len(self.workers)))
-        parts = [rows.part(start, start + size) for start in range(0, count, size)]
+        parts = [rows.part(start, end) for start, end in pairwise(self._cuts(rows.shown["prompts"], size, groups))]
         calls = [partial(self._call, *each) for each in zip(itertools.cycle(self.workers), parts, strict=False)]
         return [value for part in side_by_side(self.workers, calls) for value in part]
+
+    def _cuts(self, prompts: Sequence[Any], size: int, groups: Sequence[int] | None) -> list[int]:
+        """Where calls of so many rows begin, and the last one ends; none within rows that belong together."""
+        count = len(prompts)
+        if self.over == "batch":
+            return [0, count]
+        if self.over == "row" or groups is None:
+            return [*range(0, count, size), count]
+        found, seen = [0], set[str]()
+        ends = [at for at in range(1, count) if groups[at] != groups[at - 1]]
+        for start, end in pairwise([0, *ends, count]):
+            asked = {repr(prompt) for prompt in prompts[start:end]}
+            # A call ends before a group that is too much for it, or that could be taken for one that is in it.
+            if start and (end - found[-1] > size or seen & asked):
+                found.append(start)
+                seen = set()
+            seen |= asked
+        return [*found, count]
 
     def _call(self, worker: Worker, rows: _Rows) -> list[float]:
         try:
@@ -188,11 +216,19 @@ class RewardFunction:
         if row is None and len(names) > 1:
             where = f"on {len(names)} rows together: {names[0]} to {names[-1]}"
             slow = isinstance(failure, TimedOut)
-            hint = "with `batch=1` every row has its own limit, and is named" if slow else ""
+            alone = "batch=1" if self.over == "row" else "over=row, batch=1"
+            slow_hint = f"with `{alone}` every row has its own limit, and is named"
+            hint = slow_hint if slow else self._hint(failure, rows)
             return failed_call(self.target, failure, where, None, hint)
         row = row or 0
-        hint = "each must be a finite number" if isinstance(failure, Wrong) else ""
+        hint = self._hint(failure, rows) or ("each must be a finite number" if isinstance(failure, Wrong) else "")
         return failed_call(self.target, failure, f"on {names[row]}", rows.shown_row(row), hint)
+
+    def _hint(self, failure: Failure, rows: _Rows) -> str:
+        """What to write in a function that expects to be called as other systems call theirs."""
+        if isinstance(failure, Wrong):
+            return failure.hint
+        return raised_hint(failure, rows.arguments.get("completions", ())) if isinstance(failure, Raised) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +271,7 @@ def open_function(spec: FunctionSpec, folders: Folders, workers: Workers | None 
     if spec.kind == "reasoning_gym" and spec.args:
         constants["name"] = spec.args[0]
     limit_s = seconds(spec, "timeout", DEFAULT_LIMIT_S)
-    return RewardFunction(target, signature, constants, limit_s, whole(spec, "batch", None), processes)
+    return RewardFunction(target, signature, constants, limit_s, whole(spec, "batch", None), _over(spec), processes)
 
 
 def check_function(spec: FunctionSpec) -> None:
@@ -253,6 +289,21 @@ def check_function(spec: FunctionSpec) -> None:
     seconds(spec, "timeout", DEFAULT_LIMIT_S)
     whole(spec, "batch", None)
     whole(spec, "workers", 1)
+    _over(spec)
+
+
+def _over(spec: FunctionSpec) -> str:
+    """The option `over`. Raises ProgramError, also for options that would cut what it keeps together."""
+    over: str = text(spec, "over", "row" if spec.kind == "reasoning_gym" else "group") or ""
+    if over not in UNITS:
+        message = f"`over` must be row, group or batch, not {over!r}"
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("over"), nearest(over, UNITS)))
+    cutting = "batch" if spec.options.get("batch") else "workers" if spec.options.get("workers", 1) > 1 else ""
+    if over == "batch" and cutting:
+        message = f"`over=batch` has one call for all rows, and `{cutting}` would cut them"
+        hint = f"leave `{cutting}` out, or write `over=group` if a row's number depends on those of its prompt alone"
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(cutting), hint))
+    return over
 
 
 def as_messages(prompt: Any, completion: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,23 +92,44 @@ def describe(target: Target, worker: Worker) -> Signature:
 def own_options(spec: Spec, known: tuple[str, ...], signature: Signature, name: str) -> dict[str, Any]:
     """The options of `spec` that are not rlgraph's but arguments for the user's function or class `name`.
 
-    They must be parameters that it names: `**kwargs` would swallow a misspelt `timeout`.
+    They must be parameters that it names: `**kwargs` would swallow a misspelt `timeout`. Raises ProgramError.
     """
-    for option in spec.options:
-        if option not in known and option not in signature.named:
-            message = f"'{option}' is neither an option of `{spec.kind}` nor a parameter of `{name}`"
-            hint = nearest(option, (*known, *signature.named)) or f"the options are: {', '.join(known)}"
-            raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(option), hint))
+    for wrong in unknown_options(spec, known, signature.named, name):
+        raise ProgramError(wrong)
     return {option: value for option, value in spec.options.items() if option not in known}
 
 
-def check_required(target: Target, signature: Signature, arguments: Mapping[str, Any]) -> None:
+def unknown_options(spec: Spec, known: Collection[str], named: Collection[str], name: str) -> list[Diagnostic]:
+    """What is wrong with options that are neither rlgraph's nor among the parameters that the user's function or class
+    `name` has."""
+    found = []
+    for option in spec.options:
+        if option not in known and option not in named:
+            message = f"'{option}' is neither an option of `{spec.kind}` nor a parameter of `{name}`"
+            hint = nearest(option, (*known, *named)) or f"the options are: {', '.join(known)}"
+            found.append(Diagnostic(BAD_ARGUMENT, message, spec.at(option), hint))
+    return found
+
+
+def check_required(target: Target, signature: Signature, arguments: Collection[str]) -> None:
     """An error unless `arguments` hold all that the user's function or class needs to be called."""
-    unset = [name for name in signature.required if name not in arguments]
-    if unset:
-        message = f"`{target.name}` cannot be called without '{unset[0]}'"
-        hint = f'give it as an option: python("{target.path}:{target.name}", {unset[0]}=...)'
-        raise ProgramError(Diagnostic(BAD_SIGNATURE, message, target.span, hint))
+    for wrong in unset(target, signature.required, arguments):
+        raise ProgramError(wrong)
+
+
+def unset(target: Target, required: Collection[str], given: Collection[str]) -> list[Diagnostic]:
+    """What is wrong where a parameter that has no default is not given."""
+    missing = [name for name in required if name not in given][:1]
+    hint = 'give it as an option: python("{}:{}", {}=...)'
+    return [
+        Diagnostic(
+            BAD_SIGNATURE,
+            f"`{target.name}` cannot be called without '{name}'",
+            target.span,
+            hint.format(target.path, target.name, name),
+        )
+        for name in missing
+    ]
 
 
 def failed_call(

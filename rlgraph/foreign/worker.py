@@ -78,6 +78,8 @@ class Wrong(Failure):
     what: str
     row: int | None
     """Which of the rows of the call."""
+    hint: str = ""
+    """What to give."""
     file: str = ""
     line: int = 0
 

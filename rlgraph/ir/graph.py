@@ -29,6 +29,8 @@ class Record:
     args: tuple[Constant, ...] = ()
     options: tuple[tuple[str, Constant], ...] = ()
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
+    spans: tuple[tuple[int | str, Span], ...] = field(default=(), compare=False, repr=False)
+    """Of the arguments by place, and of the options that are written by name."""
 
     def option(self, name: str, default: Any = None) -> Any:
         return dict(self.options).get(name, default)

@@ -55,6 +55,12 @@ class Axis:
         return next(axis for axis in self.path() if not axis.inner)
 
     @property
+    def root(self) -> Axis:
+        """The outermost axis: the rows of the data, or of what else these began with."""
+        *_, last = self.path()
+        return last
+
+    @property
     def label(self) -> str:
         """As the user reads it: `rollout, token`."""
         return f"{self.parent.name}, {self.name}" if self.inner and self.parent else self.name

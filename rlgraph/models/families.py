@@ -16,6 +16,8 @@ ModelKind = Literal["causal_lm", "value_lm", "reward_lm"]
 `AutoModelForCausalLM`, `AutoModelForTokenClassification` and `AutoModelForSequenceClassification` with one label."""
 
 EMBEDDING = "model.embed_tokens.weight"
+HEAD = "score.weight"
+"""Of a value or reward model: what gives its scalar."""
 CORRECTION = "e_score_correction_bias"
 """What takes part in the choice of experts, and is no parameter: no gradient reaches it."""
 
@@ -222,7 +224,7 @@ def _mlp(name: str, layers: int, hidden: int, ffn: int) -> list[Parameter]:
 def _head(shape: Shape, kind: ModelKind) -> list[Parameter]:
     if kind == "causal_lm":
         return [] if shape.tied else [Parameter("lm_head.weight", (shape.vocab, shape.hidden))]
-    weight = Parameter("score.weight", (1, shape.hidden))
+    weight = Parameter(HEAD, (1, shape.hidden))
     # Of the two classification heads only that of tokens has a bias.
     return [weight, Parameter("score.bias", (1,))] if kind == "value_lm" else [weight]
 

@@ -46,6 +46,12 @@ def snapshot(source: str) -> Path | None:
     return None if stored is None else stored.parent
 
 
+def find_folder(source: str) -> Path | None:
+    """Where the files of a model source are: a local folder, or what the hub's client has stored here. None if they are
+    not here."""
+    return Path(source) if Path(source).is_dir() else snapshot(source)
+
+
 @cache
 def _table() -> dict[str, Any]:
     """By name a configuration, or the name of the model that has the same."""

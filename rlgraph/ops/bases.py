@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
-from rlgraph.ir.graph import Constant, Program
+from rlgraph.ir.graph import Constant, Model, Program
 from rlgraph.ir.types import Handle
 from rlgraph.ops.nodes import NODES, model_of
 
@@ -34,6 +34,11 @@ def shared(program: Program) -> dict[str, tuple[str, ...]]:
 def has_adapters(program: Program, name: str) -> bool:
     """Whether a program says that a model has adapters; those that a folder holds are not known here."""
     return dict(program.original(program.model(name)).options).get("lora") is not None
+
+
+def learnt(program: Program, model: Model) -> bool:
+    """Whether a model that is no copy is trained or takes other weights, or a copy of it does."""
+    return any(program.original(program.model(name)) == model for name in changed(program))
 
 
 def changed(program: Program) -> Iterator[str]:

@@ -21,6 +21,7 @@ are functions here:
     op.attributes        names, types, ranges and defaults of its attributes
 
     attr(node, "lag")    an attribute's value, the record's default where the node does not say it
+    unit_word(node)      "row", "group" or "batch": the least that it works on
     planned_as("apply")  the operation as which a plan places its work: "train"
     model_of(node)       the version of the weights that it uses, by name; "" of none
     table_of(node)       the rows that a model is asked about, by name; "" of none
@@ -40,13 +41,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from rlgraph.ir.attributes import Attribute, Required
 from rlgraph.ir.graph import SPANS, Node
 from rlgraph.ops.optimizers import attributes as of_optimizers
 
 Work = Literal["generates", "scores", "trains"]
+Unit = Literal["row", "group", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class NodeOp:
     name: str
     signature: str
     """Kinds of the inputs and outputs: `model table -> table`; `*` repeats the kind before it, `any` fits all."""
-    unit: Literal["row", "group", "batch"]
+    unit: Unit
+    """The least that it works on; of a node whose attribute `over` says it that (`unit_word`)."""
     doc: str
     reason: str = ""
     """Of a unit that is larger than a row: why."""
@@ -149,6 +152,7 @@ _LAG = (
 _AXIS = Attribute("axis", "axis", doc="the axis whose rows it is about", by="checker")
 _TABLE = Attribute("table", "name", doc="the table, as the program calls it", by="checker")
 _NAMES = Attribute("names", "names", doc="of the inputs that are no table, in their order", by="checker")
+UNITS = ("row", "group", "batch")
 _TEMPERATURE = Attribute("temperature", "float", 1.0, 1e-6, 100.0, "that at which the rows were sampled")
 _OPTIMIZER = (
     Attribute("lr", "rate", low=0.0, doc="learning rate, or a schedule by update"),
@@ -237,7 +241,18 @@ _ALL = (
         "table tensor* -> tensor",
         "row",
         "A Python function of the user's.",
-        attributes=(Attribute("func", "name", doc="the function", by="checker"), _NAMES),
+        attributes=(
+            Attribute("func", "name", doc="the function", by="checker"),
+            _NAMES,
+            Attribute(
+                "over",
+                "word",
+                "group",
+                doc="the rows on which the number of a row may depend",
+                by="checker",
+                names=lambda: UNITS,
+            ),
+        ),
         pure=False,
         foreign="func",
     ),
@@ -518,6 +533,13 @@ def attr(node: Node, name: str) -> Any:
     """An attribute's value; the record's default where the node does not say it."""
     default = NODES[node.op].attribute(name).default
     return node.attr(name, None if isinstance(default, Required) else default)
+
+
+def unit_word(node: Node) -> Unit:
+    """The least that a node works on: that of its operation, or what its function needs to see."""
+    op = NODES[node.op]
+    says = any(each.name == "over" for each in op.attributes)
+    return cast(Unit, attr(node, "over")) if says else op.unit
 
 
 def planned_as(operation: str) -> str:

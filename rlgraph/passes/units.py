@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from rlgraph.ir.graph import Apply, Expr, Node, Ref, Unit
 from rlgraph.ir.types import Axis, Table, Type, axis_of
-from rlgraph.ops import NODES, TENSOR
+from rlgraph.ops import NODES, TENSOR, code_of, table_of
+from rlgraph.ops.nodes import unit_word
 
 
 def common_axis(found: list[Axis]) -> Axis | None:
@@ -32,6 +33,8 @@ def unit_of(node: Node, types: Mapping[str, Type], known: Mapping[str, Axis]) ->
     op = NODES[node.op]
     if node.body:
         return _tensor_unit(node, types, known)
+    if op.foreign and (over := unit_word(node)) != op.unit:
+        return _called_unit(node, over, types)
     if op.unit == "batch":
         return Unit(None, op.reason)
     if op.unit == "group":
@@ -46,6 +49,19 @@ def unit_of(node: Node, types: Mapping[str, Type], known: Mapping[str, Axis]) ->
         return Unit(None, "it has no rows")
     # A model, a function, a column: it works on the rows of its table.
     return Unit((tables or rows)[0].key)
+
+
+def _called_unit(node: Node, over: str, types: Mapping[str, Type]) -> Unit:
+    """Of a function that may look at other rows than the one whose number it says."""
+    if over == "batch":
+        return Unit(None, f"`{code_of(node)}` may look at all rows of a batch")
+    table = types[table_of(node)]
+    assert isinstance(table, Table)
+    # Rows that lie in no others are the only ones of their group; samples of samples are of one prompt, too.
+    group = table.axis.root
+    if group is table.axis:
+        return Unit(group.key)
+    return Unit(group.key, f"`{code_of(node)}` may look at all rows of each group of `{group.name}`")
 
 
 def _tensor_unit(node: Node, types: Mapping[str, Type], known: Mapping[str, Axis]) -> Unit:

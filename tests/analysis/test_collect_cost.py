@@ -14,7 +14,7 @@ from rlgraph.cost.tasks import Workload, main_step, tasks
 TEXT = """algorithm picky
 model actor  = causal_lm("Qwen/Qwen2.5-1.5B")
 data prompts = jsonl("prompts.jsonl", batch=64)
-func correct = python("rlgraph.rewards:exact_match")
+func correct = python("rlgraph.rewards:exact_match", over=row)
 step:
     collect prompts(OPTIONS):
         rollout = actor.generate(prompts, n=4, max_tokens=1024)

@@ -29,7 +29,7 @@ TEXT = f"""algorithm early
 model actor  = causal_lm({weights()}, dtype="float64")
 model critic = value_lm({weights(3)}, dtype="float64")
 data prompts = jsonl("prompts.jsonl", batch=5)
-func correct = python("user.py:reward")
+func correct = python("user.py:reward", over=row)
 step:
     rollout = actor.generate(prompts, n=4, max_tokens=5)
     value   = critic.values(rollout)

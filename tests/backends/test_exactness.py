@@ -230,9 +230,9 @@ def gradients(name: str, folder: Path, **settings: Any) -> dict[str, list[torch.
     names = {id(state.engine): model for model, state in watched.backend.session.models.items()}
 
     def spy(engine: Any, *rest: Any) -> Any:
-        total, found = summed(engine, *rest)
+        total, busy, found = summed(engine, *rest)
         kept.setdefault(names[id(engine)], [torch.zeros(1) if one is None else one.clone() for one in found])
-        return total, found
+        return total, busy, found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlgraph.engines.transformers.engine.summed", spy)

@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 HEAD = f"""algorithm t
 model actor = causal_lm({weights()}, dtype="float64")
 data prompts = jsonl("prompts.jsonl", batch=6, shuffle=false)
-func spread = python("rewards.py:spread")
+func spread = python("rewards.py:spread", over=row)
 """
 
 STREAM = (

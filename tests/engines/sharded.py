@@ -198,8 +198,13 @@ class Task:
     """Rejected rows: the loss is then DPO's (arXiv 2305.18290) without a reference."""
     poison: tuple[int, int] | None = None
     """At this update this row's loss is not finite."""
+    empty: tuple[int, ...] = ()
+    """At these updates no block has rows."""
 
     def micro(self, kind: ModelKind, step: int, block: Sequence[int]) -> Micro:
+        if step in self.empty:
+            none = self.sequences.take(torch.zeros(0, dtype=torch.long))
+            return Micro((Call("logprobs", none),), lambda answers: answers[0].sum())
         if not block:
             return Micro((), lambda answers: torch.tensor(0.25))
         index = torch.tensor(block, dtype=torch.long)

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlgraph.engines.base import EngineError, HalfChanged, TrainOptions
+from rlgraph.engines.base import EngineError, HalfChanged, NoHead, TrainOptions
 from rlgraph.engines.joining import listen
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.transformers.engine import TransformersEngine
@@ -266,9 +266,29 @@ def test_a_critic_and_a_reward_model_learn(ranks: Ranks, folder: Path, kind: Mod
     check(spec, task, ranks.run(MESHES["tp2pp2"], train, spec, task))
 
 
+def test_a_head_that_nothing_trains_has_to_be_there(folder: Path) -> None:
+    from rlgraph.engines.megatron.engine import _source
+
+    actor, reward = (spec_of(folder, "tied", kind).source for kind in ("causal_lm", "reward_lm"))
+    _source(ModelSpec("reward_lm", actor))
+    _source(ModelSpec("reward_lm", reward, learns=False))
+    with pytest.raises(NoHead, match="has no head that gives scores"):
+        _source(ModelSpec("reward_lm", actor, learns=False))
+
+
 def test_a_copy_without_rows_takes_part(ranks: Ranks, folder: Path) -> None:
     spec, task = spec_of(folder, "qwen2"), replace(task_for(MESHES["tp2dp2"]), blocks=(((0, 1, 2), (4, 5)), ()))
     check(spec, task, ranks.run(MESHES["tp2dp2"], train, spec, task))
+
+
+@pytest.mark.parametrize(("split", "distributed"), [("tp2dp2", True), ("pp2dp2", False)])
+def test_an_update_without_rows_is_none(ranks: Ranks, folder: Path, split: str, distributed: bool) -> None:
+    """Whole, and with gradients that are added up; the other copy has no micro-batches at all."""
+    spec, task = spec_of(folder, "tied"), Task(rows(4), (((0, 1), (2, 3)), ()), OPTIONS, empty=(1, 2))
+    once = ranks.run(MESHES[split], train, spec, replace(task, steps=1), distributed)
+    for before, after in zip(once, ranks.run(MESHES[split], train, spec, task, distributed), strict=True):
+        assert [type(told) for told in after.told] == [dict, str, str] and "no rows" in str(after.told[1:])
+        assert same(after.state, before.state)
 
 
 def test_two_calls_of_a_micro_batch_and_no_clipping(ranks: Ranks, folder: Path) -> None:

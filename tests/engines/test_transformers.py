@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from rlgraph.engines.base import Call, EngineError, Micro, Sampling, TrainOptions
+from rlgraph.engines.base import Call, EngineError, Micro, NoHead, NoRows, Sampling, TrainOptions
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec, RandomSource, load
 from rlgraph.engines.tokenizers import Chars
@@ -252,6 +253,29 @@ def test_a_block_without_gradient_counts_as_zero() -> None:
     assert told == pytest.approx(twin.train_step([ROWS], by_hand(lambda b: twin.logprobs(b).sum()), SGD, 0))
 
 
+@pytest.mark.parametrize("blocks", [[], [torch.zeros(0, dtype=torch.long)]])
+def test_an_update_without_rows_is_none(blocks: list[Tensor]) -> None:
+    """Decay and momentum would move the weights all the same."""
+    model, twin = engine(), engine()
+    options = TrainOptions(1e-2, settings={"weight_decay": 0.5, "eps": 1.0})
+
+    def micro(rows: Tensor) -> Micro:
+        return Micro((Call("logprobs", ROWS.take(rows)),), lambda said: said[0].sum())
+
+    every = [torch.arange(len(ROWS))]
+    model.train_step(every, micro, options, 0)
+    with pytest.raises(NoRows):
+        model.train_step(blocks, micro, options, 1)
+    model.clear_gradients()
+    model.add_gradients(blocks, micro)
+    with pytest.raises(NoRows):
+        model.apply_gradients(options, 1, 0.5)
+    model.train_step(every, micro, options, 1)
+    for step in range(2):
+        twin.train_step(every, micro, options, step)
+    assert all(torch.equal(tensor, twin.state()[name]) for name, tensor in model.state().items())
+
+
 def test_narrow_weights_keep_small_updates() -> None:
     model = engine(dtype="bfloat16")
     before = model.state()
@@ -354,6 +378,29 @@ def test_a_value_model_from_a_language_model_keeps_its_backbone(tmp_path: Path) 
     assert again.new_parameters == ()
     with torch.no_grad():
         torch.testing.assert_close(again.values(ROWS), critic.values(ROWS), rtol=0, atol=1e-6)
+
+
+def test_a_head_that_nothing_trains_has_to_be_there(tmp_path: Path) -> None:
+    """It would give 0 for every row."""
+    engine(dtype="float32").save(tmp_path / "actor")
+    for kind in ("value_lm", "reward_lm"):
+        spec = ModelSpec(kind, str(tmp_path / "actor"), learns=False)
+        with pytest.raises(NoHead, match="has no head that gives .*, and nothing trains one"):
+            load(spec)
+        TransformersEngine.open(replace(spec, learns=True)).save(tmp_path / kind)
+        load(replace(spec, source=str(tmp_path / kind)))
+    # The scorer's head is one of a value model, too, but for its bias.
+    load(ModelSpec("value_lm", str(tmp_path / "reward_lm"), learns=False))
+
+
+def test_a_reward_model_that_lacks_a_layer_is_none(tmp_path: Path) -> None:
+    engine(dtype="float32").save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["num_hidden_layers"] += 1
+    config.pop("layer_types", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EngineError, match=r"lacks the weights model\.layers\."):
+        load(ModelSpec("reward_lm", str(tmp_path)))
 
 
 def test_random_models_depend_on_their_seed_alone() -> None:

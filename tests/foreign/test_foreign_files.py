@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.errors import ProgramError, RunError
+from rlgraph.compilation.programs import faults_in
+from rlgraph.dsl.check import check as check_program
+from rlgraph.dsl.signatures import OUTSIDE
+from rlgraph.errors import ProgramError, RunError, Source
 from rlgraph.foreign import Workers, open_function
 from rlgraph.foreign.files import Folders, find_file, find_module
 from rlgraph.foreign.spec import Spec
@@ -119,6 +122,67 @@ def test_a_name_that_a_file_or_a_module_lacks(declare: Declare, folders: Folders
 def test_names_that_a_text_does_not_show(declare: Declare, folders: Folders, text: str) -> None:
     (folders.program / "rewards.py").write_text(text)
     assert said(declare, folders, "rewards.py:anything") == []
+
+
+CALLED = """
+class Plain: ...
+class Shell:
+    def __init__(self, image, turns=3): self.turns = turns
+class Derived(Shell): ...
+def reward(completions, scale=1.0, *, bonus=0, **columns): ...
+async def later(completions, scale): ...
+@decorated
+def wrapped(): ...
+def rows(level, count=8): ...
+if True:
+    def twice(): ...
+else:
+    def twice(timout): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("declaration", "code", "message", "hint"),
+    [
+        ('func f = python("r.py:reward", timout=60)', "E0702", "'timout' is neither", "did you mean `timeout`?"),
+        ('func f = python("r.py:reward", scal=2)', "E0702", "'scal' is neither", "did you mean `scale`?"),
+        ('func f = python("r.py:later", columns=2)', "E0702", "nor a parameter of `later`", "the options are: timeout"),
+        ('env f = python("r.py:Shell", image="a", batch=2)', "E0702", "'batch' is neither", "the options are: timeout"),
+        ('env f = python("r.py:Plain", image="a")', "E0702", "'image' is neither", "the options are: timeout"),
+        (
+            'env f = python("r.py:Shell", turns=2)',
+            "E0724",
+            "cannot be called without 'image'",
+            'r.py:Shell", image=...',
+        ),
+        ('data f = python("r.py:rows", batch=2)', "E0724", "cannot be called without 'level'", 'r.py:rows", level=...'),
+        ('func f = python("r.py:reward", scale=2, bonus=1, timeout=60, batch=2)', "", "", ""),
+        ('env f = python("r.py:Shell", image="a", workers=2)', "", "", ""),
+        ('data f = python("r.py:rows", level=2, limit=3)', "", "", ""),
+        ('env f = python("r.py:Derived", any=1)', "", "", ""),
+        ('func f = python("r.py:wrapped", any=1)', "", "", ""),
+        ('func f = python("r.py:twice", any=1)', "", "", ""),
+    ],
+)
+def test_options_that_nothing_takes_are_seen_without_running_it(
+    declare: Declare, folders: Folders, declaration: str, code: str, message: str, hint: str
+) -> None:
+    (folders.here / "r.py").write_text(CALLED + "raise RuntimeError('it was run')\n")
+    word = declaration.split()[0]
+    known = [option.name for option in OUTSIDE[word]["python"].options]
+    found = faults(declare(declaration), folders, known, alone=word != "func")
+    assert [each.code for each in found] == [code] * bool(code)
+    assert all(message in each.message and hint in each.hint for each in found)
+
+
+def test_a_check_points_at_the_option(folders: Folders) -> None:
+    (folders.here / "r.py").write_text(CALLED)
+    text = 'algorithm a\nfunc f = python("r.py:reward", timout=60)\ndata d = jsonl("d.jsonl")\nstep:\n'
+    text += "    report x = mean(f(d))\n"
+    with pytest.raises(ProgramError) as caught:
+        check_program(Source("p.rlf", text), faults=faults_in(folders))
+    first, *_ = caught.value.diagnostics
+    assert (first.code, first.span.text) == ("E0702", "timout=60")
 
 
 def test_what_is_not_here_may_be_where_the_run_is(declare: Declare, folders: Folders) -> None:

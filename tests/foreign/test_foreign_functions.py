@@ -101,6 +101,38 @@ def test_batch_is_the_most_rows_of_a_call(opened: Callable[..., RewardFunction])
     assert f(rows, rows) == [4.0] * 8 + [2.0] * 2
 
 
+COUNTS = "def f(completions):\n    return [len(completions)] * len(completions)\n"
+GROUPS = [0, 0, 0, 1, 1, 2, 2, 2, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("options", "calls"),
+    [
+        ("", [10]),
+        (", batch=4", [3, 2, 4, 1]),
+        (", batch=5", [5, 5]),
+        (", batch=1", [3, 2, 4, 1]),
+        (", over='group', workers=2", [5, 5]),
+        (", over='row', batch=4", [4, 4, 2]),
+        (", over='batch', workers=1", [10]),
+    ],
+)
+def test_no_call_has_a_part_of_what_belongs_together(
+    opened: Callable[..., RewardFunction], options: str, calls: list[int]
+) -> None:
+    rows = [str(row) for row in range(10)]
+    found = opened(COUNTS, options)(rows, rows, groups=GROUPS)
+    assert found == [float(size) for size in calls for _ in range(size)]
+
+
+def test_groups_that_have_the_same_prompt_are_not_taken_for_one(opened: Callable[..., RewardFunction]) -> None:
+    chat = [[{"role": "user", "content": text}] for text in "aabbaacc"]
+    f = opened(COUNTS)
+    assert f(list("aabbaacc"), ["c"] * 8, groups=[0, 0, 1, 1, 2, 2, 3, 3]) == [4.0] * 8
+    assert f(chat, ["c"] * 8, groups=[0, 0, 1, 1, 2, 2, 3, 3]) == [4.0] * 8
+    assert f(list("aaaa"), ["c"] * 4, groups=[0, 0, 1, 2]) == [2.0, 2.0, 1.0, 1.0]
+
+
 def test_signals_work_as_in_a_script(opened: Callable[..., RewardFunction]) -> None:
     f = opened("import signal\ndef f(completions):\n    signal.alarm(9)\n    signal.alarm(0)\n    return [1]\n")
     assert f(["p"], ["c"]) == [1.0]
@@ -193,7 +225,7 @@ def test_a_slow_batch_blames_no_row(
     assert clock.asked == [9, 1, 1]
     found = caught.value.diagnostics[0]
     assert found.message == "`f` did not come back within 0.5 s, on 9 rows together: row 0 to row 8"
-    assert found.hint == "with `batch=1` every row has its own limit, and is named"
+    assert found.hint == "with `over=row, batch=1` every row has its own limit, and is named"
 
 
 def test_an_exception_names_the_row_and_the_line(opened: Callable[..., RewardFunction]) -> None:
@@ -306,6 +338,61 @@ def test_a_column_that_the_data_lack(opened: Callable[..., RewardFunction]) -> N
         f(["p"], ["c"], columns={"answer": ["x"]})
 
 
+OTHERS = [
+    (
+        "def f(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n",
+        "asks for a column 'data_source'",
+        "verl calls `f` a row at a time",
+    ),
+    ("def f(queries, prompts, labels):\n    return [1.0]\n", "a column 'queries'", "OpenRLHF's `queries`"),
+    ("def f(samples, prompts, outputs):\n    return [1.0]\n", "a column 'samples'", "trlX's `samples`"),
+    ("def f(prompts, responses):\n    return [1.0]\n", "a column 'responses'", "rename `responses` to `completions`"),
+    (
+        "def f(completions):\n    return [len(each[0]['content']) for each in completions]\n",
+        "raised TypeError",
+        'completions are texts, since the prompts are: `completion` in place of `completion[0]["content"]`',
+    ),
+    ("def f(completions):\n    return (1.0 for _ in completions)\n", "gave a generator", "`return list(...)`"),
+    ("def f(completions):\n    yield 1.0\n", "gave a generator", "in place of `(...)` or `yield`"),
+    ("def f(completions):\n    return [None, 1.0]\n", "gave None, on row 0", "`0.0` where a function abstains"),
+    ("def f(completions):\n    return [{'score': 1.0}] * 2\n", "gave a dict, on row 0", "`found['score']`"),
+    ("def f(completions):\n    return {'rewards': [1.0] * 2}\n", "gave a dict, not", "`return found['rewards']`"),
+    ("def f(completions):\n    return 1.0\n", "gave 1.0, not a list", "called on many rows at a time"),
+    ("def f(completions):\n    pass\n", "gave None, not a list", "end with `return`"),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "hint"), OTHERS)
+def test_functions_as_other_systems_have_them(
+    opened: Callable[..., RewardFunction], text: str, message: str, hint: str
+) -> None:
+    with pytest.raises(RlgraphError) as caught:
+        opened(text)(["p", "q"], ["a", "b"], columns={"answer": ["1", "2"]})
+    found = caught.value.diagnostics[0]
+    assert message in found.message and hint in found.hint
+
+
+CHAT = [{"role": "user", "content": "2+2"}]
+
+
+@pytest.mark.parametrize(
+    ("body", "prompt", "answer", "message", "hint"),
+    [
+        ("len(each[0]['content'])", "p", "", "raised IndexError", "completions are texts"),
+        ("float(each.strip())", CHAT, "4", "raised AttributeError", "completions are lists of messages"),
+        ("[1.0][len(each)]", "p", "abc", "raised IndexError", "there: prompt = 'p'"),
+    ],
+)
+def test_texts_and_messages_are_told_apart(
+    opened: Callable[..., RewardFunction], body: str, prompt: Any, answer: str, message: str, hint: str
+) -> None:
+    f = opened(f"def f(completions):\n    return [{body} for each in completions]\n")
+    with pytest.raises(RunError) as caught:
+        f([prompt], [answer])
+    found = caught.value.diagnostics[0]
+    assert message in found.message and found.hint.startswith(hint)
+
+
 BAD: list[tuple[str, str, str, str]] = [
     ('python("reward.py:f")', "", "E0703: there is no Python file 'reward.py' in 'BASE'", "did you mean `rewards.py`?"),
     ('python("rewards.py:g")', "def gee(): ...", "E0722: there is no 'g' in 'rewards.py'", "it has: gee"),
@@ -342,6 +429,18 @@ BAD: list[tuple[str, str, str, str]] = [
         "",
     ),
     ('python("rewards.py:f", batch=0)', "", "E0702: `batch` must be a whole number of at least 1, not 0", ""),
+    (
+        'python("rewards.py:f", over="rows")',
+        "",
+        "E0702: `over` must be row, group or batch, not 'rows'",
+        "did you mean `row`?",
+    ),
+    (
+        'python("rewards.py:f", over="batch", batch=8)',
+        "",
+        "E0702: `over=batch` has one call for all rows, and `batch` would cut them",
+        "leave `batch` out, or write `over=group` if a row's number depends on those of its prompt alone",
+    ),
     (
         'python("rewards.py:f", timout=3)',
         "def f(completions, **kwargs): ...",

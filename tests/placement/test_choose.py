@@ -358,7 +358,7 @@ algorithm sliced
 model actor  = causal_lm("Qwen/Qwen2.5-1.5B")
 model critic = value_lm("Qwen/Qwen2.5-1.5B")
 data prompts = jsonl("prompts.jsonl", batch=512)
-func correct = python("rlgraph.rewards:exact_match")
+func correct = python("rlgraph.rewards:exact_match", over=row)
 step:
     rollout = actor.generate(prompts, n=4, max_tokens=512)
     values  = critic.values(rollout)

@@ -256,7 +256,7 @@ SMALL = """\
 algorithm small
 model actor  = causal_lm("Qwen/Qwen2.5-1.5B")
 data prompts = jsonl("prompts.jsonl", batch=256)
-func correct = python("rlgraph.rewards:exact_match")
+func correct = python("rlgraph.rewards:exact_match", over=row)
 step:
     rollout = actor.generate(prompts, max_tokens=256)
     score   = correct(rollout)

@@ -15,7 +15,7 @@ from tests.suites import few
 ONLINE = """algorithm small
 model actor  = causal_lm("Qwen/Qwen2.5-1.5B")
 data prompts = jsonl("prompts.jsonl", batch=16)
-func correct = python("rlgraph.rewards:exact_match")
+func correct = python("rlgraph.rewards:exact_match", over=row)
 step:
     rollout = actor.generate(prompts, n=4, max_tokens=256)
     score   = correct(rollout)
@@ -26,7 +26,7 @@ step:
 COLLECTED = """algorithm small
 model actor  = causal_lm("Qwen/Qwen2.5-1.5B")
 data prompts = jsonl("prompts.jsonl", batch=16)
-func correct = python("rlgraph.rewards:exact_match")
+func correct = python("rlgraph.rewards:exact_match", over=row)
 step:
     collect prompts(16, rest=drop):
         rollout = actor.generate(prompts, n=4, max_tokens=256)

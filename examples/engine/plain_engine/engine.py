@@ -5,7 +5,7 @@ import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from rlgraph.engines.base import EngineError, Generation
+from rlgraph.engines.base import EngineError, Generation, NoRows
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.optimizer import Optimizer
 from rlgraph.engines.sampling import sample
@@ -80,7 +80,7 @@ class PlainEngine:
 
     def train_step(self, blocks, micro, options, step):
         self.model.zero_grad()
-        total = 0.0
+        total, has_rows = 0.0, False
         for block in blocks:
             with torch.enable_grad():
                 part = micro(block)
@@ -89,7 +89,9 @@ class PlainEngine:
                 value = part.loss([self.logprobs(call.sequences, call.temperature) for call in part.calls])
                 if value.requires_grad:
                     value.backward()
-                total += float(value.detach())
+                total, has_rows = total + float(value.detach()), has_rows or part.has_rows
+        if not has_rows:
+            raise NoRows
         gradients = [parameter.grad for parameter in self.model.parameters()]
         return {"loss": total, **self._optimizer.step(gradients, options, step)}
 

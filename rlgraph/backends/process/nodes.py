@@ -171,8 +171,9 @@ def call(node: Node, frame: Frame, session: Session) -> Made:
             value = pick(value, frame.index(kind.axis.key, own.axis.key))  # type: ignore[union-attr]
         columns[name] = value.tolist() if isinstance(value, Tensor) else value
     shown = [show_id(row) for row in rows.known]
-    found = function(list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown)
     func = node.attr("func")
+    groups = None if kind.axis.parent is None else frame.index(kind.axis.key, kind.axis.root.key).tolist()
+    found = function(list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown, groups)
     rewards = finite(found, lambda place: f"what `{func}` gives for {rows.who(place)}", node.span, session.dtype)
     return Made({node.outputs[0].name: rewards})
 

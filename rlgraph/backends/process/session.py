@@ -18,7 +18,7 @@ from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, Versions
 from rlgraph.data import Cursor, Reader, check_source, open_source
 from rlgraph.dsl.columns import misused
-from rlgraph.engines.base import Embedded, Engine, EngineError, HubError, ModelRefused, Rank
+from rlgraph.engines.base import Embedded, Engine, EngineError, HubError, ModelRefused, NoHead, Rank
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
 from rlgraph.enginespec.registry import embedded, opener
@@ -38,7 +38,8 @@ from rlgraph.foreign.spec import Spec
 from rlgraph.ir.graph import Constant, Model, Node, Outside, Program, Record, plain
 from rlgraph.ir.types import Handle
 from rlgraph.models.adapters import CONFIG, UnsupportedAdapter, adapters_of, find_adapter
-from rlgraph.ops.bases import bases
+from rlgraph.models.heads import told
+from rlgraph.ops.bases import bases, learnt
 from rlgraph.ops.nodes import NODES, model_of
 
 Note = Callable[[str], None]
@@ -86,8 +87,10 @@ class ModelState:
     past: PastWeights
     updates: int = 0
     """Optimizer steps."""
-    skipped: tuple[int, int] = (0, 0)
+    skipped: tuple[Step | None, int] = (None, 0)
     """The last step in which updates were left out because their gradient was not finite, and how many."""
+    empty: tuple[Step | None, int] = (None, 0)
+    """The same of updates that had no rows."""
     odd: list[str] = field(default_factory=list)
     """Rows of the micro-batches of an update whose loss is not finite, for a message."""
     gathers: Step | None = None
@@ -229,6 +232,8 @@ class Session:
             raise ProgramError(
                 Diagnostic("E0746", f"`{model.name}` would come out wrong: {error}", _place(model), hint)
             ) from None
+        except NoHead as error:
+            raise ProgramError(told(model.name, str(error), _place(model))) from None
         except EngineError as error:
             hint = error.hint if isinstance(error, HubError) else "give a folder, a hub name, or `random(...)`"
             raise ProgramError(
@@ -266,7 +271,7 @@ class Session:
 def _spec(outside: Outside, own: Mapping[str, Any]) -> Spec:
     """own: options that count, whatever the program says."""
     args, options = outside.record.plain()
-    return Spec(outside.record.name, args, {**options, **own}, outside.record.span)
+    return Spec(outside.record.name, args, {**options, **own}, outside.record.span, dict(outside.record.spans))
 
 
 def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
@@ -275,6 +280,7 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     model = program.original(model)
     # A copy is made of what was loaded for its original.
     generates = any(program.original(program.model(name)) is model for name in _generating(program))
+    learns = learnt(program, model)
     adapters = adapters_of(model)
     if not isinstance(model.source, Record):
         source = local_source(str(model.source), folders)
@@ -283,13 +289,13 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
         except UnsupportedAdapter as error:
             raise EngineError(str(error)) from None
         if found is None:
-            return ModelSpec(model.kind, source, dtype, generates=generates, adapters=adapters)  # type: ignore[arg-type]
+            return ModelSpec(model.kind, source, dtype, None, generates, adapters, learns)  # type: ignore[arg-type]
         base = local_source(found[0], folders)
         if Path(base).is_absolute() and not Path(base).is_dir():
             where = f"write where it is as `base_model_name_or_path` in its {CONFIG}"
             raise EngineError(f"the adapter in {source!r} is for the model {base!r}, which is not here: {where}")
         own = source if (Path(source) / "tokenizer_config.json").is_file() else None
-        return ModelSpec(model.kind, base, dtype, own, generates, found[1])  # type: ignore[arg-type]
+        return ModelSpec(model.kind, base, dtype, own, generates, found[1], learns)  # type: ignore[arg-type]
     options = dict(model.source.options)
     tokenizer, seed = options.pop("tokenizer"), options.pop("seed")
     config = {name: plain(value) for name, value in options.items()}
@@ -298,7 +304,7 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     family = str(model.source.args[0])
     assert isinstance(seed, int)
     random = RandomSource(family, config, _tokenizer(tokenizer, folders), seed)
-    return ModelSpec(model.kind, random, dtype, generates=generates, adapters=adapters)  # type: ignore[arg-type]
+    return ModelSpec(model.kind, random, dtype, None, generates, adapters, learns)  # type: ignore[arg-type]
 
 
 def local_source(source: str, folders: Folders) -> str:

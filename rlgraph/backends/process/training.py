@@ -19,6 +19,7 @@ from rlgraph.backends.process.nodes import options, sequences_for, work
 from rlgraph.backends.process.session import Session, engine_failure
 from rlgraph.backends.regions import assembled, made_of, run_region
 from rlgraph.backends.rows import show_id
+from rlgraph.backends.step import Step
 from rlgraph.engines.base import (
     Accumulates,
     Beside,
@@ -27,6 +28,7 @@ from rlgraph.engines.base import (
     Fuses,
     HalfChanged,
     Micro,
+    NoRows,
     NotFinite,
     TrainOptions,
 )
@@ -124,18 +126,22 @@ TRAINING: Mapping[str, Callable[..., Made]] = {"train": train, "accumulate": acc
 
 @contextmanager
 def _changed(node: Node, model: str, frame: Frame, session: Session) -> Iterator[None]:
-    """Around an update of a model."""
+    """Around an update of a model. One that is left out does not count as an update, and makes a version all the
+    same: which step makes which one is known before."""
     state = session.models[model]
     session.changing(model, frame.step)
     try:
         yield
+    except NoRows:
+        # All ranks know that none has any.
+        state.empty = _one_more(state.empty, frame)
+        return
     except NotFinite as error:
         # All ranks see the same norm, and leave out the same update.
         if not session.settings.skips:
             rows = f", nor is the loss of {_few(state.odd)}" if state.odd else ""
             raise engine_failure(node, f"training `{state.model.name}` failed", NotFinite(f"{error}{rows}")) from None
-        number, before = state.skipped
-        state.skipped = frame.step.number, (before if number == frame.step.number else 0) + 1
+        state.skipped = _one_more(state.skipped, frame)
         return
     except EngineError as error:
         state.torn = isinstance(error, HalfChanged)
@@ -143,10 +149,26 @@ def _changed(node: Node, model: str, frame: Frame, session: Session) -> Iterator
     state.updates += 1
 
 
+def _one_more(left_out: tuple[Step | None, int], frame: Frame) -> tuple[Step, int]:
+    """A step and how many of its updates were left out, with one more."""
+    return frame.step, _so_far(left_out, frame) + 1
+
+
+def _so_far(left_out: tuple[Step | None, int], frame: Frame) -> int:
+    """How many updates of this step were left out; a step that is done again begins at 0."""
+    step, count = left_out
+    return count if step == frame.step else 0
+
+
 def _skipped(model: str, frame: Frame, session: Session) -> dict[str, float]:
-    """What is reported of updates that were left out: how many so far in this step."""
-    number, count = session.models[model].skipped
-    return {f"{model}.skipped": float(count if number == frame.step.number else 0)} if session.settings.skips else {}
+    """What is reported of updates that were left out: how many so far in this step. Those without rows where there are
+    any: most programs never have one, and a column of zeros would say nothing."""
+    state, found = session.models[model], dict[str, float]()
+    if session.settings.skips:
+        found[f"{model}.skipped"] = float(_so_far(state.skipped, frame))
+    if count := _so_far(state.empty, frame):
+        found[f"{model}.skipped_empty"] = float(count)
+    return found
 
 
 def _few(rows: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from rlgraph.clusters.cluster import DeviceKind
-from rlgraph.engines.base import Beside, Call, EngineError, Micro, State, Training, TrainOptions
+from rlgraph.engines.base import Beside, Call, EngineError, Micro, NoHead, NoRows, State, Training, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.megatron.answered import Answered
 from rlgraph.engines.megatron.batches import batch_of
@@ -87,8 +87,8 @@ class MegatronEngine:
         self.rest = Sleeper()
         self._adds = False
         """There are gradients of an update that has not been made."""
-        self._loss = 0.0
-        """Of the gradients that were added up."""
+        self._loss, self._has_rows = 0.0, False
+        """Of the gradients that were added up: the loss, and whether there were rows."""
 
     @classmethod
     @on_cpu()
@@ -170,7 +170,7 @@ class MegatronEngine:
             self._trainer = self._new_trainer()
             self.rest.changed()
         self._trainer.clear()
-        self._loss, self._adds = 0.0, False
+        self._loss, self._has_rows, self._adds = 0.0, False, False
 
     def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> None:
         """Add the gradient of the sum of the losses of `micro(block)` to what is there, after `clear_gradients`. Only
@@ -187,11 +187,17 @@ class MegatronEngine:
         """One update with `scale` times the gradients of all copies."""
         assert self._trainer is not None
         first = self._last and self._mesh.at(self._rank, "tp") == self._mesh.at(self._rank, "cp") == 0
-        total = torch.tensor(self._loss if first else 0.0, dtype=torch.float64, device=device())
+        said = [self._loss, float(self._has_rows)] if first else [0.0, 0.0]
+        total = torch.tensor(said, dtype=torch.float64, device=device())
         dist.all_reduce(total)
-        self.rest.changed()
+        loss, rows = total.tolist()
         self._adds = False
-        return {"loss": scale * float(total), **self._trainer.step(options, step, scale)}
+        if not rows:
+            # Gradients of zeros that are on their way to others have to arrive.
+            self._trainer.sum()
+            raise NoRows
+        self.rest.changed()
+        return {"loss": scale * loss, **self._trainer.step(options, step, scale)}
 
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
         """Blocks for `train_step`: row indices; at least one for each stage of each rank along ep, where there are as
@@ -353,6 +359,7 @@ class MegatronEngine:
             part = micro(block)
             for call in part.calls:
                 self._require(call.op)
+            self._has_rows = self._has_rows or part.has_rows
             return part
 
         return checked
@@ -407,6 +414,8 @@ def _source(spec: ModelSpec) -> tuple[Shape, Weights]:
     try:
         if isinstance(spec.source, str) and Path(spec.source).is_dir():
             weights = FolderWeights(spec.source)
+            if spec.begins_with_head and not weights.has_head:
+                raise NoHead(spec.kind, spec.source)
             return shape_of(find_config(spec.source) or {}), weights
         model = load(spec).model
         return shape_of(model.config.get_text_config().to_dict()), ModelWeights(model)

@@ -42,16 +42,17 @@ class Copies:
                 hook.remove()
 
     def sum(
-        self, total: float, gradients: Sequence[Tensor | None], like: Sequence[Tensor]
-    ) -> tuple[float, list[Tensor | None]]:
-        """Loss and gradients added up over all copies, the same bits on each. A copy without rows has None."""
+        self, total: float, busy: int, gradients: Sequence[Tensor | None], like: Sequence[Tensor]
+    ) -> tuple[float, int, list[Tensor | None]]:
+        """The loss, how many micro-batches have rows, and the gradients, added up over all copies, the same bits on
+        each. A copy without rows has None."""
         sent, self._sent = self._sent or _Sent(like, self._group), None
-        return sent.rest(total, gradients)
+        return sent.rest(total, busy, gradients)
 
 
 class _Sent:
     """Buckets of gradients that are on their way, in one order on all copies: that in which a backward pass comes by.
-    The last one has the loss, too."""
+    The last one has the loss and the number of micro-batches, too."""
 
     def __init__(self, like: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
         self._like, self._group = like, group
@@ -72,19 +73,22 @@ class _Sent:
         ):
             self._send([self._parts.pop(at) for at in self._buckets[len(self._flat)]])
 
-    def rest(self, total: float, gradients: Sequence[Tensor | None]) -> tuple[float, list[Tensor | None]]:
+    def rest(
+        self, total: float, busy: int, gradients: Sequence[Tensor | None]
+    ) -> tuple[float, int, list[Tensor | None]]:
         """Sends what was not, and gives the sums."""
         for bucket in self._buckets[len(self._flat) :]:
             parts = [self._wide(at, gradients[at]) for at in bucket]
             last = len(self._flat) == len(self._buckets) - 1
-            self._send([*parts, parts[0].new_tensor([total])] if last else parts)
+            self._send([*parts, parts[0].new_tensor([total, busy])] if last else parts)
         found: list[Tensor | None] = [None] * len(self._like)
         for bucket, flat, work in zip(self._buckets, self._flat, self._works, strict=True):
             work.wait()
             sizes = [self._like[at].numel() for at in bucket]
             for at, part in zip(bucket, flat[: sum(sizes)].split(sizes), strict=True):
                 found[at] = part.view(self._like[at].shape).to(self._like[at].dtype)
-        return float(self._flat[-1][-1]), found
+        total, count = self._flat[-1][-2:].tolist()
+        return total, round(count), found
 
     def _wide(self, index: int, gradient: Tensor | None) -> Tensor:
         tensor = self._like[index]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.engines.adapters import attach, beside, duplicate, trained
-from rlgraph.engines.base import EngineError, Generation, Micro, Rank, Refresh, Sampling, State, TrainOptions
+from rlgraph.engines.base import EngineError, Generation, Micro, NoRows, Rank, Refresh, Sampling, State, TrainOptions
 from rlgraph.engines.blocks import plan_blocks
 from rlgraph.engines.device import device_here
 from rlgraph.engines.moments import Moments
@@ -128,9 +128,10 @@ class TransformersEngine:
         self._packs = self._run(lambda: self._network.packs)
         self._shares = self._run(lambda: self._network.shares)
         self._optimizer: Optimizer | None = None
-        self._loss = 0.0
+        self._loss, self._busy = 0.0, 0
         self._gradients: list[Tensor | None] = []
-        """Of what is trained, added up since they were cleared, with the loss."""
+        """Of what is trained, added up since they were cleared, with the loss and how many micro-batches had
+        rows."""
         self.rest = Sleeper()
         self._pool: Executor | None = None
         if threads > 1:
@@ -278,7 +279,7 @@ class TransformersEngine:
 
     def clear_gradients(self) -> None:
         """Forget what was added up."""
-        self._loss, self._gradients = 0.0, []
+        self._loss, self._busy, self._gradients = 0.0, 0, []
 
     def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> None:
         """Add the gradient of the sum of the losses of `micro(block)` to what is there.
@@ -288,19 +289,21 @@ class TransformersEngine:
         """
         todo = self._differentiate, blocks, micro, self._pool, self.threads
         with self._shards.once() if self._shards and self._gathers_once else nullcontext():
-            loss, self._gradients = summed(self, *todo, self._gradients)
-        self._loss += loss
+            loss, busy, self._gradients = summed(self, *todo, self._gradients)
+        self._loss, self._busy = self._loss + loss, self._busy + busy
 
     def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
         """One update with the gradients that were added up, and those of other copies, times `scale`."""
+        parameters = list(self._trained.values())
+        loss, busy, gradients = self._loss, self._busy, self._gradients or [None] * len(parameters)
+        self.clear_gradients()
+        if self.copies is not None:
+            loss, busy, gradients = self.copies.sum(loss, busy, gradients, parameters)
+        if not busy:
+            raise NoRows
         if self._optimizer is None:
             self._optimizer = self._new_optimizer()
         self.rest.changed()
-        parameters = list(self._trained.values())
-        loss, gradients = self._loss, self._gradients or [None] * len(parameters)
-        self.clear_gradients()
-        if self.copies is not None:
-            loss, gradients = self.copies.sum(loss, gradients, parameters)
         if scale != 1:
             torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], scale)
         return {"loss": scale * loss, **self._optimizer.step(gradients, options, step)}

@@ -29,27 +29,27 @@ def summed(
     pool: Executor | None,
     threads: int,
     before: Sequence[Tensor | None] = (),
-) -> tuple[float, list[Tensor | None]]:
-    """The sum over blocks of the loss and of its gradients, added in the blocks' order; none where nothing was
-    differentiated. differentiate: from a loss to its gradient for each parameter. before: a sum to which gradients are
-    added in its place."""
+) -> tuple[float, int, list[Tensor | None]]:
+    """The sum over blocks of the loss, how many of them have rows, and the sum of the gradients, added in the blocks'
+    order; no gradients where nothing was differentiated. differentiate: from a loss to its gradient for each parameter.
+    before: a sum to which gradients are added in its place."""
 
-    def one(block: Any) -> tuple[float, Sequence[Tensor | None]]:
+    def one(block: Any) -> tuple[float, bool, Sequence[Tensor | None]]:
         with torch.enable_grad():
             part = micro(block)
             value = part.loss(_answers(engine, part.calls))
             if not value.requires_grad:
-                return float(value), []
-            return float(value.detach()), differentiate(value)
+                return float(value), part.has_rows, []
+            return float(value.detach()), part.has_rows, differentiate(value)
 
-    total, sums = 0.0, list(before)
-    for value, gradients in _in_order(one, blocks, pool, threads):
-        total += value
+    total, busy, sums = 0.0, 0, list(before)
+    for value, has_rows, gradients in _in_order(one, blocks, pool, threads):
+        total, busy = total + value, busy + has_rows
         if sums and gradients:
             sums = [plus(old, new) for old, new in zip(sums, gradients, strict=True)]
         else:
             sums = sums or list(gradients)
-    return total, sums
+    return total, busy, sums
 
 
 def _answers(engine: Answers, calls: Sequence[Call]) -> list[Tensor]:

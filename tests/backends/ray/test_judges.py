@@ -68,7 +68,7 @@ TEXT = f"""algorithm judged
 model actor  = causal_lm({weights()}, dtype="float64")
 data prompts = jsonl("prompts.jsonl", batch=4)
 data tasks   = jsonl("tasks.jsonl", batch=4)
-func correct = python("user.py:slow", workers=2)
+func correct = python("user.py:slow", workers=2, over=row)
 env longer   = python("user.py:Longer", workers=2)
 step:
     rollout = actor.generate(prompts, n=4, max_tokens=5)
