@@ -157,12 +157,14 @@ def test_training_goes_on_with_other_engines_and_splits(
     assert weights.keys() == alone.tensors().keys()
 
 
-@pytest.mark.long
-def test_wide_copies_of_narrow_weights_go_on(ranks: Ranks, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "chain", few([[mesh(fsdp=2), mesh()], [mesh(fsdp=2), mesh(tp=2), mesh()]], [mesh(fsdp=2), mesh()])
+)
+def test_wide_copies_of_narrow_weights_go_on(ranks: Ranks, tmp_path: Path, chain: list[Mesh]) -> None:
     spec = ModelSpec("causal_lm", sharded.write("llama", "causal_lm", tmp_path / "model").source, "bfloat16")
     task = Clipped(rows(12), BLOCKS, OPTIONS)
     before: SavedModel | None = None
-    for step, split in enumerate((mesh(fsdp=2), mesh(tp=2), mesh())):
+    for step, split in enumerate(chain):
         ranks.run(split, go_on, "transformers", spec, task, step, before, tmp_path / str(step))
         if before is not None:
             first, second = content(before), content(SavedModel(tmp_path / str(step) / "again", 0, 0, 0, ()))

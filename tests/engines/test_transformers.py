@@ -19,6 +19,7 @@ from rlgraph.engines.tokenizers import Chars
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.engines.weights import take_over
 from tests.engines.models import FAMILIES, by_hand, engine, source
+from tests.suites import few
 
 # Several turns, a row without a response, one whose only token is a prompt, and ends at different places.
 ROWS = Sequences.from_lists(
@@ -139,9 +140,20 @@ def trained(
     return model.train_step(blocks, micro, SGD, 0), model.state()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    ("parts", "budget", "threads"), [(3, None, 1), (6, None, 1), (0, 12, 1), (0, 12, 2), (6, None, 2)]
+    ("family", "parts", "budget", "threads"),
+    few(
+        [
+            (family, *how)
+            for how in [(3, None, 1), (6, None, 1), (0, 12, 1), (0, 12, 2), (6, None, 2)]
+            for family in FAMILIES
+        ],
+        ("gemma2", 3, None, 1),
+        ("qwen2", 6, None, 1),
+        ("llama", 0, 12, 1),
+        ("gpt2", 0, 12, 2),
+        ("llama", 6, None, 2),
+    ),
 )
 def test_blocks_and_threads_do_not_change_the_update(family: str, parts: int, budget: int | None, threads: int) -> None:
     # transformers computes gemma2's softmax in float32, whatever the model's dtype.
