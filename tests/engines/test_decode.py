@@ -22,8 +22,15 @@ def keys(count: int, start: int = 0) -> np.ndarray:
     return np.arange(start, start + count, dtype=np.uint64)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype, family",
+    few(
+        itertools.product(["float32", "float64"], FAMILIES),
+        ("float32", "llama"),
+        ("float32", "gpt2"),
+        ("float64", "gemma2"),
+    ),
+)
 def test_greedy_is_what_hugging_face_generates(family: str, dtype: str) -> None:
     model = engine(family, dtype=dtype)
     made = model.generate(PROMPTS, 1, Sampling(12, temperature=0), keys(5))

@@ -107,7 +107,8 @@ def spec_of(folder: Path, model: str, kind: ModelKind = "causal_lm") -> ModelSpe
             ("tp2pp2", ["tied", "qwen3"]),
             ("tp4", ["qwen2"]),
             ("tp4", ["phi3"]),
-            ("tp1", ["window", "granite", "gemma2", "gemma3_text"]),
+            ("tp1", ["window", "granite", "gemma2"]),
+            ("tp1", ["gemma3_text"]),
             ("tp2pp2", ["window", "gemma2", "gemma3_text"]),
             ("pp2chunks2", ["tied", "gemma3_text"]),
             ("tp2pp2chunks2", ["window", "deepseek_v3"]),
@@ -126,11 +127,9 @@ def spec_of(folder: Path, model: str, kind: ModelKind = "causal_lm") -> ModelSpe
             ("cp2ep2", ["qwen2_moe", "deepseek_v3"]),
             ("cp2tp2", ["moonlight"]),
         ],
-        ("tp1", ["window", "granite", "gemma2", "gemma3_text"]),
+        ("tp1", ["window", "granite", "gemma2"]),
         ("tp4", ["qwen2"]),
         ("pp2chunks2", ["tied", "gemma3_text"]),
-        ("ep2pp2", ["qwen3_moe"]),
-        ("cp4", ["tied"]),
         ("cp2tp2", ["moonlight"]),
     ),
 )
@@ -154,7 +153,7 @@ def test_logprobs_and_entropy_are_those_of_transformers(
         assert spoke == 1
 
 
-@pytest.mark.parametrize("kind", ["value_lm", "reward_lm"])
+@pytest.mark.parametrize("kind", few(["value_lm", "reward_lm"], "reward_lm"))
 @pytest.mark.parametrize("split", few(["tp2", "tp2pp2", "cp2tp2", "cp4"], "cp2tp2"))
 def test_values_and_scores_are_those_of_transformers(ranks: Ranks, folder: Path, kind: ModelKind, split: str) -> None:
     spec, sequences = spec_of(folder, "tied", kind), rows(9)
@@ -254,11 +253,9 @@ def check(spec: ModelSpec, task: Task, trained: list[Trained]) -> None:
         ],
         ("tp2", "phi3", True),
         ("pp2", "llama", False),
-        ("dp2", "qwen2", True),
         ("pp2dp2", "tied", True),
         ("pp2chunks2", "tied", True),
         ("tp2dp2", "gemma2", True),
-        ("ep2tp2", "mixtral", False),
         ("ep2dp2", "mixtral", True),
         ("cp2dp2", "qwen2", True),
         ("tp1", "deepseek_v3", True),
@@ -298,10 +295,10 @@ def test_a_critic_and_a_reward_model_learn(ranks: Ranks, folder: Path, kind: Mod
     check(spec, task, ranks.run(MESHES[split], train, spec, task))
 
 
-@pytest.mark.parametrize("split", few(["dp2", "tp2dp2"], "dp2"))
-def test_a_copy_without_rows_takes_part(ranks: Ranks, folder: Path, split: str) -> None:
-    spec, task = spec_of(folder, "qwen2"), replace(task_for(MESHES[split]), blocks=(((0, 1, 2), (4, 5)), ()))
-    check(spec, task, ranks.run(MESHES[split], train, spec, task))
+@pytest.mark.long
+def test_a_copy_without_rows_takes_part(ranks: Ranks, folder: Path) -> None:
+    spec, task = spec_of(folder, "qwen2"), replace(task_for(MESHES["tp2dp2"]), blocks=(((0, 1, 2), (4, 5)), ()))
+    check(spec, task, ranks.run(MESHES["tp2dp2"], train, spec, task))
 
 
 def test_two_calls_of_a_micro_batch_and_no_clipping(ranks: Ranks, folder: Path) -> None:
@@ -331,6 +328,7 @@ def test_splits_agree_beyond_float32(ranks: Ranks, folder: Path) -> None:
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-12)
 
 
+@pytest.mark.long
 def test_rows_that_are_packed_train_as_they_do_alone(ranks: Ranks, folder: Path) -> None:
     spec, packed = replace(spec_of(folder, "qwen3", "value_lm"), dtype="float64"), task_for(MESHES["tp1"])
     packed = replace(packed, options=replace(OPTIONS, clip_norm=None))
@@ -513,7 +511,6 @@ def on_their_way(mesh: Mesh, spec: ModelSpec, task: Task, later: bool, recompute
             ("ep2dp2", "qwen3_moe", "causal_lm", "float32"),
             ("cp2dp2", "tied", "causal_lm", "bfloat16"),
         ],
-        ("dp2", "tied", "value_lm", "bfloat16"),
         ("pp2dp2", "tied", "causal_lm", "float32"),
     ),
 )
@@ -588,9 +585,7 @@ def test_weights_that_do_not_come_are_nobodys(folder: Path) -> None:
             ]
             for kind in ("causal_lm", "value_lm")
         ],
-        ("qwen2", "dp2", "causal_lm"),
         ("tied", "pp2dp2", "value_lm"),
-        ("qwen3_moe", "ep2dp2", "causal_lm"),
     ),
 )
 def test_gradients_of_grpo_and_ppo_that_travel_while_others_are_computed(
@@ -667,7 +662,6 @@ def together(mesh: Mesh, specs: tuple[ModelSpec, ...], task: Task, turned: bool)
     "split,turned",
     few(
         [("pp2", True), ("pp2", False), ("tp2pp2", True), ("pp2dp2", True), ("pp2chunks2", True)],
-        ("pp2", True),
         ("pp2chunks2", True),
     ),
 )

@@ -113,8 +113,6 @@ SOME = [
     ("megatron", mesh(dp=2)),
     ("transformers", mesh(fsdp=2)),
     ("megatron", mesh(pp=2, tp=2)),
-    ("transformers", mesh(tp=2)),
-    ("megatron", mesh(dp=2)),
 ]
 
 

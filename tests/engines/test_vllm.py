@@ -484,9 +484,7 @@ def test_adapters_are_merged(model: str) -> None:
     assert all(torch.equal(each, base[name]) for name, each in engine._own().items())
 
 
-@pytest.mark.parametrize(
-    "model, rank", few(itertools.product(["qwen2", "phi3", "gemma2"], [4, 8]), ("qwen2", 4), ("phi3", 8))
-)
+@pytest.mark.parametrize("model, rank", few(itertools.product(["qwen2", "phi3", "gemma2"], [4, 8]), ("qwen2", 4)))
 def test_adapters_beside_the_weights(model: str, rank: int) -> None:
     """vLLM's own LoRA says what the trainer says, and so do merged weights; the base stays as it is."""
     told = replace(spec(model), adapters=Adapters(rank, 8.0))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from every_list import entries, shortest
+from looks import unhurried
 
 from rlgraph.models.families import ModelKind
 from rlgraph.models.shape import Shape
@@ -43,9 +44,9 @@ def drawn(seed: int) -> Problem:
     return Problem((first, other))
 
 
-@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("seed", few(range(12), 1, 2, 3, 5))
-def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
+def test_what_is_found_is_the_shortest_of_all(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    unhurried(monkeypatch)
     asked = drawn(seed)
     best = shortest(asked)
     assert least_seconds(asked) <= best
@@ -55,9 +56,9 @@ def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
     assert (table.makespan, max(table.peaks)) == (found.makespan, found.peak)
 
 
-@pytest.mark.usefixtures("unhurried")
-def test_ctrl_c_interrupts_after_a_search_by_constraints() -> None:
+def test_ctrl_c_interrupts_after_a_search_by_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
     """The solver takes it unless it is told not to, and leaves the system's way with it: the process ends at once."""
+    unhurried(monkeypatch)
     assert fused(drawn(0), seconds=3.0, within=0.0)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
@@ -88,9 +89,9 @@ def test_few_micro_batches_of_two_models_on_the_same_rows(batches: tuple[int, in
     assert timetable(problem, by_number(problem)).makespan <= 1.01 * least_seconds(problem)
 
 
-@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("seed", range(4))
-def test_of_those_that_keep_to_the_capacity(seed: int) -> None:
+def test_of_those_that_keep_to_the_capacity(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    unhurried(monkeypatch)
     asked = drawn(seed)
     asked = replace(asked, capacity=max(1.0, *(model.memory for model in asked.models)))
     found = fused(asked, seconds=3.0, within=0.0)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from every_list import entries, shortest
+from looks import unhurried
 
 from rlgraph.pipelines.bounds import least_seconds
 from rlgraph.pipelines.fuse import fused
@@ -90,9 +91,9 @@ SMALL = [
 whether there is another model."""
 
 
-@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("seed", few(range(2 * len(SMALL)), 0, 1, 2, 7, 10, 12))
-def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
+def test_what_is_found_is_the_shortest_of_all(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    unhurried(monkeypatch)
     draw = random.Random(seed)
     stages, batches, chunks, apart, others = SMALL[seed // 2]
     forward, back, weight, memory = (chunks * draw.randint(1, 4) for _ in range(4))

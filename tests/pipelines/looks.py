@@ -1,4 +1,4 @@
-"""What tests of searches share."""
+"""A search whose time does not depend on the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rlgraph.pipelines import exact, fuse
 from tests.waits import NEVER
 
 
-@pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three seconds of a search a 200th goes by with each look at the clock, whatever the machine does meanwhile; a
     solver has as long as it needs for what it proves."""
