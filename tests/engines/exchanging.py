@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
@@ -27,6 +28,7 @@ from rlgraph.ir.carriers import Ways
 from rlgraph.ir.layout import Local
 from rlgraph.ir.transfer import Transfer
 from tests.engines.ranks import IMPORTED
+from tests.waits import NEVER
 
 _BY_GLOO = Ways()
 
@@ -65,8 +67,8 @@ def _received(pipe: Connection) -> Any:
 
 
 @contextmanager
-def crew(size: int, seconds: float = 30, wait: float = 20) -> Iterator[Crew]:
-    """seconds: longest wait for another process. wait: for their end, before they are ended."""
+def crew(size: int, seconds: float = NEVER, wait: float = 20) -> Iterator[Crew]:
+    """seconds: longest wait for a message, once they have met. wait: for their end, before they are ended."""
     meeting = listen("127.0.0.1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
@@ -91,9 +93,13 @@ def crew(size: int, seconds: float = 30, wait: float = 20) -> Iterator[Crew]:
 
 def _serve(place: int, size: int, address: str, pipe: Connection, seconds: float) -> None:
     torch.set_num_threads(1)
-    store = attend(address, 30)
+    store = attend(address, NEVER)
     dist.init_process_group("gloo", store=dist.PrefixStore("default", store), rank=place, world_size=size)
-    mailbox = Mailbox(place, range(size), store, seconds=seconds)
+    mailbox = Mailbox(place, range(size), store, seconds=NEVER)
+    if seconds < NEVER:
+        meet(mailbox, range(size))
+        dist.barrier()
+        hurry(mailbox, seconds)
     while (asked := _received(pipe)) is not None:
         work, arguments = asked
         try:
@@ -101,6 +107,20 @@ def _serve(place: int, size: int, address: str, pipe: Connection, seconds: float
         except Exception as error:
             _send(pipe, error)
     dist.destroy_process_group()
+
+
+def meet(mailbox: Mailbox, places: Iterable[int]) -> None:
+    """Connects each two, which otherwise the first message does, within the limit that the mailbox was made with."""
+    for one, other in itertools.combinations(places, 2):
+        if mailbox.place == one:
+            mailbox.send(torch.zeros(1), other).wait()
+        elif mailbox.place == other:
+            mailbox.receive(torch.zeros(1), one).wait()
+
+
+def hurry(mailbox: Mailbox, seconds: float) -> None:
+    """From here on no message is waited for longer."""
+    mailbox.seconds, mailbox._limit = seconds, timedelta(seconds=seconds)
 
 
 def exchange(
@@ -137,8 +157,8 @@ def links_of(mailbox: Mailbox, ways: Ways) -> dict[int, Link]:
 
 
 def gloo(store: Store, rank: int, ranks: int, limit: timedelta) -> Any:
-    """In the place of NCCL."""
-    return dist.ProcessGroupGloo(store, rank, ranks, limit)
+    """In the place of NCCL. To meet, it has as long as it needs."""
+    return dist.ProcessGroupGloo(store, rank, ranks, timedelta(seconds=NEVER))
 
 
 def exchange_changes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import sys
 import traceback
@@ -13,8 +14,7 @@ import torch
 
 from rlgraph.engines.joining import listen
 from rlgraph.ir.mesh import Mesh
-
-SECONDS = 60
+from tests.waits import NEVER
 
 IMPORTED = [
     "torch.distributed.fsdp",
@@ -37,6 +37,7 @@ class Ranks:
         context.set_forkserver_preload(IMPORTED)
         self._jobs = [context.Queue() for _ in range(count)]
         self._results = context.Queue()
+        self._numbers = itertools.count()
         self._processes = [
             context.Process(target=_serve, args=(rank, jobs, self._results), daemon=True)
             for rank, jobs in enumerate(self._jobs)
@@ -46,10 +47,15 @@ class Ranks:
 
     def run(self, mesh: Mesh, job: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What `job(mesh, *arguments)` returns on each rank of the mesh; what it raises on the first that fails."""
-        meeting = listen("127.0.0.1")
+        meeting, number = listen("127.0.0.1"), next(self._numbers)
         for jobs in self._jobs[: mesh.size]:
-            jobs.put((mesh, meeting.address, job, arguments))
-        found = dict(self._results.get(timeout=SECONDS) for _ in range(mesh.size))
+            jobs.put((number, mesh, meeting.address, job, arguments))
+        found: dict[int, Any] = {}
+        while len(found) < mesh.size:
+            asked, rank, answer = self._results.get(timeout=NEVER)
+            # Of a job that nobody waits for any more, another answer may be on its way.
+            if asked == number:
+                found[rank] = answer
         for rank in range(mesh.size):
             if isinstance(found[rank], str):
                 raise AssertionError(f"on rank {rank} of {mesh}:\n{found[rank]}")
@@ -59,6 +65,8 @@ class Ranks:
         for process in self._processes:
             process.terminate()
         for process in self._processes:
+            process.join(30)
+            process.kill()
             process.join()
 
 
@@ -67,11 +75,11 @@ def _serve(rank: int, jobs: Any, results: Any) -> None:
     # What was imported stays: the collector need not look at it after each job.
     gc.freeze()
     while True:
-        mesh, address, job, arguments = jobs.get()
+        number, mesh, address, job, arguments = jobs.get()
         try:
-            results.put((rank, (_on(mesh, rank, address, job, arguments),)))
+            results.put((number, rank, (_on(mesh, rank, address, job, arguments),)))
         except Exception:
-            results.put((rank, traceback.format_exc()))
+            results.put((number, rank, traceback.format_exc()))
 
 
 def _on(mesh: Mesh, rank: int, address: str, job: Callable[..., Any], arguments: Sequence[Any]) -> Any:
@@ -79,7 +87,7 @@ def _on(mesh: Mesh, rank: int, address: str, job: Callable[..., Any], arguments:
 
     from rlgraph.engines.joining import join
 
-    join(rank, mesh.size, address, SECONDS)
+    join(rank, mesh.size, address, NEVER)
     try:
         return job(mesh, *arguments)
     finally:

@@ -25,6 +25,8 @@ from rlgraph.ir.plan import Group
 from rlgraph.placement.fusing import lying
 from tests.engines.ranks import Ranks
 from tests.engines.sharded import Clipped, Task, Trained, rows, whole, write
+from tests.suites import few
+from tests.waits import NEVER
 
 PAIRS = {
     "more copies behind each other": (mesh(pp=4), mesh(dp=2, pp=2)),
@@ -71,7 +73,7 @@ def gradients(
     found, beside = list[Trained](), None
     if seats:
         count = addresses.count(addresses[rank]) * len(KINDS)
-        mailbox = Mailbox(places[rank], range(count), attend(addresses[rank], 60.0), seconds=60.0)
+        mailbox = Mailbox(places[rank], range(count), attend(addresses[rank], NEVER), seconds=NEVER)
         beside = Beside(mailbox, seats[rank], count)
     for task in tasks:
         blocks = task.blocks[split.at(rank, "dp")]
@@ -99,7 +101,7 @@ def shared(copies: int, count: int, drop: int) -> tuple[tuple[tuple[int, ...], .
     return (*found, *((),) * drop)
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("pair", few(PAIRS, "no stages of its own"))
 def test_they_have_the_gradients_that_they_have_alone(ranks: tuple[Ranks, Ranks], folder: Path, pair: str) -> None:
     """Where all copies have rows, and where one of each model has none."""
     splits, groups = PAIRS[pair], list[Group]()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from rlgraph.engines.sampling import sample, uniforms
 from rlgraph.engines.sequences import Sequences
 from tests.engines.models import FAMILIES, engine
 from tests.engines.refreshing import Coming, check
+from tests.suites import few
 
 PROMPTS = Sequences.from_lists([[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17, 18], [4, 4]])
 
@@ -19,8 +22,15 @@ def keys(count: int, start: int = 0) -> np.ndarray:
     return np.arange(start, start + count, dtype=np.uint64)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype, family",
+    few(
+        itertools.product(["float32", "float64"], FAMILIES),
+        ("float32", "llama"),
+        ("float32", "gpt2"),
+        ("float64", "gemma2"),
+    ),
+)
 def test_greedy_is_what_hugging_face_generates(family: str, dtype: str) -> None:
     model = engine(family, dtype=dtype)
     made = model.generate(PROMPTS, 1, Sampling(12, temperature=0), keys(5))
@@ -195,8 +205,15 @@ def test_diverged_weights_are_reported() -> None:
         model.generate(PROMPTS, 1, Sampling(3), keys(5))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("limits", [{}, {"threads": 2}, {"cache_tokens": 60}])
+@pytest.mark.parametrize(
+    "limits, family",
+    few(
+        itertools.product([{}, {"threads": 2}, {"cache_tokens": 60}], FAMILIES),
+        ({}, "gpt2"),
+        ({"threads": 2}, "qwen2"),
+        ({"cache_tokens": 60}, "gemma2"),
+    ),
+)
 def test_weights_that_change_between_two_tokens(family: str, limits: dict[str, int]) -> None:
     """Rows of several lengths, some of which have ended before."""
     models = {version: engine(family, seed=version) for version in range(3)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -26,11 +27,15 @@ from rlgraph.models.families import parameters
 from rlgraph.models.latent import Latent, Routing
 from rlgraph.models.shape import Shape
 from rlgraph.transfers.reshard import reshard
-from tests.engines.exchanging import Crew, crew, exchange, exchange_changes, redistribute
+from tests.engines.exchanging import Crew, crew, exchange, exchange_changes, hurry, meet, redistribute
+from tests.suites import few
+from tests.waits import NEVER
 
 WORLD = 4
 
 Side = dict[int, tuple[Local, ...]]
+Case = tuple[str, Mesh, int, str, Mesh, int]
+"""Engine, split and first place of the source, and of the destination."""
 
 RUNS = itertools.count()
 
@@ -49,11 +54,6 @@ SITES = {
 }
 """Where processes say that they are, for what carries messages between them: they are on this CPU, and what NCCL would do
 among GPUs is done by gloo."""
-
-
-@pytest.fixture(params=sorted(SITES))
-def over(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 LAYOUTS = {"megatron": megatron.layout, "vllm": vllm.layout, "transformers": transformers.layout}
@@ -193,8 +193,26 @@ def arrived(four: Crew, shape: Shape, source: Side, destination: Side, transfer:
     return moved
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[1]} - {case[3]} {case[4]} from {case[5]}")
-def test_a_model_arrives(four: Crew, case: tuple[str, Mesh, int, str, Mesh, int], over: str) -> None:
+def named(case: Case) -> str:
+    return f"{case[0]} {case[1]} - {case[3]} {case[4]} from {case[5]}"
+
+
+def product(cases: Sequence[Case]) -> list[Any]:
+    """Each case over each carrier. `make test` has each case once, and each carrier as often as others."""
+    carriers = sorted(SITES)
+    return [
+        pytest.param(
+            *(over, case),
+            id=f"{over}-{named(case)}",
+            marks=[] if cases.index(case) % len(carriers) == at else pytest.mark.long,
+        )
+        for at, over in enumerate(carriers)
+        for case in cases
+    ]
+
+
+@pytest.mark.parametrize("over, case", product(CASES))
+def test_a_model_arrives(four: Crew, over: str, case: Case) -> None:
     """In rounds of small buckets or in one: each carrier has half of the layouts either way, and each layout half of the
     carriers."""
     bucket = (2048, 1 << 26)[(CASES.index(case) + sorted(SITES).index(over)) % 2]
@@ -206,30 +224,39 @@ def test_a_model_arrives(four: Crew, case: tuple[str, Mesh, int, str, Mesh, int]
     assert max(each.peak for each in moved) <= transfer.peak <= bucket
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        ("megatron", mesh(tp=2, ep=2), 0, "transformers", mesh(2), 2),
-        ("megatron", mesh(pp=2, ep=2), 0, "transformers", mesh(fsdp=3), 1),
-        ("transformers", mesh(fsdp=2), 0, "megatron", mesh(pp=2, tp=2), 0),
-        ("megatron", mesh(1, 4), 0, "megatron", mesh(ep=4), 0),
-        ("megatron", mesh(tp=2, ep=2), 0, "vllm", mesh(tp=2), 2),
-        ("megatron", mesh(pp=2, tp=2), 0, "vllm", mesh(ep=4), 0),
-        ("transformers", mesh(fsdp=3), 0, "vllm", mesh(tp=4), 0),
-    ],
-    ids=lambda case: f"{case[0]} {case[1]} - {case[3]} {case[4]} from {case[5]}",
-)
-def test_a_model_whose_first_layer_has_no_experts_arrives(
-    four: Crew, case: tuple[str, Mesh, int, str, Mesh, int], over: str
-) -> None:
+SPARSE = [
+    ("megatron", mesh(tp=2, ep=2), 0, "transformers", mesh(2), 2),
+    ("megatron", mesh(pp=2, ep=2), 0, "transformers", mesh(fsdp=3), 1),
+    ("transformers", mesh(fsdp=2), 0, "megatron", mesh(pp=2, tp=2), 0),
+    ("megatron", mesh(1, 4), 0, "megatron", mesh(ep=4), 0),
+    ("megatron", mesh(tp=2, ep=2), 0, "vllm", mesh(tp=2), 2),
+    ("megatron", mesh(pp=2, tp=2), 0, "vllm", mesh(ep=4), 0),
+    ("transformers", mesh(fsdp=3), 0, "vllm", mesh(tp=4), 0),
+]
+
+
+@pytest.mark.parametrize("over, case", product(SPARSE))
+def test_a_model_whose_first_layer_has_no_experts_arrives(four: Crew, over: str, case: Case) -> None:
     source, destination = side(LATENT, *case[:3]), side(LATENT, *case[3:])
     transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 26)
     moved = arrived(four, LATENT, source, destination, transfer, over)
     assert sum(each.sent for each in moved) == transfer.bound
 
 
-@pytest.mark.parametrize("wide, narrow", itertools.product((torch.float32, torch.bfloat16), repeat=2))
-def test_large_tensors_and_other_dtypes(four: Crew, wide: torch.dtype, narrow: torch.dtype, over: str) -> None:
+WIDE, NARROW = torch.float32, torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "over, wide, narrow",
+    few(
+        itertools.product(sorted(SITES), (WIDE, NARROW), (WIDE, NARROW)),
+        ("gloo", NARROW, WIDE),
+        ("shared", WIDE, NARROW),
+        ("nccl", NARROW, NARROW),
+        ("pairs", WIDE, WIDE),
+    ),
+)
+def test_large_tensors_and_other_dtypes(four: Crew, over: str, wide: torch.dtype, narrow: torch.dtype) -> None:
     """Large parts are sent from where they lie, if they are of the dtype that travels, and the link can."""
     source, destination = side(LARGE, "megatron", mesh(1, 2, 1)), side(LARGE, "vllm", mesh(2, 1, 1), 2)
     itemsize = min(wide.itemsize, narrow.itemsize)
@@ -244,6 +271,7 @@ def test_large_tensors_and_other_dtypes(four: Crew, wide: torch.dtype, narrow: t
         assert max(each.peak for each in moved) < transfer.peak / 10
 
 
+@pytest.mark.parametrize("over", few(sorted(SITES), "each"))
 def test_a_broadcast_that_is_passed_on(four: Crew, over: str) -> None:
     source, destination = side(LARGE, "transformers", mesh()), side(LARGE, "vllm", mesh(3, 1, 1), 1)
     slow = Topology({place: place for place in range(WORLD)}, dict.fromkeys(range(WORLD), 0), node_bandwidth=1e6)
@@ -258,8 +286,7 @@ def test_a_broadcast_that_is_passed_on(four: Crew, over: str) -> None:
         assert all(torch.equal(expected[name], tensors[place][name]) for name in expected)
 
 
-@pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("passed_on", [False, True])
+@pytest.mark.parametrize("passed_on, narrow", few(itertools.product([False, True], [WIDE, NARROW]), (False, NARROW)))
 def test_what_changed_of_a_model(four: Crew, passed_on: bool, narrow: torch.dtype) -> None:
     """The same weights arrive, whole the first time, and then as the few numbers that changed."""
     source = side(LARGE, *(("transformers", mesh()) if passed_on else ("megatron", mesh(1, 1, 2))))
@@ -292,6 +319,7 @@ def test_what_changed_of_a_model(four: Crew, passed_on: bool, narrow: torch.dtyp
     assert sent[1] < sent[3] < transfer.bound
 
 
+@pytest.mark.parametrize("over", few(sorted(SITES), "shared"))
 def test_a_moving_average(four: Crew, over: str) -> None:
     """One place keeps some, gets some; large and small tensors alike."""
     source, destination = side(LARGE, "megatron", mesh(1, 2, 1)), side(LARGE, "vllm", mesh(3, 1, 1))
@@ -333,14 +361,17 @@ def test_a_peer_that_does_not_answer() -> None:
     """Two mailboxes in one process; only one of them works."""
     store = dist.HashStore()
     boxes: dict[int, Mailbox] = {}
-    makers = [
-        threading.Thread(target=lambda place=place: boxes.update({place: Mailbox(place, (3, 5), store, seconds=1)}))
-        for place in (3, 5)
-    ]
+
+    def make(place: int) -> None:
+        boxes[place] = Mailbox(place, (3, 5), store, seconds=NEVER)
+        meet(boxes[place], (3, 5))
+
+    makers = [threading.Thread(target=make, args=(place,)) for place in (3, 5)]
     for maker in makers:
         maker.start()
     for maker in makers:
         maker.join()
+    hurry(boxes[5], 0.2)
     layout = (Local("w", (8,), (Piece("w", ((0, 8),), (0,)),)),)
     transfer = reshard({3: layout}, {5: layout}, itemsize=4, topology=Topology.separate((3, 5)), bucket=1 << 20)
     end = Exchange(transfer, boxes[5], destination=layout)
@@ -379,11 +410,12 @@ def placed(size: tuple[int, ...], over: tuple[int, ...], placements: tuple[Place
     return Local("w", shape, (Piece("w", tuple(box), (0,) * len(size)),))
 
 
-def test_what_torch_can_redistribute(four: Crew) -> None:
-    """No number of ranks divides these sizes: parts differ, and one may be empty."""
+@pytest.mark.parametrize("step", few([1, 4], 4))
+def test_what_torch_can_redistribute(four: Crew, step: int) -> None:
+    """No number of ranks divides these sizes: parts differ, and one may be empty. step: through the pairs."""
     size = (7, 5)
     full = torch.arange(size[0] * size[1]).view(size).float()
-    for over, before, after in PAIRS:
+    for over, before, after in PAIRS[::step]:
         layouts = [(placed(size, over, before, rank), placed(size, over, after, rank)) for rank in range(WORLD)]
         source = {rank: (held,) for rank, (held, _) in enumerate(layouts)}
         destination = {rank: (needed,) for rank, (_, needed) in enumerate(layouts)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from rlgraph.engines.base import Generation, Sampling
 from rlgraph.engines.first import decided, first_ended, taken
 from rlgraph.engines.sequences import Sequences
 from tests.engines.models import engine
+from tests.suites import few
 
 PROMPTS = Sequences.from_lists([[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17, 18], [4, 4]])
 ENDS = tuple(range(20, 28))
@@ -56,8 +59,17 @@ def test_none_is_given_up_too_early(data: st.DataObject) -> None:
     assert chosen(ended, first) == chosen(lengths, first)
 
 
-@pytest.mark.parametrize("limits", [{}, {"threads": 2}, {"cache_tokens": 60}, {"cache_tokens": 1}], ids=str)
-@pytest.mark.parametrize("first", [1, 5, 7])
+@pytest.mark.parametrize(
+    "first, limits",
+    few(
+        itertools.product([1, 5, 7], [{}, {"threads": 2}, {"cache_tokens": 60}, {"cache_tokens": 1}]),
+        (1, {"threads": 2}),
+        (1, {"cache_tokens": 1}),
+        (5, {}),
+        (5, {"cache_tokens": 60}),
+    ),
+    ids=str,
+)
 def test_rows_that_are_kept_are_those_of_generating_all(first: int, limits: dict[str, int]) -> None:
     keys = np.arange(40, dtype=np.uint64)
     whole = engine().generate(PROMPTS, 8, Sampling(16, stop_ids=ENDS), keys)

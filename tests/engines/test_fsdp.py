@@ -29,6 +29,7 @@ from tests.engines.ranks import Ranks
 from tests.engines.refreshing import Coming
 from tests.engines.sharded import WORDS, Clipped, Task, Trained, ask, elsewhere, rows, updates, whole
 from tests.engines.slept import rested, same
+from tests.suites import few
 
 MESHES = {"fsdp2": mesh(fsdp=2), "fsdp4": mesh(fsdp=4), "dp2fsdp2": mesh(dp=2, fsdp=2)}
 MESHES |= {"tp2": mesh(tp=2), "dp2tp2": mesh(dp=2, tp=2), "dp2": mesh(dp=2), "fsdp2tp2": mesh(fsdp=2, tp=2)}
@@ -88,11 +89,15 @@ def train(split: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> Trained:
 
 @pytest.mark.parametrize(
     "split,family,config",
-    [
-        *((split, *model) for split in ("fsdp2", "fsdp4") for model in SHARED_OUT),
-        *(("tp2", *model) for model in SPLIT),
-        ("fsdp2tp2", "qwen3_moe", {}),
-    ],
+    few(
+        [
+            *((split, *model) for split in ("fsdp2", "fsdp4") for model in SHARED_OUT),
+            *(("tp2", *model) for model in SPLIT),
+            ("fsdp2tp2", "qwen3_moe", {}),
+        ],
+        ("fsdp2", "gpt2", {}),
+        ("tp2", "gemma2", {}),
+    ),
 )
 def test_all_ranks_have_what_one_process_says(ranks: Ranks, split: str, family: str, config: dict[str, Any]) -> None:
     spec, sequences = spec_of(family, **config), rows(9)
@@ -105,13 +110,20 @@ def test_all_ranks_have_what_one_process_says(ranks: Ranks, split: str, family: 
 
 @pytest.mark.parametrize(
     "split,family,config",
-    [
-        *((split, *model) for split in ("fsdp2", "dp2fsdp2", "fsdp4") for model in SHARED_OUT),
-        *(("tp2", *model) for model in SPLIT),
-        *(("dp2tp2", *model) for model in SPLIT[:2]),
-        *(("fsdp2tp2", *SPLIT[at]) for at in (1, 2, 5)),
-        *(("dp2", *model) for model in (*SHARED_OUT[1:3], ("gemma2", {}))),
-    ],
+    few(
+        [
+            *((split, *model) for split in ("fsdp2", "dp2fsdp2", "fsdp4") for model in SHARED_OUT),
+            *(("tp2", *model) for model in SPLIT),
+            *(("dp2tp2", *model) for model in SPLIT[:2]),
+            *(("fsdp2tp2", *SPLIT[at]) for at in (1, 2, 5)),
+            *(("dp2", *model) for model in (*SHARED_OUT[1:3], ("gemma2", {}))),
+        ],
+        ("fsdp2", *SHARED_OUT[1]),
+        ("dp2fsdp2", "gpt2", {}),
+        ("tp2", "qwen3_moe", {}),
+        ("dp2tp2", *SPLIT[1]),
+        ("dp2", *SHARED_OUT[1]),
+    ),
 )
 def test_an_update_is_that_of_one_process(ranks: Ranks, split: str, family: str, config: dict[str, Any]) -> None:
     spec = spec_of(family, **config)
@@ -129,7 +141,7 @@ def test_an_update_is_that_of_one_process(ranks: Ranks, split: str, family: str,
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("split", ["dp2", "dp2fsdp2", "dp2tp2"])
+@pytest.mark.parametrize("split", few(["dp2", "dp2fsdp2", "dp2tp2"], "dp2"))
 def test_an_update_without_rows_is_none(ranks: Ranks, split: str) -> None:
     """Whole, and with gradients that are added up; the other copy has no micro-batches at all."""
     task = Task(rows(4), (((0, 1), (2, 3)), ()), OPTIONS, empty=(1, 2))
@@ -140,7 +152,7 @@ def test_an_update_without_rows_is_none(ranks: Ranks, split: str) -> None:
         assert same(after.state, before.state)
 
 
-@pytest.mark.parametrize("split", ["fsdp2", "tp2"])
+@pytest.mark.parametrize("split", few(["fsdp2", "tp2"], "fsdp2"))
 def test_models_that_sleep_between_calls_go_on_to_the_bit(ranks: Ranks, split: str) -> None:
     task = Task(rows(9), (((0, 1, 2), (3,), (4, 5, 6, 7)),), OPTIONS)
     for found in ranks.run(MESHES[split], rested, spec_of("llama", dtype="bfloat16"), task, False):
@@ -167,18 +179,25 @@ def gradients(split: Mesh, spec: ModelSpec, task: Task, recompute: bool, gather:
 
 @pytest.mark.parametrize(
     "split,family,kind,recompute",
-    [
+    few(
+        [
+            ("fsdp2", "qwen2", "causal_lm", True),
+            ("fsdp2", "llama", "value_lm", False),
+            ("fsdp4", "qwen3_moe", "causal_lm", False),
+            ("tp2", "llama", "causal_lm", True),
+            ("tp2", "qwen2", "causal_lm", False),
+            ("tp2", "qwen3", "causal_lm", False),
+            ("tp2", "qwen3", "value_lm", False),
+            ("tp2", "mixtral", "value_lm", False),
+            ("tp2", "qwen3_moe", "causal_lm", True),
+            ("fsdp2tp2", "qwen3", "value_lm", True),
+        ],
         ("fsdp2", "qwen2", "causal_lm", True),
         ("fsdp2", "llama", "value_lm", False),
-        ("fsdp4", "qwen3_moe", "causal_lm", False),
-        ("tp2", "llama", "causal_lm", True),
-        ("tp2", "qwen2", "causal_lm", False),
-        ("tp2", "qwen3", "causal_lm", False),
         ("tp2", "qwen3", "value_lm", False),
-        ("tp2", "mixtral", "value_lm", False),
         ("tp2", "qwen3_moe", "causal_lm", True),
         ("fsdp2tp2", "qwen3", "value_lm", True),
-    ],
+    ),
 )
 def test_gradients_of_grpo_and_ppo(ranks: Ranks, split: str, family: str, kind: ModelKind, recompute: bool) -> None:
     """Some micro-batches have fewer rows than there are ranks."""
@@ -220,13 +239,16 @@ def gathered_once(split: Mesh, spec: ModelSpec, task: Task, gather: str, recompu
 
 @pytest.mark.parametrize(
     "split,family,kind,recompute,adapters",
-    [
+    few(
+        [
+            ("fsdp2", "qwen2", "causal_lm", True, None),
+            ("fsdp4", "qwen3_moe", "causal_lm", False, None),
+            ("dp2fsdp2", "llama", "value_lm", False, None),
+            ("fsdp2tp2", "qwen3", "causal_lm", False, None),
+            ("fsdp2", "qwen3", "causal_lm", False, LORA),
+        ],
         ("fsdp2", "qwen2", "causal_lm", True, None),
-        ("fsdp4", "qwen3_moe", "causal_lm", False, None),
-        ("dp2fsdp2", "llama", "value_lm", False, None),
-        ("fsdp2tp2", "qwen3", "causal_lm", False, None),
-        ("fsdp2", "qwen3", "causal_lm", False, LORA),
-    ],
+    ),
 )
 def test_parameters_that_are_gathered_for_an_update(
     ranks: Ranks, split: str, family: str, kind: ModelKind, recompute: bool, adapters: Adapters | None
@@ -265,13 +287,16 @@ def adapted(kind: ModelKind = "causal_lm", **config: Any) -> ModelSpec:
 
 @pytest.mark.parametrize(
     "split,kind,recompute",
-    [
-        ("tp2", "causal_lm", False),
+    few(
+        [
+            ("tp2", "causal_lm", False),
+            ("tp2", "value_lm", True),
+            ("fsdp2", "causal_lm", True),
+            ("fsdp2", "value_lm", False),
+            ("fsdp2tp2", "causal_lm", False),
+        ],
         ("tp2", "value_lm", True),
-        ("fsdp2", "causal_lm", True),
-        ("fsdp2", "value_lm", False),
-        ("fsdp2tp2", "causal_lm", False),
-    ],
+    ),
 )
 def test_adapters_are_trained_as_in_one_process(ranks: Ranks, split: str, kind: ModelKind, recompute: bool) -> None:
     """From the second update on A has a gradient, too."""
@@ -333,7 +358,11 @@ def _plain(made: Generation) -> tuple[list[list[int]], Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "family,config", [("qwen2", {"tie_word_embeddings": True}), ("gemma2", {}), ("qwen3_moe", {}), ("llama", {})]
+    "family,config",
+    few(
+        [("qwen2", {"tie_word_embeddings": True}), ("gemma2", {}), ("qwen3_moe", {}), ("llama", {})],
+        ("llama", {}),
+    ),
 )
 def test_ranks_that_split_a_model_sample_the_same(ranks: Ranks, family: str, config: dict[str, Any]) -> None:
     spec = replace(spec_of(family, **config), generates=True, adapters=LORA if family == "llama" else None)

@@ -307,6 +307,7 @@ def test_the_gradient_is_that_of_the_formula() -> None:
     torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.long
 def test_the_module_can_be_captured_again() -> None:
     """It is an ordinary `fx.GraphModule`: torch.compile's front end takes it, and its copy prints and runs the same."""
     lowered: Lowered = lower(node(*GRPO, yields="loss: float"))

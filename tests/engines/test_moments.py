@@ -36,6 +36,7 @@ from tests.cost.live import Live
 from tests.engines import sharded
 from tests.engines.ranks import Ranks
 from tests.engines.sharded import Clipped, Task, elsewhere, rows
+from tests.suites import few
 
 OPTIONS = TrainOptions(lr=1e-2, clip_norm=0.5, settings={"eps": 1e-2, "weight_decay": 0.1})
 BLOCKS = ((0, 1, 2), (4, 5)), ((3, 6, 7), (8, 9, 10, 11))
@@ -119,17 +120,28 @@ SPARSE = [
 ]
 
 
+SOME = [
+    ("megatron", mesh(dp=2)),
+    ("transformers", mesh(fsdp=2)),
+    ("megatron", mesh(pp=2, tp=2)),
+]
+
+
 ADAPTED = [("transformers", split) for split in (mesh(tp=2), mesh(fsdp=2), mesh(), mesh(fsdp=2, tp=2), mesh(tp=2))]
 
 
 @pytest.mark.parametrize(
     "model,kind,chain",
-    [
-        ("tied", "causal_lm", DENSE),
-        ("qwen2_moe", "causal_lm", SPARSE),
-        ("deepseek_v3", "causal_lm", SPARSE),
-        ("qwen2", "value_lm", ADAPTED),
-    ],
+    few(
+        [
+            ("tied", "causal_lm", SOME),
+            ("tied", "causal_lm", DENSE),
+            ("qwen2_moe", "causal_lm", SPARSE),
+            ("deepseek_v3", "causal_lm", SPARSE),
+            ("qwen2", "value_lm", ADAPTED),
+        ],
+        ("tied", "causal_lm", SOME),
+    ),
 )
 def test_training_goes_on_with_other_engines_and_splits(
     ranks: Ranks, model: str, kind: Any, chain: list[tuple[str, Mesh]], tmp_path: Path
@@ -154,11 +166,14 @@ def test_training_goes_on_with_other_engines_and_splits(
     assert weights.keys() == alone.tensors().keys()
 
 
-def test_wide_copies_of_narrow_weights_go_on(ranks: Ranks, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "chain", few([[mesh(fsdp=2), mesh()], [mesh(fsdp=2), mesh(tp=2), mesh()]], [mesh(fsdp=2), mesh()])
+)
+def test_wide_copies_of_narrow_weights_go_on(ranks: Ranks, tmp_path: Path, chain: list[Mesh]) -> None:
     spec = ModelSpec("causal_lm", sharded.write("llama", "causal_lm", tmp_path / "model").source, "bfloat16")
     task = Clipped(rows(12), BLOCKS, OPTIONS)
     before: SavedModel | None = None
-    for step, split in enumerate((mesh(fsdp=2), mesh(tp=2), mesh())):
+    for step, split in enumerate(chain):
         ranks.run(split, go_on, "transformers", spec, task, step, before, tmp_path / str(step))
         if before is not None:
             first, second = content(before), content(saved(tmp_path / str(step) / "again", 0, 0, 0))
@@ -239,12 +254,16 @@ def room(split: Mesh, engine: str, spec: ModelSpec, task: Task, to: Path, bucket
 
 @pytest.mark.parametrize(
     "engine,split",
-    [
-        ("megatron", mesh(pp=2, tp=2)),
+    few(
+        [
+            ("megatron", mesh(pp=2, tp=2)),
+            ("megatron", mesh(dp=2, tp=2)),
+            ("transformers", mesh(fsdp=2)),
+            ("transformers", mesh(tp=2)),
+        ],
         ("megatron", mesh(dp=2, tp=2)),
         ("transformers", mesh(fsdp=2)),
-        ("transformers", mesh(tp=2)),
-    ],
+    ),
 )
 def test_no_rank_needs_more_than_a_bucket_beside_its_part(
     ranks: Ranks, engine: str, split: Mesh, tmp_path: Path

@@ -22,6 +22,7 @@ from rlgraph.models.shape import FAMILIES
 from tests.cost.live import Live
 from tests.cost.trained import Case
 from tests.engines.models import engine
+from tests.suites import few
 
 LENGTHS = (20, 14, 9, 9, 5, 3, 2)
 ROWS = Sequences.from_lists(
@@ -94,7 +95,11 @@ CASES: list[tuple[str, ModelKind]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "kind"), CASES)
+SHORT = [("qwen2", "causal_lm"), ("mistral", "causal_lm"), ("gpt2", "causal_lm"), ("gpt_neox", "causal_lm")]
+SHORT += [("mixtral", "causal_lm"), ("gemma2", "causal_lm"), ("deepseek_v3", "causal_lm"), ("qwen2", "value_lm")]
+
+
+@pytest.mark.parametrize(("family", "kind"), few(CASES, *SHORT))
 def test_two_steps_are_those_of_padded_rows(family: str, kind: ModelKind, monkeypatch: pytest.MonkeyPatch) -> None:
     packed, padded = ways(monkeypatch, lambda: trained(family, kind))
     tolerance = 1e-10 if family in EXACT else 1e-6
@@ -167,7 +172,7 @@ def test_blocks_are_filled_as_plans_count_them(budget: int) -> None:
     assert all(size <= budget or size == 20 for size in padded) and len(padded) >= len(plan)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "mistral", "gemma2"])
+@pytest.mark.parametrize("family", few(["qwen2", "mistral", "gemma2"], "qwen2", "mistral"))
 def test_memory_grows_with_the_tokens(family: str, padding: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of a layer with full attention, with a window, and with capped scores."""
     monkeypatch.setattr(attention, "_QUERIES", 64)

@@ -16,6 +16,7 @@ from rlgraph.engines.transformers import attention, network, packing
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.models.families import ModelKind
 from tests.engines.models import engine
+from tests.suites import few
 
 WIDE = ("gemma2", "gemma3_text", "mixtral")
 """Of which transformers computes a part in float32, whatever the dtype is."""
@@ -127,7 +128,7 @@ CASES: list[tuple[str, ModelKind, dict[str, object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "kind", "how"), CASES)
+@pytest.mark.parametrize(("family", "kind", "how"), few(CASES, *CASES[2:3], *CASES[6:9], *CASES[10:]))
 def test_two_steps_are_those_of_rows_by_themselves(
     family: str, kind: ModelKind, how: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,22 @@ def test_weights_are_written_to_the_disk_while_others_take_their_memory(tmp_path
     }
     write(tmp_path / "still", views, bucket=64)
     switches = 0
+
+    @contextmanager
+    def switching(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+        """It falls asleep or wakes up before each piece."""
+        nonlocal switches
+        engine.wake() if engine.rest.asleep else engine.sleep()
+        switches += 1
+        with engine.rest.reading(tensor) as there:
+            yield there
+
+    assert not write(tmp_path / "switched", views, 64, switching)
+    assert (tmp_path / "switched").read_bytes() == (tmp_path / "still").read_bytes()
+    assert switches > 2
+    if engine.rest.asleep:
+        engine.wake()
+    # And at any other moment.
     with ThreadPoolExecutor(1) as pool:
         for asleep in (False, True):
             if asleep:
@@ -93,14 +111,12 @@ def test_weights_are_written_to_the_disk_while_others_take_their_memory(tmp_path
             written = pool.submit(write, tmp_path / f"{asleep}", views, 64, engine.rest.reading)
             while not written.done():
                 engine.wake() if engine.rest.asleep else engine.sleep()
-                switches += 1
                 # The other one's turn, in either state.
                 time.sleep(0.0002)
             assert not written.result()
             if engine.rest.asleep:
                 engine.wake()
             assert (tmp_path / f"{asleep}").read_bytes() == (tmp_path / "still").read_bytes()
-    assert switches > 2
 
 
 def test_all_bytes_leave_and_are_counted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from dataclasses import replace
@@ -20,6 +21,7 @@ from rlgraph.engines.tokenizers import Chars
 from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.engines.weights import take_over
 from tests.engines.models import FAMILIES, by_hand, engine, source
+from tests.suites import few
 
 # Several turns, a row without a response, one whose only token is a prompt, and ends at different places.
 ROWS = Sequences.from_lists(
@@ -91,8 +93,17 @@ def test_a_score_does_not_mistake_a_token_for_padding() -> None:
         torch.testing.assert_close(alone[0], model.score(Sequences.from_lists([[5, 6, 0, 0], [5] * 9]))[0])
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gemma2"])
-@pytest.mark.parametrize("limits", [{"block_tokens": 1}, {"block_tokens": 20, "logit_numbers": 90}, {"threads": 2}])
+@pytest.mark.parametrize(
+    "limits, family",
+    few(
+        itertools.product(
+            [{"block_tokens": 1}, {"block_tokens": 20, "logit_numbers": 90}, {"threads": 2}], ["qwen2", "gemma2"]
+        ),
+        ({"block_tokens": 1}, "qwen2"),
+        ({"block_tokens": 20, "logit_numbers": 90}, "gemma2"),
+        ({"threads": 2}, "qwen2"),
+    ),
+)
 def test_blocks_without_gradient_change_nothing(family: str, limits: dict[str, int]) -> None:
     with torch.no_grad():
         whole = engine(family, block_tokens=10_000).logprobs(ROWS)
@@ -140,9 +151,20 @@ def trained(
     return model.train_step(blocks, micro, SGD, 0), model.state()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    ("parts", "budget", "threads"), [(3, None, 1), (6, None, 1), (0, 12, 1), (0, 12, 2), (6, None, 2)]
+    ("family", "parts", "budget", "threads"),
+    few(
+        [
+            (family, *how)
+            for how in [(3, None, 1), (6, None, 1), (0, 12, 1), (0, 12, 2), (6, None, 2)]
+            for family in FAMILIES
+        ],
+        ("gemma2", 3, None, 1),
+        ("qwen2", 6, None, 1),
+        ("llama", 0, 12, 1),
+        ("gpt2", 0, 12, 2),
+        ("llama", 6, None, 2),
+    ),
 )
 def test_blocks_and_threads_do_not_change_the_update(family: str, parts: int, budget: int | None, threads: int) -> None:
     # transformers computes gemma2's softmax in float32, whatever the model's dtype.
@@ -470,7 +492,7 @@ def test_the_end_tokens_of_the_generation_settings_count(tmp_path: Path) -> None
     assert TransformersEngine.open(ModelSpec("causal_lm", str(tmp_path))).eos_ids == (1, 7)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few(FAMILIES, "gpt2"))
 def test_nothing_is_printed(family: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), torch.no_grad():
         engine(family).logprobs(Sequences.from_lists([[0, 5, 0]], [[0, 1, 1]]))

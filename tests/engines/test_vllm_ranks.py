@@ -94,6 +94,7 @@ def new_adapters(state: State) -> State:
     return {name: torch.randn(each.shape, generator=generator) / 32 for name, each in sorted(state.items())}
 
 
+@pytest.mark.long
 def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)

@@ -66,7 +66,12 @@ def test_async_functions_are_awaited_in_one_loop(opened: Callable[..., RewardFun
 
 @pytest.mark.parametrize(
     "expression",
-    ["np.array([1, 0.5])", "[np.float32(1), np.array(0.5)]", "(True, 0.5)", "torch.tensor([1, 0.5])"],
+    [
+        "np.array([1, 0.5])",
+        "[np.float32(1), np.array(0.5)]",
+        "(True, 0.5)",
+        pytest.param("torch.tensor([1, 0.5])", marks=pytest.mark.long),
+    ],
 )
 def test_numbers_of_numpy_and_torch_are_numbers(opened: Callable[..., RewardFunction], expression: str) -> None:
     package = "torch" if "torch" in expression else "numpy as np"

@@ -21,6 +21,7 @@ from tests.fuzz import counts
 from tests.fuzz.cases import Failure, made, minimized, outcome
 from tests.fuzz.mutators import splice, tokens
 from tests.fuzz.targets import TARGETS, Target
+from tests.suites import few
 from tests.waits import NEVER
 
 CASES = 12
@@ -42,10 +43,11 @@ def test_a_number_is_a_text(target: Target) -> None:
     assert len({made(target, number) for number in range(40)}) > 20
 
 
-def test_most_good_texts_are_accepted(tmp_path: Path) -> None:
-    """Else nothing behind the first check would be tried."""
+@pytest.mark.parametrize("step", few([1, 3], 3))
+def test_most_good_texts_are_accepted(tmp_path: Path, step: int) -> None:
+    """Else nothing behind the first check would be tried. step: through them."""
     for target in TARGETS:
-        good = target.good()
+        good = target.good()[::step]
         assert sum(outcome(target, text, tmp_path, 60) is True for text in good) >= 0.8 * len(good), target.name
 
 

@@ -71,12 +71,22 @@ def one_copy(over: Mesh) -> list[int]:
     return list(over.ranks(dp=0))
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(splits("megatron"))
 def test_megatron_holds_every_element_once_and_what_it_does_not_split_on_every_rank(
     split: tuple[Shape, Mesh],
 ) -> None:
-    shape, over = split
+    megatron_holds(*split)
+
+
+@pytest.mark.long
+@settings(max_examples=150)
+@given(splits("megatron"))
+def test_many_models_of_megatron(split: tuple[Shape, Mesh]) -> None:
+    megatron_holds(*split)
+
+
+def megatron_holds(shape: Shape, over: Mesh) -> None:
     tp, pp, ep, cp = (over.length(axis) for axis in ("tp", "pp", "ep", "cp"))
     for kind in KINDS:
         layouts = [megatron.layout(shape, over, rank, kind) for rank in one_copy(over)]

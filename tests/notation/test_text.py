@@ -210,8 +210,19 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 @given(programs())
-@settings(max_examples=50)
+@settings(max_examples=12)
 def test_a_printed_program_parses_back(program: Program) -> None:
+    parses_back(program)
+
+
+@pytest.mark.long
+@given(programs())
+@settings(max_examples=50)
+def test_many_printed_programs_parse_back(program: Program) -> None:
+    parses_back(program)
+
+
+def parses_back(program: Program) -> None:
     text = print_program(program)
     found = parse_program(text)
     assert found == program, text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import product
@@ -18,8 +17,7 @@ from rlgraph.pipelines.fuse import fused
 from rlgraph.pipelines.problem import Model, Problem
 from rlgraph.pipelines.published import alone, in_turn, interleaved, one_f_one_b, zero_bubble
 from rlgraph.pipelines.timetable import timetable
-
-ROOT = Path(__file__).parents[2]
+from tests.suites import few
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 5])
@@ -61,7 +59,14 @@ def test_zero_bubble_takes_what_its_formula_says(stages: int) -> None:
 
 @pytest.mark.parametrize(
     ("stages", "batches", "chunks", "weight"),
-    [(1, 2, 3, 0), (2, 2, 2, 0), (2, 2, 3, 0), (2, 2, 1, 1), (2, 3, 1, 1), (2, 3, 1, 2), (3, 3, 1, 2)],
+    few(
+        [(1, 2, 3, 0), (2, 2, 2, 0), (2, 2, 3, 0), (2, 2, 1, 1), (2, 3, 1, 1), (2, 3, 1, 2), (3, 3, 1, 2)],
+        (1, 2, 3, 0),
+        (2, 2, 2, 0),
+        (2, 2, 1, 1),
+        (2, 3, 1, 1),
+        (2, 3, 1, 2),
+    ),
 )
 def test_no_lists_with_as_much_memory_are_shorter_than_published_ones(
     stages: int, batches: int, chunks: int, weight: int
@@ -84,7 +89,7 @@ SMALL = [
 whether there is another model."""
 
 
-@pytest.mark.parametrize("seed", range(2 * len(SMALL)))
+@pytest.mark.parametrize("seed", few(range(2 * len(SMALL)), 0, 1, 2, 7, 10, 12))
 def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
     draw = random.Random(seed)
     stages, batches, chunks, apart, others = SMALL[seed // 2]
@@ -119,22 +124,18 @@ def test_interleaved_with_the_memory_of_1f1b() -> None:
     assert found.peak == found.serial_peak == 8 < found.in_turn_peak
 
 
-def test_the_benchmark_takes_chunks_and_halves(tmp_path: Path) -> None:
+def test_the_benchmark_takes_chunks_and_halves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks import fused as benchmark
+
     file = tmp_path / "problem.json"
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "fused.py"),
-        "--work",
-        "2",
-        "--lists",
-        "--problem",
-        str(file),
-    ]
+    monkeypatch.setattr(sys, "argv", ["fused.py", "--work", "2", "--lists", "--problem", str(file)])
     model = {"stages": 2, "micro_batches": 4, "forward": 2, "backward": 4, "memory": 2}
     for more, seconds in ({"chunks": 2}, 4 * 6 + 3), ({"weight": 2}, 4 * 6 + 2):
         file.write_text(json.dumps({"models": [{**model, **more}]}))
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found = json.loads(done.stdout)
+        benchmark.main()
+        found = json.loads(capsys.readouterr().out)
         assert found["makespan"] == found["bound"] == found["in_turn"] == seconds < found["serial"] == 30
         own = Model("", **{**model, **more})  # type: ignore[arg-type]
         made = timetable(Problem((own,)), [entries(" ".join(each)) for each in found["lists"]])
