@@ -117,8 +117,8 @@ def test_published_configurations() -> None:
     for other in (PAIR[1], Model("13B", 8, 8, 2, 4, 1, 1.0, True)):
         asked = Problem((PAIR[0], other))
         assert least_seconds(asked) == 225 and serial_memory(asked) == pytest.approx(15.6)
-        # Found in a second or two; it ends where it is found.
-        found = fused(asked, seconds=NEVER)
+        # Found in a second or two by constraints; rules have a tenth of the time before.
+        found = fused(asked, seconds=120.0)
         assert found and found.makespan <= 227.25 and found.peak <= 15.6 * (1 + 1e-9)
     assert serial_seconds(Problem(PAIR)) == 309
 
