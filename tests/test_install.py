@@ -154,7 +154,7 @@ WITHOUT = {
     "checked": [["check", SHIPPED["grpo"]]],
     "drawn": [["compile", SHIPPED["grpo"], "--visualize", "grpo.png"]],
     "planned": [
-        ["compile", SHIPPED["grpo"], "--cluster", "1x1:a100-80gb", "--emit", "plan", "--out", "."],
+        ["compile", SHIPPED["grpo"], "--cluster", "1x4:a100-80gb", "--emit", "plan", "--out", "."],
         ["simulate", "grpo.plan.json", "--steps", "2", "--trace", "step.json", "--svg", "step.svg"],
     ],
     "explained": [

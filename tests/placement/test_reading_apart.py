@@ -179,9 +179,7 @@ SEEDS = (*range(40), 45, 79, 111, 139, 282, 298, 300, 301)
 """The last ones read apart, with another split or in another pool."""
 
 
-@pytest.mark.parametrize(
-    "seed", few(SEEDS, 0, 9, 10, 13, 14, 15, 18, 20, 24, 26, 28, 33, 34, 38, 45, 79, 111, 139, 298, 300, 301)
-)
+@pytest.mark.parametrize("seed", few(SEEDS, 9, 10, 13, 14, 15, 24, 28, 33, 34, 45, 79, 111, 139, 298, 300, 301))
 def test_no_plan_is_better(seed: int) -> None:
     compare(seed)
 
@@ -298,7 +296,8 @@ def test_a_schedule_may_read_apart(schedule: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "size", "schedule"), [(*TWO, CROWDED), ("4x8:a100-80gb(memory=40GiB)", "32B", None)]
+    ("cluster", "size", "schedule"),
+    few([(*TWO, CROWDED), ("4x8:a100-80gb(memory=40GiB)", "32B", None)], "4x8:a100-80gb(memory=40GiB)"),
 )
 def test_a_plan_reads_apart_where_that_is_faster(cluster: str, size: str, schedule: str | None) -> None:
     """In another pool, and in the same one with another split."""

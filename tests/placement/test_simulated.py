@@ -65,9 +65,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", few(PROBLEMS, "one device, with a reference", "uneven nodes", "optimizers shared out", "collect")
-)
+@pytest.mark.parametrize("name", few(PROBLEMS, "one device, with a reference", "uneven nodes", "optimizers shared out"))
 def test_no_plan_is_simulated_to_be_faster(name: str, tmp_path: Path) -> None:
     """`benchmarks/brute_force.py` does the same for random ones."""
     text, cluster = PROBLEMS[name]

@@ -183,9 +183,20 @@ JSON = st.recursive(
 ORIGIN = Origin("ppo.rlf", "0" * 64, "größe", {"n": "4", "base": '"a\u2028b\x85"'})
 
 
-@settings(max_examples=75)
+@settings(max_examples=25)
 @given(st.data())
 def test_what_is_written_is_read_back(data: st.DataObject) -> None:
+    written_and_read(data)
+
+
+@pytest.mark.long
+@settings(max_examples=75)
+@given(st.data())
+def test_whatever_is_written_is_read_back(data: st.DataObject) -> None:
+    written_and_read(data)
+
+
+def written_and_read(data: st.DataObject) -> None:
     program = compiled(data.draw(st.sampled_from(["ppo", "async_grpo", "dapo"]))).program
     plan = data.draw(plans(program))
     sections = data.draw(
@@ -397,9 +408,20 @@ def mutated(document: Any, rng: random.Random) -> str:
     return json.dumps(document)
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(st.integers(0, 1 << 32), st.sampled_from(["ppo", "async_grpo"]))
 def test_what_is_broken_is_read_or_refused(seed: int, name: str) -> None:
+    broken(seed, name)
+
+
+@pytest.mark.long
+@settings(max_examples=400)
+@given(st.integers(0, 1 << 32), st.sampled_from(["ppo", "async_grpo"]))
+def test_whatever_is_broken_is_read_or_refused(seed: int, name: str) -> None:
+    broken(seed, name)
+
+
+def broken(seed: int, name: str) -> None:
     rng = random.Random(seed)
     try:
         file = read(mutated(json.loads(compiled(name).plan_json()), rng))

@@ -171,7 +171,7 @@ def test_an_environment_that_is_killed_takes_the_run_back_to_its_checkpoint(
             assert code == 4 and "error[E0740]" in said and "rlgraph resume" in said
 
 
-@pytest.mark.parametrize("name", few(kills.PROGRAMS, "grpo", "kept"))
+@pytest.mark.parametrize("name", few(kills.PROGRAMS, "grpo", "kept", "late"))
 def test_an_interrupted_run_goes_on(name: str, folder: Path) -> None:
     """Nothing was saved on the way: what the last whole step left is, where no weights have changed since then."""
     kills.write(folder, name)
@@ -190,7 +190,7 @@ def test_an_interrupted_run_goes_on(name: str, folder: Path) -> None:
     assert again
 
 
-@pytest.mark.parametrize("name", few(["kept", "async"], "async"))
+@pytest.mark.parametrize("name", ["kept", "async"])
 def test_a_run_goes_on_with_another_backend(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From processes that are objects in this one to one process, and the other way round, to the last bit."""
     kills.write(folder, name)
