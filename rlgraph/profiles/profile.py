@@ -199,8 +199,8 @@ def quiet(values: Sequence[float]) -> float:
 def _samples(
     probe: Probe, compiled: Compilation, setup: ProbeSetup, cluster: Cluster, seen: Sequence[TimedStep]
 ) -> Iterator[Sample]:
-    predictor = Predictor(compiled.plan, {}, cluster, defaults(cluster.islands[0].device.kind), setup.threads or 1)
     turns, models = by_turn(seen), model_configs(compiled)
+    predictor = Predictor(compiled.plan, models, cluster, defaults(cluster.islands[0].device.kind), setup.threads or 1)
 
     def sample(kind: WorkKind, model: str, batch: Batch, done: Sequence[TimedWork]) -> Sample:
         deployment = predictor.deployment(model, compiled.plan.role(model, OPERATIONS[kind]))

@@ -720,7 +720,7 @@ def test_a_search_that_gains_nothing_ends_with_what_it_has_whatever_the_clock_sa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     early = 0
-    for seed in range(12, 27, 3):
+    for seed in (7, 8, 12, 15, 42):
         case, ends = random_case(seed), []
         known = Search(case.problem, case.candidates, 0.0).run()
         for second in (1, 1000):

@@ -160,7 +160,7 @@ def test_an_exception_of_the_function_names_it_its_row_and_its_line(made: Compil
     found = _raised(made, backend, "raise")
     assert found.code == "E0726"
     assert found.message.startswith("`slow` raised LookupError: no answer is known, on prompts row 5 (pass 2), sample ")
-    assert found.span.text == 'python("user.py:slow", workers=2)'
+    assert found.span.text == '"user.py:slow"'
     assert found.related[0].span.source.path == "user.py"
 
 
@@ -169,7 +169,7 @@ def test_an_exception_of_the_environment_does(made: Compiled, backend: RayBacken
     assert found.code == "E0726"
     assert found.message.startswith("`Longer` raised LookupError: nothing to do, on tasks row 5 (pass 2), sample ")
     assert ", in turn 1" in found.message
-    assert found.span.text == 'python("user.py:Longer", workers=2)'
+    assert found.span.text == '"user.py:Longer"'
     assert found.related[0].span.source.path == "user.py"
 
 
