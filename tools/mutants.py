@@ -168,11 +168,16 @@ def reach() -> None:
 # Whether tests notice
 
 
-def cheapest_first(files: Iterable[str], seconds: dict[str, float]) -> list[str]:
+def in_order(files: Iterable[str], mutant: Mutant, seconds: dict[str, float]) -> list[str]:
+    """Those of the folder that is called as the broken file's package first, and of these the cheapest; what starts
+    clusters last."""
+    package = mutant.file.split("/")[1]
     taken: dict[str, float] = defaultdict(float)
     for test, one in seconds.items():
         taken[test.split("::")[0]] += one
-    return sorted(files, key=lambda file: (file.startswith(CLUSTERS), taken[file], file))
+    return sorted(
+        files, key=lambda file: (file.startswith(CLUSTERS), not file.startswith(f"tests/{package}/"), taken[file], file)
+    )
 
 
 def failed(output: str) -> str:
@@ -180,20 +185,22 @@ def failed(output: str) -> str:
     return lines[0].split(" - ")[0].split(" ", 1)[1] if lines else "?"
 
 
-def noticed(tree: Path, mutant: Mutant, suite: str, reached: set[str], seconds: dict[str, float]) -> str:
-    """The first test of the suite that fails, or nothing."""
+def noticed(
+    tree: Path, mutant: Mutant, suite: str, reached: set[str], seconds: dict[str, float], clusters: bool
+) -> str:
+    """The first test of the suite that fails, or nothing. clusters: also of those that start one."""
     place = tree / mutant.file
     whole = place.read_text()
     place.write_text(mutant.broken(whole))
     try:
         files = {test.split("::")[0] for test in reached}
-        if any(file.startswith(CLUSTERS) for file in files):
+        if not clusters:
+            files = {file for file in files if not file.startswith(CLUSTERS)}
+        elif any(file.startswith(CLUSTERS) for file in files):
             files |= {test.split("::")[0] for test in seconds if test.startswith(CLUSTERS)}
-        for file in cheapest_first((file for file in files if (tree / file).is_file()), seconds):
-            status, output = pytest(tree, "-x", "-m", SUITES[suite], file, limit=LIMIT)
-            if status not in (0, 5):
-                return failed(output)
-        return ""
+        order = in_order((file for file in files if (tree / file).is_file()), mutant, seconds)
+        status, output = pytest(tree, "-x", "-m", SUITES[suite], *order, limit=LIMIT) if order else (5, "")
+        return "" if status in (0, 5) else failed(output)
     finally:
         place.write_text(whole)
 
@@ -210,7 +217,7 @@ def trees(count: int) -> Iterator[Queue[Path]]:
         yield free
 
 
-def run(numbers: list[int], suites: list[str], jobs: int) -> dict[str, dict[str, str]]:
+def run(numbers: list[int], suites: list[str], jobs: int, clusters: bool) -> dict[str, dict[str, str]]:
     """By mutant and suite, which test fails."""
     reached = json.loads((KEPT / "reached.json").read_text())
     seconds = json.loads((KEPT / "seconds.json").read_text())
@@ -224,7 +231,12 @@ def run(numbers: list[int], suites: list[str], jobs: int) -> dict[str, dict[str,
             try:
                 for suite in suites:
                     if suite not in found:
-                        found[suite] = noticed(tree, mutant, suite, set(reached.get(mutant.what, ())), seconds)
+                        tests = set(reached.get(mutant.what, ()))
+                        first = noticed(tree, mutant, suite, tests, seconds, clusters)
+                        if not first and not clusters and any(test.startswith(CLUSTERS) for test in tests):
+                            # Clusters may still notice it.
+                            break
+                        found[suite] = first
                     if found[suite]:
                         break
             finally:
@@ -255,6 +267,7 @@ def main() -> int:
     parser.add_argument("--reach", action="store_true", help="find out which tests reach which line")
     parser.add_argument("--suite", choices=SUITES, action="append", help="this one alone")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
+    parser.add_argument("--no-clusters", action="store_true", help="leave what starts Ray for another call")
     parser.add_argument("--again", action="store_true", help="forget what was found out")
     given = parser.parse_args()
     if given.reach:
@@ -265,7 +278,7 @@ def main() -> int:
         return 2
     if given.again:
         (KEPT / "noticed.json").unlink(missing_ok=True)
-    print(table(run(given.numbers, given.suite or list(SUITES), given.jobs)))
+    print(table(run(given.numbers, given.suite or list(SUITES), given.jobs, not given.no_clusters)))
     return 0
 
 
