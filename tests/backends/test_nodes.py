@@ -90,6 +90,17 @@ def test_a_row_that_is_read_has_to_fit(folder: Path) -> None:
     )
 
 
+def test_a_model_with_other_tokens_is_not_asked_for_each_of_them(folder: Path) -> None:
+    """A score is of a whole text, which it may read in tokens of its own."""
+    other = weights(3).replace('"abcd>"', '"dcba>x"')
+    head = HEAD + f'model judge = causal_lm({other}, dtype="float64")\nmodel reward = reward_lm({other})\n' + ROLL
+    text = failure("    report odd = mean(judge.logprobs(rollout))\n" + TRAIN, folder, head)
+    assert "error[E0734]: `judge` and `actor` split texts into other tokens" in text
+    assert "^^^^" in text and "only `score` can read rows of a model with another tokenizer" in text
+    scored = step("    report score = mean(reward.score(rollout))\n" + TRAIN, folder, head)
+    assert scored.metrics["score"] != 0
+
+
 # keep and pick
 
 

@@ -312,6 +312,12 @@ def test_mistakes_are_limited() -> None:
     assert len(caught.value.diagnostics) == MAX_DIAGNOSTICS
 
 
+def test_two_mistakes_of_one_kind_on_a_line_are_two() -> None:
+    with pytest.raises(ProgramError) as caught:
+        parse(Source("p.rlf", "algorithm p\nstep:\n    a = f(b=1, b=2, c=1, c=2)\n"))
+    assert [(d.code, d.span.column) for d in caught.value.diagnostics] == [("E0119", 16), ("E0119", 26)]
+
+
 def test_mistakes_come_in_the_order_of_the_text() -> None:
     program = "step:\n    x = f(a=1, a=2)\n    y = 3 +\n    z = 'a\n    x = a(b=1, 2)"
     lines = re.findall(r"a.rlf:(\d+)", said(program))
