@@ -212,7 +212,15 @@ def test_how_it_was_run_has_to_be_there(
 
 @pytest.mark.parametrize(
     "tail",
-    [b'{"step": 3, "re', b"\xff\xfe\n", b"\0" * 4096, DEEP + b"\n", b'{"step": ' + b"9" * 5000 + b"}\n", b"[]\n"],
+    [
+        b'{"step": 3, "re',
+        b'{"step": 2}',
+        b"\xff\xfe\n",
+        b"\0" * 4096,
+        DEEP + b"\n",
+        b'{"step": ' + b"9" * 5000 + b"}\n",
+        b"[]\n",
+    ],
 )
 def test_what_stands_behind_the_last_whole_line_is_cut_off(tail: bytes, run: Path) -> None:
     metrics = run / "metrics.jsonl"
