@@ -34,6 +34,7 @@ from rlgraph.errors import RunError, UsageMistake
 from rlgraph.ir.graph import Node
 from rlgraph.runs.checkpoint import disk, document, saving
 from rlgraph.runs.checkpoint import often as clock
+from rlgraph.runs.checkpoint.best import REPORTED
 from rlgraph.runs.checkpoint.often import Often, read_often
 from rlgraph.runs.checkpoint.values import Unsavable, decoded, encoded
 from tests.suites import few
@@ -353,6 +354,12 @@ def test_the_best_checkpoint_stays(folder: Path, capsys: pytest.CaptureFixture[s
     # Of what was not reported in its step, what was since the checkpoint before.
     ran(6, "rare", "best.rlf", save_every=3, keep=1, keep_best="rare")
     assert left("rare") == ["3", "6", "3"]
+    ran(4, "often", "best.rlf", save_every=1, keep=9, keep_best="rare")
+    said = {
+        disk.step_of(path): json.loads((path / "checkpoint.json").read_text()).get(REPORTED)
+        for path in disk.complete(Path("often/checkpoints"))
+    }
+    assert said == {1: None, 2: {"rare": 5.0}, 3: None, 4: {"rare": 5.0}}
     # It is as it was begun.
     assert told(capsys, "resume", "value", "--steps", "7")[0] == 0
     assert left("value") == ["6", "7", "7"]
