@@ -53,7 +53,7 @@ def note(report: pytest.TestReport) -> None:
 
 
 def tell(terminal: pytest.TerminalReporter, suite: str, keep: bool) -> None:
-    """Prints the table, where whole folders were run; `suite` is what the times of before are kept under."""
+    """Prints the table of what was run; `suite` is what the times of before are kept under."""
     if not _seconds:
         return
     build = ROOT / "build"

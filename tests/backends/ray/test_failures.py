@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -35,7 +34,7 @@ from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Plan, Pool, Role
 from rlgraph.ops.work import operations
-from tests.waits import NEVER
+from tests.waits import NEVER, until
 
 ray = pytest.importorskip("ray")
 
@@ -80,7 +79,7 @@ def nothing_left() -> Iterator[str]:
     try:
         yield mark
         # What was killed cannot wait for its processes to end: they see to it themselves, when they get to it.
-        wait_for(lambda: not marked(mark))
+        until(lambda: not marked(mark))
     finally:
         for each in marked(mark):
             each.kill()
@@ -323,7 +322,7 @@ def test_a_process_that_does_not_answer(cluster: None, folder: Path) -> None:
         "error[E0813]: rank 0 of learn does not answer, rank 1 of learn is gone, rank 3 of learn is gone"
     )
     assert "and nobody else has all of model." in lost and " more parts" in lost
-    wait_for(lambda: not psutil.pid_exists(pids[3]))
+    until(lambda: not psutil.pid_exists(pids[3]))
 
 
 # A cluster
@@ -428,13 +427,6 @@ def command(mark: str, folder: Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(found: Callable[[], bool]) -> None:
-    end = time.monotonic() + NEVER
-    while not found():
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.1)
-
-
 def ended(run: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and stderr."""
     try:
@@ -455,14 +447,14 @@ def test_two_runs_of_which_one_is_interrupted_and_one_killed(
     with nothing_left() as mark:
         runs = {where: command(mark, where, "--out", "out", "--steps", "100000") for where in (folder, other)}
         for where in runs:
-            wait_for(
+            until(
                 lambda at=where: (
                     (at / "out" / "metrics.jsonl").is_file() and (at / "out" / "metrics.jsonl").stat().st_size > 0
                 )
             )  # type: ignore[misc]
             (where / "sleep").touch()
         for where in runs:
-            wait_for((where / "sleeping").is_file)
+            until((where / "sleeping").is_file)
         # Ray itself would end with its group, before the models are saved.
         os.killpg(runs[folder].pid, signal.SIGTERM)
         code, text = ended(runs[folder])
@@ -483,7 +475,7 @@ def test_an_interrupt_while_it_starts(folder: Path) -> None:
     (folder / "hold").touch()
     with nothing_left() as mark:
         run = command(mark, folder, "--out", "out")
-        wait_for(lambda: bool(marked(mark, "Agent")))
+        until(lambda: bool(marked(mark, "Agent")))
         for agent in marked(mark, "Agent"):
             agent.suspend()
         os.killpg(run.pid, signal.SIGINT)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,7 @@ from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Silent, StepResult
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
-from tests.waits import NEVER
+from tests.waits import NEVER, until
 
 STEPS = 4
 HEAD = f"""
@@ -296,13 +295,6 @@ def test_vllm_does_so_too(cluster: None, tmp_path: Path, monkeypatch: pytest.Mon
         assert one.metrics == pytest.approx(other, rel=0, abs=1e-4)
     for step in range(1, STEPS + 1):
         assert len(rows(sampled, step)) == 10
-
-
-def until(there: Callable[[], bool]) -> None:
-    end = time.monotonic() + NEVER
-    while not there():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.long

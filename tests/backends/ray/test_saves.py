@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import HOST
 from rlgraph.runs.checkpoint import disk
-from tests.waits import NEVER
+from tests.waits import until
 
 STEPS = 7
 CHECKPOINTS = Path("run/checkpoints")
@@ -78,10 +77,7 @@ class Kills(Silent):
     def firing(self, node: Node, pool: str = "") -> None:
         self.left -= node.op == "train"
         if self.left == 0 and node.op == "train":
-            end = time.monotonic() + NEVER
-            while disk.newest(CHECKPOINTS) is None:
-                assert time.monotonic() < end
-                time.sleep(0.05)
+            until(lambda: disk.newest(CHECKPOINTS) is not None)
             os.kill(self.pid, signal.SIGKILL)
 
 
