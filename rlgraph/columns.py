@@ -80,6 +80,8 @@ class Column:
     first: Mapping[str, str]
     """For each kind of value that is in it, the first row that has one, as a message names it: `a.jsonl:3`. Empty where
     it is known without a look at rows."""
+    longest: int | None = None
+    """Characters of its longest text; None where nobody has counted."""
 
     def where(self, kind: str) -> str:
         """A kind of value that is in it, and the first row that has one."""
@@ -108,8 +110,10 @@ class Looked:
     name: Callable[[int], str]
     """What a message calls the row of that number."""
     _first: dict[str, dict[str, int]] = field(default_factory=dict)
-    _shapes: dict[Any, tuple[tuple[str, dict[str, int]], ...]] = field(default_factory=dict)
+    _shapes: dict[Any, tuple[tuple[tuple[str, dict[str, int]], ...], tuple[str, ...]]] = field(default_factory=dict)
     _begin: int | None = None
+    _longest: dict[str, int] = field(default_factory=dict)
+    """Characters of the longest text of each column."""
 
     def add(self, row: Mapping[str, Any], number: int) -> None:
         """The next row."""
@@ -117,12 +121,19 @@ class Looked:
         columns = self._shapes.get(shape)
         if columns is None:
             columns = self._new(shape, row, number)
-        for name, first in columns:
+        looked, texts = columns
+        for name, first in looked:
             kind = kind_of(row[name])
             if kind not in first:
                 first[kind] = number
+        longest = self._longest
+        for name in texts:
+            if len(row[name]) > longest[name]:
+                longest[name] = len(row[name])
 
-    def _new(self, shape: Any, row: Mapping[str, Any], number: int) -> tuple[tuple[str, dict[str, int]], ...]:
+    def _new(
+        self, shape: Any, row: Mapping[str, Any], number: int
+    ) -> tuple[tuple[tuple[str, dict[str, int]], ...], tuple[str, ...]]:
         for name, value in row.items():
             first = self._first.setdefault(name, {} if self._begin is None else {"missing": self._begin})
             first.setdefault(kind_of(value), number)
@@ -131,13 +142,16 @@ class Looked:
         self._begin = number if self._begin is None else self._begin
         if len(self._shapes) >= _MOST_SHAPES:
             self._shapes.clear()
-        found = tuple((name, self._first[name]) for name, value in row.items() if type(value) not in _TOLD)
-        self._shapes[shape] = found
+        looked = tuple((name, self._first[name]) for name, value in row.items() if type(value) not in _TOLD)
+        texts = tuple(name for name, value in row.items() if type(value) is str)
+        for name in texts:
+            self._longest.setdefault(name, 0)
+        found = self._shapes[shape] = looked, texts
         return found
 
     def columns(self) -> dict[str, Column]:
         """By name, in the order in which they came."""
         return {
-            name: Column({kind: self.name(number) for kind, number in first.items()})
+            name: Column({kind: self.name(number) for kind, number in first.items()}, self._longest.get(name))
             for name, first in self._first.items()
         }

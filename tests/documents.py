@@ -349,7 +349,8 @@ def _default(opt) -> str:  # type: ignore[no-untyped-def]
 def _form(signature) -> str:  # type: ignore[no-untyped-def]
     parts = [opt.name.upper() for opt in signature.args]
     parts += [f"{opt.name}=" for opt in signature.options]
-    return f"{signature.name}({', '.join(parts)}{', ...' if signature.open else ''})"
+    parts += ["..."] * signature.open
+    return f"{signature.name}({', '.join(parts)})"
 
 
 def _shared(group) -> str:  # type: ignore[no-untyped-def]

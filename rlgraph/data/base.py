@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from rlgraph.columns import WIDEST, Column, Looked
-from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, counted, nearest
-from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, flag, whole
+from rlgraph.columns import WIDEST, Column, Looked, declared, kind_of
+from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, counted, listed, nearest
+from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, flag, text, whole
 
 SourceSpec = Spec
 Row = dict[str, Any]
@@ -18,7 +18,9 @@ Row = dict[str, Any]
 NO_ROWS = "E0707"
 TOO_FEW = "E0708"
 NO_COLUMN = "E0711"
-SHARED_OPTIONS = ("batch", "shuffle", "limit")
+SHARED_OPTIONS = ("batch", "shuffle", "limit", "max_prompt", "overlong", "defaults")
+OVERLONG = ("error", "drop", "cut")
+"""What becomes of rows whose prompt is too long."""
 
 
 @runtime_checkable
@@ -52,6 +54,32 @@ class RowId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Fitted:
+    """Rows of which some are changed when they are read."""
+
+    rows: Rows
+    change: Callable[[int, Row], Row]
+    """Of the number of a row, and the row."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return self.change(index, self.rows[index])
+
+
+@dataclass(frozen=True, slots=True)
+class FittedStream:
+    """The same of rows that come in one order."""
+
+    rows: Stream
+    change: Callable[[int, Row], Row]
+
+    def read(self, start: int, count: int) -> list[Row]:
+        return [self.change(number, row) for number, row in enumerate(self.rows.read(start, count), start)]
+
+
+@dataclass(frozen=True, slots=True)
 class DataSource:
     """The opened right side of a `data` declaration."""
 
@@ -64,23 +92,45 @@ class DataSource:
     """The most rows of an epoch."""
     columns: Mapping[str, Column] | None = None
     """What the rows of an epoch hold, by column; None for a stream, which nobody can look at before it is read."""
+    kept: Sequence[int] | None = None
+    """The numbers of the rows that are read, where others are left out because they are too long."""
+    max_prompt: int | None = None
+    """The most tokens of a prompt; None where the program does not say."""
+    overlong: str | None = None
+    """What becomes of rows whose prompt is longer; None where the program does not say."""
 
     @property
     def length(self) -> int | None:
         """Rows of an epoch; None for a stream."""
+        return None if self.numbers is None else len(self.numbers)
+
+    @property
+    def numbers(self) -> Sequence[int] | None:
+        """Of the rows of an epoch, as they lie in the data; None for a stream."""
         if not isinstance(self.rows, Rows):
             return None
-        return len(self.rows) if self.limit is None else min(self.limit, len(self.rows))
+        if self.kept is not None:
+            return self.kept
+        return range(len(self.rows) if self.limit is None else min(self.limit, len(self.rows)))
 
 
 def make_source(spec: Spec, rows: Rows | Stream, name: str, columns: Mapping[str, Column] | None = None) -> DataSource:
     """`rows` with the options that all sources share; `name` is what messages call the data, and `columns` what they
     hold."""
     batch, limit = whole(spec, "batch", None), whole(spec, "limit", None)
-    source = DataSource(spec, rows, batch, flag(spec, "shuffle", isinstance(rows, Rows)), limit, columns)
-    count = source.length
-    if count is None:
+    most, shuffle = whole(spec, "max_prompt", None), flag(spec, "shuffle", isinstance(rows, Rows))
+    if spec.options.get("defaults"):
+        rows, columns = with_defaults(spec, rows), None if columns is None else defaulted(spec, columns)
+    source = DataSource(spec, rows, batch, shuffle, limit, columns, None, most, overlong(spec))
+    if source.length is None:
         return _checked_stream(source, name)
+    return enough(source, name)
+
+
+def enough(source: DataSource, name: str) -> DataSource:
+    """The same, if it has rows for a batch."""
+    spec, count, batch = source.spec, source.length, source.batch
+    assert count is not None
     if count == 0:
         raise ProgramError(Diagnostic(NO_ROWS, f"{name} has no rows", spec.at(0)))
     if batch is not None and batch > count:
@@ -88,11 +138,49 @@ def make_source(spec: Spec, rows: Rows | Stream, name: str, columns: Mapping[str
     return source
 
 
+def overlong(spec: Spec) -> str | None:
+    """What becomes of rows that are too long, if the program says so."""
+    said = text(spec, "overlong", None)
+    if said is not None and said not in OVERLONG:
+        message = f"`overlong` is {listed(OVERLONG, 'or')}, not {said!r}"
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("overlong"), nearest(said, OVERLONG)))
+    return said
+
+
+def with_defaults(spec: Spec, rows: Rows | Stream) -> Rows | Stream:
+    """The rows, with the values that the program has for columns that they lack."""
+    defaults = spec.options["defaults"]
+
+    def fill(number: int, row: Row) -> Row:
+        del number
+        return {**defaults, **row}
+
+    return Fitted(rows, fill) if isinstance(rows, Rows) else FittedStream(rows, fill)
+
+
+def defaulted(spec: Spec, columns: Mapping[str, Column]) -> dict[str, Column]:
+    """What columns hold, where none lacks a value that the program has a default for."""
+    found = dict(columns)
+    for name, value in (spec.options.get("defaults") or {}).items():
+        old = columns.get(name)
+        if old is None:
+            found[name] = declared(kind_of(value))
+        elif "missing" in old.first:
+            first = {kind: place for kind, place in old.first.items() if kind != "missing"}
+            longest = max(old.longest or 0, len(value)) if isinstance(value, str) else old.longest
+            found[name] = Column({**first, kind_of(value): first.get(kind_of(value), "")}, longest)
+    return found
+
+
 def _checked_stream(source: DataSource, name: str) -> DataSource:
     spec = source.spec
     if source.shuffle:
         message = f"{name} yields its rows one after the other, so they cannot be shuffled"
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("shuffle"), "return a list of rows instead"))
+    option = "max_prompt" if source.max_prompt else "overlong" if source.overlong not in (None, "error") else ""
+    if option:
+        message = f"{name} yields its rows one after the other, so they cannot be counted before the first step"
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(option), "return a list of rows instead"))
     if source.batch is None:
         message = f"{name} yields its rows one after the other, so it must be said how many a step takes"
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, "add `batch=64`"))
@@ -144,7 +232,10 @@ def columns_of_table(spec: Spec, table: Any, name: str) -> dict[str, Column]:
         if pa.types.is_uint64(field.type):
             large = first(pc.greater(column, pa.scalar(2**63 - 1, pa.uint64())))
             kinds |= {"large": large[""]} if large else {}
-        found[field.name] = Column(kinds)
+        longest = None
+        if kind == "text" and not pa.types.is_dictionary(field.type) and len(table):
+            longest = pc.max(pc.utf8_length(column)).as_py() or 0
+        found[field.name] = Column(kinds, longest)
     return found
 
 

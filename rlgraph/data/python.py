@@ -7,7 +7,7 @@ it must then yield the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,8 @@ class Generated:
     """Of the process that holds the generator."""
     position: int = 0
     """Rows that it has yielded."""
+    defaults: Collection[str] = ()
+    """Columns that a row may lack."""
     known: tuple[int, frozenset[str]] | None = None
     """The first row that was read, and its columns: nobody can look ahead, so that all others have the same."""
 
@@ -78,7 +80,7 @@ class Generated:
     def _check_columns(self, row: Row, place: int) -> None:
         self.known = self.known or (place, frozenset(row))
         first, names = self.known
-        odd = names ^ row.keys()
+        odd = (names ^ row.keys()) - set(self.defaults)
         if odd:
             name = min(odd)
             lacks, has = (place, first) if name in names else (first, place)
@@ -105,7 +107,8 @@ def open_source(spec: Spec, folders: Folders, workers: Workers | None = None) ->
     made = call(worker, target, limit_s, "rows", key, target.name, arguments)
     rows: ListRows | Stream
     if made is None:
-        rows = Generated(target, arguments, limit_s, worker, key, worker.generation)
+        defaults = spec.options.get("defaults") or ()
+        rows = Generated(target, arguments, limit_s, worker, key, worker.generation, defaults=defaults)
     else:
         rows = ListRows([as_row(target, row, place) for place, row in enumerate(made)])
         return make_source(spec, rows, f"`{target.name}`", look(spec, rows.rows, f"`{target.name}`"))

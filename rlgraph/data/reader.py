@@ -84,9 +84,8 @@ class Reader:
     def _order(self, epoch: int) -> list[int]:
         """The indexes of the rows in the order in which this epoch reads them."""
         if epoch not in self._orders:
-            count = self.source.length
-            assert count is not None
-            order = list(range(count))
+            assert self.source.numbers is not None
+            order = list(self.source.numbers)
             if self.source.shuffle:
                 # Seeded by a text: that is hashed alike in every process and every version of Python.
                 random.Random(f"{self.seed}/{self.name}/{epoch}").shuffle(order)

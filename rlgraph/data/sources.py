@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rlgraph.columns import Column
-from rlgraph.data.base import DataSource
+from rlgraph.data.base import DataSource, defaulted, overlong
 from rlgraph.errors import Diagnostic, ProgramError, nearest
 from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec, flag, whole
@@ -44,6 +44,8 @@ def check_source(spec: Spec) -> None:
     _module(spec).check(spec)
     whole(spec, "batch", None)
     whole(spec, "limit", None)
+    whole(spec, "max_prompt", None)
+    overlong(spec)
     flag(spec, "shuffle", False)
 
 
@@ -58,7 +60,7 @@ def columns(spec: Spec, folders: Folders) -> Mapping[str, Column] | None:
     except ProgramError:
         return None
     found: Mapping[str, Column] | None = _module(spec).columns(spec, folders)
-    return found
+    return None if found is None else defaulted(spec, found)
 
 
 def files(spec: Spec, folders: Folders) -> list[Path]:

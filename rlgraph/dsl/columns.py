@@ -35,6 +35,18 @@ _MANY = {
 _EVERY_ROW = "give every row the column, with `null` where there is no value: a function is given `None` for it"
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Prompts of the data that a model is asked."""
+
+    node: Node
+    source: str
+    column: str
+    model: str
+    chosen: bool
+    """Only some of the rows: others were left out before."""
+
+
 class Function(Protocol):
     """A function of the program, as far as it is loaded."""
 
@@ -53,10 +65,20 @@ def misused(program: Program, known: Known, functions: Mapping[str, Function] | 
     return list({(found.code, found.message, str(found.span)): found for found in walk.found}.values())
 
 
+def asked(program: Program, known: Known) -> list[Asked]:
+    """Where a model is asked prompts of the data, in the order of the program."""
+    walk = _Walk(program, known, {})
+    for phase in program.phases:
+        walk.graph(phase.graph, phase.graph.values())
+    return walk.asked
+
+
 @dataclass(frozen=True, slots=True)
 class _Use:
     """A column where the program uses it."""
 
+    source: str
+    """Of the data."""
     name: str
     column: Column
     span: Span
@@ -99,6 +121,9 @@ class _Walk:
     """The data source of the rows of a buffer."""
     keys: dict[str, list[_Use]] = field(default_factory=dict)
     """By keyed state, the columns of its keys."""
+    chosen: set[str] = field(default_factory=set)
+    """Tables, and values, of rows some of which were left out."""
+    asked: list[Asked] = field(default_factory=list)
     found: list[Diagnostic] = field(default_factory=list)
 
     def graph(self, graph: Graph, types: Mapping[str, Type]) -> None:
@@ -115,12 +140,14 @@ class _Walk:
             self.tables[new] = self.tables[old]
         if old in self.columns:
             self.columns[new] = self.columns[old]
+        if old in self.chosen:
+            self.chosen.add(new)
 
     def _node(self, node: Node, types: Mapping[str, Type]) -> None:
         if node.op in _BY_OPERATION:
             _BY_OPERATION[node.op](self, node, types)
         elif node.op in NODES and NODES[node.op].generates:
-            self._asked(node)
+            self._prompts(node, types)
 
     def _read(self, node: Node, types: Mapping[str, Type]) -> None:
         self.tables[node.outputs[0].name] = _handle(node, types).name
@@ -135,13 +162,18 @@ class _Walk:
         self._number(node.inputs[0], node.span)
         for name, value in zip(node.inputs[1:], node.outputs, strict=True):
             self._same(name, value.name)
+            self.chosen.add(value.name)
 
     def _pick(self, node: Node, types: Mapping[str, Type]) -> None:
         self._same(node.inputs[0], node.outputs[0].name)
+        self.chosen.add(node.outputs[0].name)
 
     def _encode(self, node: Node, types: Mapping[str, Type]) -> None:
         self._texts(node.inputs[0], node.span, ("text", "messages"))
         self._texts(node.inputs[1], node.span, ("text",))
+
+    def _length(self, node: Node, types: Mapping[str, Type]) -> None:
+        self._texts(node.inputs[0], node.span, ("text", "messages"))
 
     def _keyed(self, node: Node, types: Mapping[str, Type]) -> None:
         use = self.columns.get(node.inputs[1])
@@ -164,10 +196,11 @@ class _Walk:
 
     def _held(self, table: str, name: str, span: Span) -> _Use | None:
         """A column of the data that a table's rows came from, if anybody has looked at it."""
-        columns = self.known.get(self.tables.get(table, ""))
+        source = self.tables.get(table, "")
+        columns = self.known.get(source)
         if not columns or name not in columns:
             return None
-        return _Use(name, columns[name], span)
+        return _Use(source, name, columns[name], span)
 
     def _column(self, node: Node, types: Mapping[str, Type]) -> None:
         kind, name = types[node.inputs[0]], str(node.attr("name"))
@@ -176,6 +209,8 @@ class _Walk:
         use = None if name in own else self._held(node.inputs[0], name, node.span)
         if use is not None:
             self.columns[node.outputs[0].name] = use
+            if node.inputs[0] in self.chosen:
+                self.chosen.add(node.outputs[0].name)
             self._there(use)
 
     # Uses
@@ -261,14 +296,22 @@ class _Walk:
             return "numbers"
         return "mixed" if "text" in kinds else "neither"
 
-    def _asked(self, node: Node) -> None:
+    def _prompts(self, node: Node, types: Mapping[str, Type]) -> None:
         """A table of prompts, or a column of them, that a model answers."""
         name, made = node.inputs[1], node.outputs[0].name
-        if name in self.columns:
+        from_column = self.columns.get(name)
+        source = from_column.source if from_column else self.tables.get(name, "")
+        # An environment says itself what the model is asked.
+        if source and not NODES[node.op].foreign:
+            column = from_column.name if from_column else "prompt"
+            self.asked.append(Asked(node, source, column, _handle(node, types).name, name in self.chosen))
+        if from_column:
             self._texts(name, node.span, ("text", "messages"))
             return
         if name not in self.tables:
             return
+        if name in self.chosen:
+            self.chosen.add(made)
         self.tables[made] = self.tables[name]
         use = self._held(name, "prompt", node.span)
         if use is not None:
@@ -303,10 +346,10 @@ class _Walk:
     def _given(self, node: Node, types: Mapping[str, Type]) -> None:
         """Every row has the columns that a function is given."""
         function = self.functions.get(str(node.attr("func")))
-        columns = self.known.get(self.tables.get(node.inputs[0], "")) or {}
-        for name, column in columns.items():
+        source = self.tables.get(node.inputs[0], "")
+        for name, column in (self.known.get(source) or {}).items():
             if function and function.takes(name) and name not in node.attr("names"):
-                self._there(_Use(name, column, node.span))
+                self._there(_Use(source, name, column, node.span))
 
     def check_keys(self) -> None:
         """Keys of a state are all texts, or all numbers: 4 is another key than "4"."""
@@ -375,6 +418,7 @@ _BY_OPERATION: Mapping[str, Callable[[_Walk, Node, Mapping[str, Type]], None]] =
     "keep": _Walk._keep,
     "pick": _Walk._pick,
     "encode": _Walk._encode,
+    "length": _Walk._length,
     "lookup": _Walk._keyed,
     "assign": _Walk._assign,
     "expect": _Walk._expected,

@@ -255,10 +255,16 @@ _TYPES = {
     "rate": "a number or a schedule such as `cosine(1e-6, steps=1000)`",
     "source": 'a path or a hub name in quotes, or `random("qwen2", ...)`',
     "lora": "adapters: `lora(rank=32)` for example",
+    "columns": 'columns and their values: `columns(answer="")` for example',
     "any": "a constant",
 }
 
-_RECORDS: Mapping[str, tuple[str, ...]] = {"rate": RATES, "source": ("random",), "lora": ("lora",)}
+_RECORDS: Mapping[str, tuple[str, ...]] = {
+    "rate": RATES,
+    "source": ("random",),
+    "lora": ("lora",),
+    "columns": ("columns",),
+}
 """Of the types that hold more than plain constants: the constructors that make them."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlgraph.dsl import tree
 from rlgraph.dsl.calls import method
 from rlgraph.dsl.context import Context
@@ -53,7 +55,19 @@ def _attribute(context: Context, expr: tree.Attribute) -> Meaning:
                 "E0206", f"`{expr.name}` of a model has to be called", expr.name_span, f"`{expr.span.text}(...)`"
             )
         raise context.stop("E0206", f"a model has no column `{expr.name}`", expr.name_span, hint)
+    if isinstance(base, Ref) and base.type.dtype in ("text", "any") and expr.name == "length":
+        return _length(context, base, expr)
     raise context.stop("E0206", f"{describe(base)} has no columns", expr.span)
+
+
+def _length(context: Context, texts: Ref, expr: tree.Attribute) -> Ref:
+    """How many tokens the texts of a column have."""
+    made, column, kind = context.phase.columns, (texts.name, "length"), replace(texts.type, dtype="int")
+    if column not in made:
+        value = Value(fresh(context, f"{texts.name}.length"), kind)
+        emit(context, Node("length", (texts.name,), (value,), span=expr.span))
+        made[column] = value.name
+    return Ref(made[column], kind, expr.span)
 
 
 def _column(context: Context, table: TableValue, expr: tree.Attribute) -> Ref:

@@ -166,14 +166,26 @@ CONSTRUCTORS = _table(
         (Attribute("warmup", "int", 0, 0),),
         "A rate that rises for `warmup` updates and stays.",
     ),
+    Signature("columns", doc="Columns of data and a value for each, by name.", open=True),
 )
 
 RATES = ("cosine", "linear", "constant")
+OVERLONG = ("error", "drop", "cut")
 
 _BATCH = (
     Attribute("batch", "int", None, 1, None, "rows read at a time; all of them if it is left out"),
     Attribute("shuffle", "bool", None, doc="each pass over the data in another order: the default, but for generators"),
     Attribute("limit", "int", None, 1, None, "use this many rows only"),
+    Attribute("max_prompt", "int", None, 1, None, "tokens of a prompt, with what the chat template adds; at most"),
+    Attribute(
+        "overlong",
+        "word",
+        None,
+        doc="rows whose prompt is longer than `max_prompt`, or than the model takes: an error before the first step "
+        "(`error`, the default), or they are left out (`drop`), or lose their beginning (`cut`)",
+        names=lambda: OVERLONG,
+    ),
+    Attribute("defaults", "columns", None, doc='values for rows that lack a column: `columns(answer="", level=0)`'),
 )
 _CALLED = (
     Attribute("timeout", "float", None, 0.0, None, "seconds for a call"),

@@ -21,11 +21,12 @@ from rlgraph.errors import closest, listed
 from rlgraph.models import hub
 from rlgraph.models.adapters import Adapters
 from rlgraph.models.families import ModelKind
+from rlgraph.models.shape import reach
 
 # transformers' models take seconds to import, and neither the controller of a cluster nor who runs the user's functions
 # has one: what is needed of it is imported where it is used.
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 _AUTO: Mapping[ModelKind, str] = {
     "causal_lm": "AutoModelForCausalLM",
@@ -115,6 +116,24 @@ def load_codec(spec: ModelSpec) -> Codec:
         return Codec(build_tokenizer(wanted))
     with quiet():
         return Codec(_read(wanted, "tokenizer", _tokenizer_class(wanted)))
+
+
+def positions(spec: ModelSpec) -> int | None:
+    """Most tokens of a row of a model, from its configuration alone; None where that does not say."""
+    with quiet():
+        if isinstance(spec.source, RandomSource):
+            config = random_config(spec.source, load_codec(spec), spec.kind)
+        else:
+            from transformers import AutoConfig
+
+            config = _read(spec.source, "model", AutoConfig)
+    return positions_of(config)
+
+
+def positions_of(config: PretrainedConfig) -> int | None:
+    """The same, of a configuration. GPT-2 and others have names of their own for it, which it knows."""
+    found = config.get_text_config()
+    return reach({name: getattr(found, name, None) for name in ("max_position_embeddings", "rope_parameters")})
 
 
 def skeleton(spec: ModelSpec) -> PreTrainedModel:

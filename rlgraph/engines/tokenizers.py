@@ -121,6 +121,25 @@ class Codec:
         # The template writes its special tokens itself.
         return self._tokens(str(rendered), add_special_tokens=False)
 
+    def prompt_lengths(self, prompts: Sequence[str | Sequence[Message]]) -> list[int]:
+        """How many tokens each prompt has. Of texts, many at a time."""
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            return [len(self.encode_prompt(prompt)) for prompt in prompts]
+        try:
+            return list(map(len, self.tokenizer(list(prompts))["input_ids"])) if prompts else []  # type: ignore[arg-type]
+        except UnicodeError as error:
+            raise EngineError(str(error)) from None
+
+    @property
+    def most_tokens_a_byte(self) -> int:
+        """No text has more tokens for each of its bytes in UTF-8, but for the special ones: what splits it may have
+        written it in another form of Unicode first, which has up to 3 bytes for one (NFC) or 11 (NFKD)."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return 11
+        kind = type(backend.normalizer).__name__
+        return {"NoneType": 1, "NFC": 3}.get(kind, 11)
+
     def encode_text(self, text: str) -> list[int]:
         """The tokens of a text and nothing else: what a user or an environment adds to a row."""
         return self._tokens(text, add_special_tokens=False)

@@ -9,7 +9,7 @@ from typing import Literal
 from rlgraph.ir.graph import Constant, Record
 
 AttributeType = Literal[
-    "int", "float", "bool", "text", "texts", "word", "rate", "name", "names", "axis", "source", "lora", "any"
+    "int", "float", "bool", "text", "texts", "word", "rate", "name", "names", "axis", "source", "lora", "columns", "any"
 ]
 """`word`: one of its names, without quotes; `rate`: a number or a schedule of one (`cosine(...)`); `name`, `names`: of
 things in the program; `axis`: the key of an axis; `source`: a path, a hub name or `random(...)`; `lora`: adapters.
@@ -85,7 +85,7 @@ def fits(type_: AttributeType, value: Constant) -> bool:
         return isinstance(value, bool)
     if type_ == "any":
         return True
-    if type_ == "lora":
+    if type_ in ("lora", "columns"):
         return isinstance(value, Record)
     if type_ == "source":
         return isinstance(value, (str, Record))

@@ -44,7 +44,9 @@ Constant = int | float | bool | str | None | Record | tuple["Constant", ...]
 
 
 def plain(value: Constant) -> Any:
-    """A constant with lists for tuples."""
+    """A constant with lists for tuples, and a dict for what is given by name alone, as `columns(answer="")`."""
+    if isinstance(value, Record) and not value.args:
+        return value.plain()[1]
     return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 

@@ -173,6 +173,13 @@ _ALL = (
     ),
     NodeOp("encode", "table|tensor tensor -> table", "row", "Prompt and answer as tokens; the answer's carry loss."),
     NodeOp(
+        "length",
+        "tensor -> tensor",
+        "row",
+        "Tokens of each text of a column; of a list of messages with what the chat template adds.",
+        free=True,
+    ),
+    NodeOp(
         "column",
         "table -> tensor",
         "row",

@@ -208,6 +208,8 @@ def _steps(
         made.models.update(models)
         phases = {phase.name: phase.steps or options.steps for phase in compiled.program.phases}
         done, resumable = 0, cast(Resumable, backend)
+        for text in resumable.judged():
+            watch.display.note(text)
         if options.save_every is not None:
             # What the hub has given is known now.
             taken = {**taken, **outside.revisions(compiled)}

@@ -18,7 +18,7 @@ import rlgraph.columns
 from rlgraph.columns import Looked, kind_of
 from rlgraph.data import Cursor, Reader, columns, open_source
 from rlgraph.data import jsonl as jsonl_source
-from rlgraph.errors import RunError
+from rlgraph.errors import NO_SPAN, RunError
 from rlgraph.foreign import Workers
 from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec
@@ -214,3 +214,15 @@ def test_all_rows_of_a_stream_have_the_same_columns(
         for _ in rows:
             cursor = reader.next(cursor)[2]
     assert f"E0711]: {said}" in str(caught.value) and "`None` where there is no value" in str(caught.value)
+
+
+def test_a_default_stands_for_a_column_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "n": 2}\n{"prompt": "b", "answer": "4", "n": null}\n')
+    spec = Spec("jsonl", ("a.jsonl",), {"shuffle": False, "defaults": {"answer": "", "n": 7, "by": 1}}, NO_SPAN)
+    source = open_source(spec, Folders(tmp_path))
+    rows, _, _ = Reader(source, "a", 0).next(Cursor())
+    assert rows == [{"answer": "", "n": 2, "by": 1, "prompt": "a"}, {"answer": "4", "n": None, "by": 1, "prompt": "b"}]
+    known = first(source.columns)
+    assert known["answer"] == {"text": "a.jsonl:2"} and known["by"] == {"whole": ""}
+    assert known["n"] == {"whole": "a.jsonl:1", "null": "a.jsonl:2"}, "null is a value, for which no default stands"
+    assert first(columns(spec, Folders(tmp_path))) == known

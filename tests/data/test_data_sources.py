@@ -277,7 +277,11 @@ CALLS: list[tuple[str, str, str]] = [
     ('csv("d.csv")', "E0701: there is no data source 'csv'", "there are: jsonl, parquet, hub, python, reasoning_gym"),
     ("jsonl()", "E0702: `jsonl` takes one text: the path of a file", 'as in `jsonl("prompts.jsonl", batch=64)`'),
     ('jsonl("d.jsonl", btch=3)', "E0702: `jsonl` has no option 'btch'", "did you mean `batch`?"),
-    ('jsonl("d.jsonl", colour=3)', "E0702: `jsonl` has no option 'colour'", "its options are: batch, shuffle, limit"),
+    (
+        'jsonl("d.jsonl", colour=3)',
+        "E0702: `jsonl` has no option 'colour'",
+        "its options are: batch, shuffle, limit, max_prompt, overlong, defaults",
+    ),
     ('jsonl("d.jsonl", batch=0)', "E0702: `batch` must be a whole number of at least 1, not 0", ""),
     ('jsonl("d.jsonl", batch=1.5)', "E0702: `batch` must be a whole number of at least 1, not 1.5", ""),
     ('jsonl("d.jsonl", batch=True)', "E0702: `batch` must be a whole number of at least 1, not True", ""),

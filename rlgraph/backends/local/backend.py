@@ -65,6 +65,10 @@ class LocalBackend(Steps):
         """Of each data source how many rows it has, where that is known."""
         return {name: reader.source.length for name, reader in self.session.readers.items()}
 
+    def judged(self) -> list[str]:
+        """What was done with rows that are too long, in sentences."""
+        return self.session.judged
+
     def whole(self) -> bool:
         """Whether the models are as the last step that is over left them: no step since then has begun to change
         one."""

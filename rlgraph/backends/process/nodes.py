@@ -67,6 +67,23 @@ def encode(node: Node, frame: Frame, session: Session) -> Made:
     return Made({node.outputs[0].name: table}, [inner_rows(kind.token, sequences.counts().numpy())])
 
 
+def length(node: Node, frame: Frame, session: Session) -> Made:
+    """With the tokenizer of the first model that is declared."""
+    kind = frame.types[node.inputs[0]]
+    texts, axis = frame.values[node.inputs[0]], axis_of(kind)
+    assert axis
+    codec = next(iter(session.models.values())).engine.codec
+    wrong = next((place for place, text in enumerate(texts) if not isinstance(text, (str, list))), None)
+    if wrong is not None:
+        who, what = frame.rows[axis.key].who(wrong), f"{texts[wrong]!r:.60}"
+        raise RunError(Diagnostic("E0732", f"{who} has no text whose tokens could be counted: {what}", node.span))
+    try:
+        counts = codec.prompt_lengths(texts)
+    except (EngineError, TypeError, KeyError) as error:
+        raise engine_failure(node, "the tokens of a column cannot be counted", error) from None
+    return Made({node.outputs[0].name: torch.tensor(counts, dtype=torch.long)})
+
+
 def column(node: Node, frame: Frame, session: Session) -> Made:
     kind = frame.types[node.inputs[0]]
     assert isinstance(kind, Table)
@@ -365,6 +382,7 @@ WORK: dict[str, Work] = {
     "read": read,
     "encode": encode,
     "column": column,
+    "length": length,
     "generate": generate,
     "interact": interact,
     "logprobs": forward,

@@ -13,6 +13,7 @@ import torch
 
 from rlgraph.backends.history import History
 from rlgraph.backends.notes import Notes
+from rlgraph.backends.process.judging import judge, limits
 from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, Versions
@@ -181,6 +182,8 @@ class Session:
                 self._open_model(model)
         if problems:
             raise ProgramError(problems)
+        self.judged = judge(self.readers, limits(self.program, self.readers, self.models), note)
+        """What was done with rows that are too long, in sentences."""
         self.dtype = width(self.program)
         for state in self.program.states:
             self.first[state.name] = {} if state.keyed else torch.tensor(state.initial, dtype=self.dtype)

@@ -159,6 +159,10 @@ class RayBackend(Placed):
         """Of each data source how many rows it has, where that is known."""
         return self.saves.rows()
 
+    def judged(self) -> list[str]:
+        """What was done with rows that are too long, in sentences."""
+        return self.saves.judged()
+
     def whole(self) -> bool:
         """Whether the models are as the last step that is over left them: no step since then has begun to change one,
         and all who have them are there."""

@@ -40,6 +40,10 @@ class Saves:
         [found] = self.processes.ask(Request((_HOST,), "saving"), Worker.rows)
         return found
 
+    def judged(self) -> list[str]:
+        [found] = self.processes.ask(Request((_HOST,), "opening"), Worker.judged)
+        return found
+
     def changed(self) -> int:
         """The last step that changed weights, finished or not. Raises RunError where a process does not answer."""
         owners = {owner: self.plan.group(owner) for _, owner in self.plan.owners}

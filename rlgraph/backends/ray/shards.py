@@ -13,7 +13,7 @@ from rlgraph.backends.process.session import Session
 from rlgraph.engines.base import Rank
 from rlgraph.engines.joining import join
 from rlgraph.engines.sleeping import Arenas
-from rlgraph.engines.sources import ModelSpec, load_codec
+from rlgraph.engines.sources import ModelSpec, load_codec, positions
 from rlgraph.engines.tokenizers import Codec
 from rlgraph.enginespec.registry import engine, opener
 from rlgraph.ir.graph import Model
@@ -26,6 +26,11 @@ class Tokens:
 
     codec: Codec
     spec: ModelSpec
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens of a row, as its configuration says."""
+        return positions(self.spec)
 
 
 @dataclass

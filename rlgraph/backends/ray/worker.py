@@ -500,6 +500,10 @@ class Worker(Models):
         """Of each data source how many rows it has, where that is known."""
         return {name: reader.source.length for name, reader in self.session.readers.items()}
 
+    def judged(self) -> list[str]:
+        """What was done with rows that are too long, in sentences."""
+        return self.session.judged
+
     def lengths(self) -> Known:
         """How long the answers to prompts were."""
         return self.session.history.kept()

@@ -21,7 +21,7 @@ from rlgraph.engines.moments import Moments
 from rlgraph.engines.optimizer import Optimizer
 from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sleeping import Sleeper, Switched
-from rlgraph.engines.sources import Loaded, ModelSpec, load
+from rlgraph.engines.sources import Loaded, ModelSpec, load, positions_of
 from rlgraph.engines.transformers.apart import Apart
 from rlgraph.engines.transformers.attention import use_attention
 from rlgraph.engines.transformers.copies import Copies
@@ -40,7 +40,7 @@ from rlgraph.engines.weights import blend, copied, same_names, take_over
 from rlgraph.enginespec.spec import Grown
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import mesh
-from rlgraph.models.shape import UnsupportedModel, reach, shape_of
+from rlgraph.models.shape import UnsupportedModel, shape_of
 
 T = TypeVar("T")
 
@@ -387,10 +387,7 @@ class TransformersEngine:
     @property
     def longest(self) -> int | None:
         """Most tokens of a row; None: positions have no end."""
-        config = self.model.config.get_text_config()
-        # GPT-2 and others have names of their own for it.
-        said = {name: getattr(config, name, None) for name in ("max_position_embeddings", "rope_parameters")}
-        return reach(said)
+        return positions_of(self.model.config)
 
     @property
     def speaks(self) -> bool:

@@ -40,6 +40,10 @@ class Resumable(Protocol):
         """Of each data source how many rows it has, where that is known."""
         ...
 
+    def judged(self) -> list[str]:
+        """What was done with rows that are too long, in sentences."""
+        ...
+
     def whole(self) -> bool:
         """Whether the models are as the last step that is over left them."""
         ...
