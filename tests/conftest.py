@@ -59,9 +59,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        times.tell(
-            terminalreporter, "test" if config.option.markexpr == "not long" else "long", config.option.update_times
-        )
+        suite = "test" if config.option.markexpr == "not long" else "long"
+        whole = not config.option.keyword and all(Path(name).is_dir() for name in config.args)
+        times.tell(terminalreporter, suite, config.option.update_times, whole)
 
 
 def declare(line: str) -> Spec:

@@ -52,8 +52,9 @@ def note(report: pytest.TestReport) -> None:
     _seconds[report.nodeid] += report.duration
 
 
-def tell(terminal: pytest.TerminalReporter, suite: str, keep: bool) -> None:
-    """Prints the table of what was run; `suite` is what the times of before are kept under."""
+def tell(terminal: pytest.TerminalReporter, suite: str, keep: bool, whole: bool) -> None:
+    """Prints the table of what was run; `suite` is what the times of before are kept under. whole: folders ran with all
+    of their tests, so that what they took may be compared."""
     if not _seconds:
         return
     build = ROOT / "build"
@@ -74,7 +75,7 @@ def tell(terminal: pytest.TerminalReporter, suite: str, keep: bool) -> None:
     for name, taken in sorted(now.items(), key=lambda item: -item[1]):
         was = f"{before[name]:8.1f} before" if name in before else "  new"
         terminal.write_line(f"{taken:8.1f}  {name:28}{was}")
-    for name, times in grown(now, before).items():
+    for name, times in (grown(now, before) if whole else {}).items():
         terminal.write_line(
             f"{name} HAS GROWN: {times:.1f} times as long as before, measured by the other folders; what was added "
             "there, and can it be said by a smaller test? (`pytest --update-times` keeps the new times)",

@@ -126,7 +126,7 @@ class Codec:
         if not all(isinstance(prompt, str) for prompt in prompts):
             return [len(self.encode_prompt(prompt)) for prompt in prompts]
         try:
-            return list(map(len, self.tokenizer(list(prompts))["input_ids"])) if prompts else []  # type: ignore[arg-type]
+            return list(map(len, self.tokenizer(list(prompts))["input_ids"])) if prompts else []
         except UnicodeError as error:
             raise EngineError(str(error)) from None
 
