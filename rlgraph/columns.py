@@ -51,6 +51,11 @@ def kind_of(value: Any) -> str:
     return _foreign(value)
 
 
+def most_bytes(text: str) -> int:
+    """At most so many bytes has a text in UTF-8: told without writing it."""
+    return len(text) if text.isascii() else 4 * len(text)
+
+
 def _message(value: Any) -> bool:
     return isinstance(value, Mapping) and "role" in value and "content" in value
 
@@ -81,7 +86,7 @@ class Column:
     """For each kind of value that is in it, the first row that has one, as a message names it: `a.jsonl:3`. Empty where
     it is known without a look at rows."""
     longest: int | None = None
-    """Characters of its longest text; None where nobody has counted."""
+    """Its longest text has at most so many bytes in UTF-8; None where nobody has counted."""
 
     def where(self, kind: str) -> str:
         """A kind of value that is in it, and the first row that has one."""
@@ -113,7 +118,7 @@ class Looked:
     _shapes: dict[Any, tuple[tuple[tuple[str, dict[str, int]], ...], tuple[str, ...]]] = field(default_factory=dict)
     _begin: int | None = None
     _longest: dict[str, int] = field(default_factory=dict)
-    """Characters of the longest text of each column."""
+    """Bytes of the longest text of each column, at most."""
 
     def add(self, row: Mapping[str, Any], number: int) -> None:
         """The next row."""
@@ -128,8 +133,8 @@ class Looked:
                 first[kind] = number
         longest = self._longest
         for name in texts:
-            if len(row[name]) > longest[name]:
-                longest[name] = len(row[name])
+            if (size := most_bytes(row[name])) > longest[name]:
+                longest[name] = size
 
     def _new(
         self, shape: Any, row: Mapping[str, Any], number: int

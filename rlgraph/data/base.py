@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from rlgraph.columns import WIDEST, Column, Looked, declared, kind_of
+from rlgraph.columns import WIDEST, Column, Looked, declared, kind_of, most_bytes
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, counted, listed, nearest
 from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, flag, text, whole
 
@@ -31,6 +31,15 @@ class Rows(Protocol):
 
     def __getitem__(self, index: int) -> Row:
         """The row at `index`, counted from 0. Raises `RunError`."""
+        ...
+
+
+@runtime_checkable
+class Scanned(Protocol):
+    """Rows that are faster read in their order than one by one."""
+
+    def scan(self) -> Iterator[Row]:
+        """All of them. Raises `RunError`."""
         ...
 
 
@@ -114,6 +123,16 @@ class DataSource:
         return range(len(self.rows) if self.limit is None else min(self.limit, len(self.rows)))
 
 
+def in_order(source: DataSource) -> Iterator[tuple[int, Row]]:
+    """All rows of an epoch, each with its number, as they lie in the data. A file is read from its beginning to its
+    end."""
+    numbers, rows = source.numbers, source.rows
+    assert numbers is not None and isinstance(rows, Rows)
+    if isinstance(rows, Scanned) and isinstance(numbers, range):
+        return zip(numbers, rows.scan(), strict=False)
+    return ((number, rows[number]) for number in numbers)
+
+
 def make_source(spec: Spec, rows: Rows | Stream, name: str, columns: Mapping[str, Column] | None = None) -> DataSource:
     """`rows` with the options that all sources share; `name` is what messages call the data, and `columns` what they
     hold."""
@@ -167,7 +186,7 @@ def defaulted(spec: Spec, columns: Mapping[str, Column]) -> dict[str, Column]:
             found[name] = declared(kind_of(value))
         elif "missing" in old.first:
             first = {kind: place for kind, place in old.first.items() if kind != "missing"}
-            longest = max(old.longest or 0, len(value)) if isinstance(value, str) else old.longest
+            longest = max(old.longest or 0, most_bytes(value)) if isinstance(value, str) else old.longest
             found[name] = Column({**first, kind_of(value): first.get(kind_of(value), "")}, longest)
     return found
 
@@ -234,7 +253,7 @@ def columns_of_table(spec: Spec, table: Any, name: str) -> dict[str, Column]:
             kinds |= {"large": large[""]} if large else {}
         longest = None
         if kind == "text" and not pa.types.is_dictionary(field.type) and len(table):
-            longest = pc.max(pc.utf8_length(column)).as_py() or 0
+            longest = pc.max(pc.binary_length(column)).as_py() or 0
         found[field.name] = Column(kinds, longest)
     return found
 

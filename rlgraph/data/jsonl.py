@@ -9,7 +9,8 @@ import io
 import json
 import os
 from array import array
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -47,17 +48,34 @@ class JsonLines:
         return len(self.starts)
 
     def __getitem__(self, index: int) -> Row:
+        with self._opened() as handle:
+            handle.seek(self.starts[index])
+            return self._parsed(index, handle.readline())
+
+    def scan(self) -> Iterator[Row]:
+        """All rows, in one reading of the file."""
+        with self._opened() as handle:
+            for index, start in enumerate(self.starts):
+                handle.seek(start)
+                yield self._parsed(index, handle.readline())
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        """The file, which has to be as it was when its lines were found."""
         try:
             with self.file.open("rb") as handle:
                 if _stamp(handle) == self.stamp:
-                    handle.seek(self.starts[index])
-                    return parse(handle.readline(), f"row {index} of '{self.path}'", self.span)
+                    yield handle
+                    return
         except OSError as error:
             message = f"'{self.path}' cannot be read: {error.strerror}"
             raise RunError(Diagnostic(UNREADABLE, message, self.span)) from None
         message = f"'{self.path}' was changed while the run reads it"
         hint = "start again, and leave the file alone until the run ends"
         raise RunError(Diagnostic(CHANGED, message, self.span, hint))
+
+    def _parsed(self, index: int, line: bytes) -> Row:
+        return parse(line, f"row {index} of '{self.path}'", self.span)
 
 
 def check(spec: Spec) -> None:

@@ -8,6 +8,7 @@ import struct
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 
 from rlgraph.data import Cursor, Reader, check_source, column, columns, open_source
-from rlgraph.errors import ProgramError, RlgraphError, RunError
+from rlgraph.data.base import in_order
+from rlgraph.data.jsonl import JsonLines
+from rlgraph.errors import NO_SPAN, ProgramError, RlgraphError, RunError
 from rlgraph.foreign import Workers
 from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec
@@ -471,3 +474,17 @@ def test_bad_rows_of_python(
     assert found.hint == hint
     assert f"{found.code}: {found.message}".startswith(message)
     assert found.span.text == {"E0724": '"tasks.py:f"'}.get(found.code, found.span.text)
+
+
+def test_rows_of_a_file_in_their_order(tmp_path: Path) -> None:
+    """Read at one go they are those that are read one by one, whatever lies between them."""
+    (tmp_path / "d.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n  \r\n{"a": 2}\r\n{"a": 3}')
+    spec = Spec("jsonl", ("d.jsonl",), {"limit": 2}, NO_SPAN)
+    source = open_source(spec, Folders(tmp_path))
+    assert isinstance(source.rows, JsonLines)
+    assert [*source.rows.scan()] == [source.rows[place] for place in range(3)] == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert [*in_order(source)] == [(0, {"a": 1}), (1, {"a": 2})]
+    assert [*in_order(replace(source, kept=[1]))] == [(1, {"a": 2})]
+    (tmp_path / "d.jsonl").write_bytes(b'{"a": 1}\n')
+    with pytest.raises(RunError, match="E0712"):
+        next(source.rows.scan())

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from rlgraph.columns import most_bytes
 from rlgraph.data import Reader, Row
-from rlgraph.data.base import DataSource, Fitted, enough
+from rlgraph.data.base import DataSource, Fitted, enough, in_order
 from rlgraph.dsl.columns import Asked, asked
 from rlgraph.engines.base import EngineError
 from rlgraph.engines.tokenizers import Codec
@@ -143,7 +144,7 @@ def _may_be_longer(source: DataSource, limit: Limit) -> bool:
     column = (source.columns or {}).get(limit.column)
     if column is None or column.longest is None or set(column.first) - {"text", "missing", "null"}:
         return True
-    return 4 * column.longest > limit.fits_unread  # A character has up to 4 bytes.
+    return column.longest > limit.fits_unread
 
 
 def _longer(source: DataSource, name: str, limit: Limit, note: Note) -> dict[int, int]:
@@ -162,9 +163,9 @@ def _parts(source: DataSource, column: str, unread: int) -> Iterator[tuple[dict[
     """Prompts to count, by the number of their row, so many at a time; and how many rows were looked at."""
     assert source.numbers is not None
     part: dict[int, Any] = {}
-    for done, number in enumerate(source.numbers, 1):
-        prompt = source.rows[number].get(column)  # type: ignore[index]
-        if isinstance(prompt, list) or isinstance(prompt, str) and len(prompt) * 4 > unread:
+    for done, (number, row) in enumerate(in_order(source), 1):
+        prompt = row.get(column)
+        if isinstance(prompt, list) or isinstance(prompt, str) and most_bytes(prompt) > unread:
             part[number] = prompt
         if len(part) == _TOGETHER or done == len(source.numbers):
             yield part, done
