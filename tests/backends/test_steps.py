@@ -16,6 +16,7 @@ from tiny import compile_text, data_folder, weights
 
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
+from rlgraph.backends.process.sampling import _versions
 from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import recording
@@ -26,7 +27,7 @@ from rlgraph.backends.steps import Steps
 from rlgraph.backends.versions import PastWeights, Versions
 from rlgraph.ir.graph import Program
 from rlgraph.ir.steps import reach, step_edges
-from rlgraph.ir.types import Handle
+from rlgraph.ir.types import OLDEST, Axis, Handle, Table
 from tests.suites import few
 
 
@@ -283,6 +284,14 @@ def test_weights_are_kept_until_no_step_needs_them() -> None:
         assert read is not None and read["w"].tolist() == [max(1, number - 2), 0]
         past.finish(step)
         assert sorted(past._past) == [version for version in (number - 2, number - 1) if version >= 0]
+
+
+def test_a_row_is_as_old_as_its_oldest_token() -> None:
+    """Also one that has none."""
+    rows = Axis("rollout", "rollout")
+    kind = Table(rows, Axis("rollout.token", "token", rows, inner=True), sampled=True, spans=True)
+    found = _versions([((1, 2), (3, 1)), ((2, 0),)], kind)
+    assert found["version"].tolist() == [1, 1, 3] and found[OLDEST].tolist() == [1, 2]
 
 
 def test_a_model_that_no_later_step_reads_is_not_copied() -> None:

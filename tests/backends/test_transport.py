@@ -14,7 +14,7 @@ import pytest
 import torch
 from scheduled import apart, compiled
 from test_exactness import PROGRAMS
-from tiny import compile_text, data_folder, shipped
+from tiny import compile_text, data_folder, shipped, weights
 
 from rlgraph.backends.clocks import InLine, Threads
 from rlgraph.backends.executor import Made, Part
@@ -152,6 +152,42 @@ def test_all_who_work_with_weights_wait_for_them(folder: Path) -> None:
         assert backend.weights.finish(first, first)["sync/bytes"] == 8
     finally:
         backend.close()
+
+
+AHEAD = f"""algorithm t
+model actor = causal_lm({weights()})
+data prompts = jsonl("prompts.jsonl", batch=5)
+step async(lag=1):
+    rollout = actor.generate(prompts, max_tokens=4)
+    train actor(lr=0.05):
+        minimize mean(-actor.logprobs(rollout))
+"""
+
+
+class Noting(Here):
+    """Which versions of the weights are sent."""
+
+    def move(self, move: Move) -> Coming:
+        self.carried.append(str(move.version))
+        return super().move(move)
+
+
+def test_who_has_newer_weights_is_brought_the_older_ones(folder: Path) -> None:
+    """A step that begins late, behind one that samples with weights of a later version."""
+    made = compiled(AHEAD, {}, apart(compile_text(AHEAD)), folder)
+    program = numbered(made.program)
+    transport = Noting(Session(program, Settings(folder=folder)))
+    backend = HereBackend(program, made.plan, transport, InLine(), Silent(), transport.session.first, seed=0)
+    play = made.plan.role("actor", "generate")
+    [node] = [node for _, node in program.walk() if node.op == "generate"]
+    try:
+        backend.weights.trained("actor", Step(1, "step"))
+        for number in (3, 2):
+            with backend.weights.lent("actor", play, node, Step(number, "step")) as found:
+                assert found.version == number - 2
+    finally:
+        backend.close()
+    assert transport.carried[::2] == ["1", "0"]
 
 
 class Slowed(Here):

@@ -103,6 +103,8 @@ def test_min_tokens_forbids_the_end() -> None:
     made = engine().generate(PROMPTS, 30, Sampling(8, min_tokens=8, stop_ids=(20,)), keys(150))
     assert made.sequences.counts().tolist() == [8] * 150
     assert not {1, 20} & {token for row in made.sequences.scored_rows() for token in row[:-1]}
+    fewer = engine().generate(PROMPTS, 30, Sampling(8, min_tokens=3, stop_ids=(20,)), keys(150))
+    assert min(fewer.sequences.counts().tolist()) == 4, "the token that ends it comes behind them, at once"
 
 
 def test_no_tokens_and_no_prompts() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -22,6 +23,7 @@ from rlgraph.backends.versions import PastWeights
 from rlgraph.digests import STRETCH, Damaged, Digests, digests_of
 from rlgraph.engines.base import EngineError, Rank, TrainOptions
 from rlgraph.engines.moments import stretches
+from rlgraph.engines.sleeping import Sleeper
 from rlgraph.engines.sources import ModelSpec
 from rlgraph.engines.stored import Stored, chosen, write
 from rlgraph.engines.transformers.engine import TransformersEngine
@@ -190,6 +192,27 @@ def test_every_element_is_written_once_and_by_all_alike(tmp_path: Path) -> None:
     sizes = [sum(volume(box) for _, box in each) for each in found]
     assert sizes == [12 + 72, 12 + 72]
     assert sorted(name for name, _ in found[0] + found[1]) == ["a", "a", *"bcde"]
+
+
+def test_a_copys_share_of_a_parameter_lies_where_it_begins() -> None:
+    """The second half of the twelve elements: the last two of four rows."""
+    pytest.importorskip("megatron.core")
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    from rlgraph.engines.megatron.moments import moments
+
+    weight, share = torch.nn.Parameter(torch.zeros(4, 3)), torch.nn.Parameter(torch.zeros(6))
+    share.grad = torch.arange(6.0)
+    adamw = torch.optim.AdamW([share])
+    adamw.step()
+    adam = DistributedOptimizer.__new__(DistributedOptimizer)
+    adam.optimizer, adam.model_param_group_index_map = adamw, {weight: (0, 0)}
+    adam._get_model_param_range_map = lambda _: {"param": SimpleNamespace(start=6)}
+    box = whole((4, 3))
+    found = moments(adam, {"w": weight}, [Local("w", (4, 3), (Piece("w", box, (0, 0)),))], Sleeper())
+    [[piece]] = [local.pieces for local in found.layout]
+    assert piece.box == ((2, 4), (0, 3)) and found.steps == 1
+    assert found.kinds["exp_avg"]["w#0"].equal(adamw.state[share]["exp_avg"].view(2, 3))
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])

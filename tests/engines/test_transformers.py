@@ -19,6 +19,7 @@ from rlgraph.engines.sequences import Sequences
 from rlgraph.engines.sources import ModelSpec, RandomSource, load
 from rlgraph.engines.tokenizers import Chars
 from rlgraph.engines.transformers.engine import TransformersEngine
+from rlgraph.engines.transformers.gradients import _answers
 from rlgraph.engines.weights import take_over
 from tests.engines.models import FAMILIES, by_hand, engine, source
 from tests.suites import few
@@ -130,6 +131,16 @@ def test_kinds_know_what_they_give() -> None:
 
 
 # --- training
+
+
+@pytest.mark.parametrize("asked", [("logprobs", "entropy"), ("entropy", "logprobs")])
+def test_a_loss_is_told_what_it_asks_in_the_order_of_its_questions(asked: tuple[str, str]) -> None:
+    """Both are of one pass."""
+    model = engine()
+    with torch.no_grad():
+        found = _answers(model, [Call(op, ROWS) for op in asked])
+        for op, answer in zip(asked, found, strict=True):
+            torch.testing.assert_close(answer, getattr(model, op)(ROWS), rtol=0, atol=1e-10)
 
 
 def trained(

@@ -235,6 +235,28 @@ def test_rows_of_several_calls_are_sampled_together(pair: Pair) -> None:
         torch.testing.assert_close(logprobs, whole.logprobs, rtol=0, atol=1e-5)
 
 
+def test_a_row_that_another_copy_has_begun_goes_on_behind_its_tokens() -> None:
+    """Its fourth token is sampled as such, though vLLM knows of one before it."""
+    # What vLLM is set up by has to be there before it is imported.
+    prepare()
+    from vllm import SamplingParams
+    from vllm.v1.sample.logits_processor.interface import BatchUpdate
+
+    from rlgraph.engines.sampling import sample
+    from rlgraph.engines.vllm.sampling import Batch, Row, RowSampling
+
+    sampling = Sampling(8, min_tokens=3)
+    row = Row(Batch(sampling, (1,)), 0, 7, logprobs=[-1.0, -2.0, -3.0], begun=[5, 6])
+    added: Any = (0, SamplingParams(extra_args={"rlgraph": row}), [2, 3], [4])
+    config: Any = None
+    rows = RowSampling(config, torch.device("cpu"), False)
+    rows.update_state(BatchUpdate(1, removed=[], added=[added], moved=[]))
+    logits = torch.arange(16.0)[None] / 4
+    [token], [logprob] = sample(logits, keys(1, start=7), np.array([3]), sampling, None)
+    assert rows.apply(logits.clone()).argmax() == token
+    assert row.logprobs == [-1.0, -2.0, -3.0, logprob]
+
+
 def test_samples_share_full_blocks_of_their_prompt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is predicted says so."""
     engine, lengths = pair[0], (7, 32, 33, 70)

@@ -20,6 +20,7 @@ from rlgraph.enginespec.legal import problems
 from rlgraph.ir.layout import Box, Local, volume
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.models.adapters import Adapters
+from rlgraph.models.cuts import Cuts
 from rlgraph.models.families import CORRECTION, EMBEDDING, ModelKind, parameters, trained
 from rlgraph.models.shape import Shape
 from tests.models.splits import shapes, splits
@@ -47,6 +48,12 @@ def held(layouts: list[tuple[Local, ...]], shape: Shape, kind: ModelKind) -> dic
                 assert all(stop <= size for (_, stop), size in zip(piece.box, counts[piece.name].shape, strict=True))
                 counts[piece.name][slices(piece.box)] += 1
     return {name: set(count.ravel().tolist()) for name, count in counts.items()}
+
+
+def test_each_stage_has_some_layers_of_every_round() -> None:
+    """The two stages have the layers 0 and 1, then 2 and 3."""
+    cuts = [Cuts.of(SHAPE, mesh(pp=2, chunks=2), rank, "causal_lm") for rank in (0, 1)]
+    assert [each.layers for each in cuts] == [((0, 1), (2, 3)), ((1, 2), (3, 4))]
 
 
 def check_locals(layouts: list[tuple[Local, ...]]) -> None:

@@ -13,10 +13,12 @@ import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.steady import run_steps
 from rlgraph.compilation import blocks
-from rlgraph.compilation.overlap import simulated
+from rlgraph.compilation.overlap import Timed, simulated
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.tasks import Workload
+from rlgraph.ir.schedule import Stream
 from rlgraph.placement.place import BLOCK
+from rlgraph.placement.search.watch import Line
 
 PROGRAM = """algorithm t
 model actor  = causal_lm("Qwen/Qwen2.5-1.5B")
@@ -61,6 +63,14 @@ def test_no_other_block_that_is_tried_is_better(folder: Path) -> None:
     # What is said is kept.
     assert made(folder, "stream rollout(block=24)\n").plan.blocks == (("rollout", 24),)
     assert made(folder, "stream rollout(deal=free)\n").plan.free in ((), ("rollout",))
+
+
+def test_a_table_that_gets_its_block_leaves_the_others_theirs(folder: Path) -> None:
+    found = made(folder, "stream rollout(block=24)\n").choice
+    kept = replace(found, plan=replace(found.plan, blocks=(("other", 6), ("rollout", 24))))
+    search = blocks._Search(kept, Stream("rollout"), Line("choosing blocks"), Timed(blocks.STEPS))
+    assert search.with_block(8).plan.blocks == (("other", 6), ("rollout", 8))
+    assert search.with_block(None).plan.blocks == (("other", 6),)
 
 
 def test_where_no_block_saves_anything_the_batch_stays_whole(folder: Path) -> None:

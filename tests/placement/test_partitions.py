@@ -22,6 +22,11 @@ def island(nodes: int, per_node: int) -> Island:
     return found
 
 
+def test_pools_have_nodes_or_halves_of_one() -> None:
+    assert sizes(island(2, 8)) == (1, 2, 4, 8, 16)
+    assert sizes(island(2, 3)) == (1, 2, 3, 6)
+
+
 @pytest.mark.parametrize(("nodes", "per_node"), [(2, 3), (2, 5), (3, 6), (2, 7), (2, 8)])
 @pytest.mark.parametrize("pools", [1, 2, 3, 4])
 def test_pools_have_room_where_nodes_can_be_dealt_to_them(nodes: int, per_node: int, pools: int) -> None:

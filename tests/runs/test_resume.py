@@ -32,7 +32,7 @@ from rlgraph.engines.base import TrainOptions
 from rlgraph.engines.optimizer import Optimizer
 from rlgraph.errors import RunError, UsageMistake
 from rlgraph.ir.graph import Node
-from rlgraph.runs.checkpoint import disk, document, saving
+from rlgraph.runs.checkpoint import disk, document, resuming, saving
 from rlgraph.runs.checkpoint import often as clock
 from rlgraph.runs.checkpoint.best import REPORTED
 from rlgraph.runs.checkpoint.often import Often, read_often
@@ -524,6 +524,14 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_is_good(folder: P
     assert same(whole, ran(4, resume="a"))
 
 
+def test_steps_of_earlier_phases_are_no_main_steps(folder: Path) -> None:
+    text = (folder / "tiny.rlf").read_text()
+    (folder / "two.rlf").write_text(text.replace("step:", "phase first(steps=2):\n    report one = 1.0\n\nstep:"))
+    compiled: Any = rlgraph.compile(Path("two.rlf"))
+    options: Any = SimpleNamespace(steps=3)
+    assert [resuming.left(compiled, options, done) for done in range(6)] == [3, 3, 3, 2, 1, 0]
+
+
 def test_a_full_disk_leaves_the_checkpoint_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, plain = ran(4), saving.document.write
 
@@ -546,6 +554,15 @@ def test_a_full_disk_leaves_the_checkpoint_before(folder: Path, monkeypatch: pyt
     monkeypatch.undo()
     monkeypatch.chdir(folder)
     assert same(whole, ran(4, resume="a"))
+
+
+def test_a_disk_that_is_full_when_weights_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(process_saving, "write", full)
+    with pytest.raises(RunError, match="E0828.* of step 1 cannot be written: No space left on device"):
+        ran(1, "a", save_every=1)
 
 
 def test_a_model_that_diverged_is_no_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
