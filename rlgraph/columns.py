@@ -71,7 +71,8 @@ def _foreign(value: Any) -> str:
     if isinstance(value, Integral):
         return kind_of(int(value))
     if not isinstance(value, Real | Decimal):
-        return "truth" if type(value).__name__ == "bool" else "other"
+        # NumPy's own, which is called `bool_` before its second version.
+        return "truth" if type(value).__name__ in ("bool", "bool_") else "other"
     try:
         return _real(float(value))
     except (OverflowError, ValueError):

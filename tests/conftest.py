@@ -6,7 +6,9 @@ import ast
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     # Under `nohup`, and so would all that tests start.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+if find_spec("ray") is None:
+    # The folder of its tests, which pytest puts on the path, would be taken for it.
+    sys.modules["ray"] = None  # type: ignore[assignment]
 
 # How long an example takes, or is drawn for, says more of the machine than of the code.
 settings.register_profile("drawn", derandomize=False, deadline=None, suppress_health_check=[HealthCheck.too_slow])

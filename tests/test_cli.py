@@ -419,7 +419,7 @@ def test_every_code_in_the_source_that_is_ours_is_explained(capsys: pytest.Captu
 def test_an_option_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, hint in (
         (("run", "a.rlf", "--resume"), []),
-        (("run", "a.rlf", "--stepz", "3"), ["Did you mean '--steps'?"]),
+        (("run", "a.rlf", "--stepz", "3"), ["Did you mean --steps?"]),
         (
             ("simulate", "a.rlf", "--schedule", "b.rls"),
             ["It stands by itself: `rlgraph simulate [OPTIONS] FILE [SCHEDULE]`."],
@@ -427,7 +427,8 @@ def test_an_option_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None
         (("check", "a.rlf", "--seed", "1"), ["It is one of `rlgraph run`, `rlgraph simulate`."]),
     ):
         code, _, err = told(capsys, *arguments)
-        assert code == 2 and err.splitlines()[-1].split(". ", 1)[1:] == hint, err
+        # Not every version of Click quotes what it suggests.
+        assert code == 2 and err.splitlines()[-1].replace("'", "").split(". ", 1)[1:] == hint, err
 
 
 def test_a_reference_that_is_none_is_found_by_check(

@@ -13,6 +13,8 @@ import pytest
 
 import rlgraph
 from rlgraph.cli import status
+from rlgraph.compilation import planning
+from rlgraph.enginespec.registry import engines
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.plan import Plan, Pool
 from rlgraph.models.families import count
@@ -293,7 +295,10 @@ def test_a_schedule_of_another_program() -> None:
 # Transfers
 
 
-def test_the_transfers_of_the_schedule_that_ships(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_transfers_of_the_schedule_that_ships(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(planning, "installed", lambda: frozenset(engines()))
     code, out, err = told(capsys, "compile", *PPO, "--emit", "transfers")
     assert (code, err) == (0, "")
     assert "weights of actor: learn.megatron (pp2 x tp4) -> play.vllm (dp4 x tp2)\n" in out

@@ -96,11 +96,13 @@ def _invoked(arguments: list[str]) -> int:
 def _meant(error: click.NoSuchOption) -> click.NoSuchOption:
     """Suggests an option only if its name is near, and says so where another command has the one that was asked for."""
     wanted = error.option_name
+    # Older versions of Click end the sentence without a stop.
+    said = f"{error.message.rstrip('.')}."
     parameters = error.ctx.command.params if error.ctx else []
     if any(isinstance(each, click.Argument) and each.name == wanted.lstrip("-") for each in parameters):
         assert error.ctx is not None
         usage = " ".join([error.ctx.command_path, *error.ctx.command.collect_usage_pieces(error.ctx)])
-        return click.NoSuchOption(wanted, f"{error.message} It stands by itself: `{usage}`.", ctx=error.ctx)
+        return click.NoSuchOption(wanted, f"{said} It stands by itself: `{usage}`.", ctx=error.ctx)
     options = [name.lstrip("-") for each in parameters if isinstance(each, click.Option) for name in each.opts]
     near = closest(wanted.lstrip("-"), options)
     others = [
@@ -109,9 +111,9 @@ def _meant(error: click.NoSuchOption) -> click.NoSuchOption:
         if any(wanted in parameter.opts for parameter in command.params)
     ]
     if others:
-        message = f"{error.message} It is one of {', '.join(others)}."
+        message = f"{said} It is one of {', '.join(others)}."
         return click.NoSuchOption(wanted, message, ctx=error.ctx)
-    return click.NoSuchOption(wanted, error.message, [f"--{near}"] if near else None, error.ctx)
+    return click.NoSuchOption(wanted, said, [f"--{near}"] if near else None, error.ctx)
 
 
 def _first_line(error: Exception) -> str:

@@ -236,8 +236,8 @@ class HasWeights(Protocol):
 
     @property
     def longest(self) -> int | None:
-        """Most tokens of a row, prompt and response together: as far as the model's positions reach. None: they have
-        no end."""
+        """Most tokens of a row, prompt and response together: as far as the model's positions reach, and a cache that
+        is as large as the plan says (`Caches`). None: they have no end."""
         ...
 
     def layout(self) -> Sequence[Local]:
@@ -354,6 +354,15 @@ class Generates(HasWeights, Protocol):
         also under top_p, top_k and min_tokens, and at temperature 1 when decoding greedily: what `logprobs`
         gives for the same tokens.
         """
+        ...
+
+
+class Caches(Generates, Protocol):
+    """Of an engine whose spec has the setting `kv_bytes`."""
+
+    def roomier(self, tokens: int) -> Holding | None:
+        """What the plan has to say of the model, with a cache that has room for a row of so many tokens. None: the
+        plan says nothing of a cache, or no cache would do, because positions do not reach as far."""
         ...
 
 

@@ -19,10 +19,12 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.backends.placed.backend import Placed
 from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.sim.backend import SimBackend
+from rlgraph.compilation import planning
 from rlgraph.cost.lengths import Lengths
 from rlgraph.cost.sampled import Pace, Sampled
 from rlgraph.cost.tasks import Workload
 from rlgraph.cost.time import Batch, Cost
+from rlgraph.enginespec.registry import engines
 from rlgraph.ir.steps import oldest
 from rlgraph.ops.nodes import NODES
 from tests.suites import few
@@ -200,7 +202,11 @@ KEPT = ["exact", "episodes", "free", "newer, at once", "newer, as they end", "ne
 
 
 @pytest.mark.parametrize("name", few(CASES, *KEPT))
-def test_whatever_takes_how_long_orders_are_sampled_with_what_they_may_have(folder: Path, name: str) -> None:
+def test_whatever_takes_how_long_orders_are_sampled_with_what_they_may_have(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where a schedule does not say, vLLM has a group of its own.
+    monkeypatch.setattr(planning, "installed", lambda: frozenset(engines()))
     made, met, spans = program(folder, name), set[tuple[int, int]](), 0
     for seed in range(6):
         backend = SimBackend(made.program, made.plan, Chance(seed), WORKLOAD)

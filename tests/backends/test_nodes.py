@@ -12,8 +12,10 @@ from tiny import ENVS, EPS, Run, Seen, compile_text, data_folder, run_text, weig
 
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import TableData
+from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.errors import ProgramError, RunError
 from rlgraph.ir.graph import Node
+from rlgraph.ir.plan import Holding
 from tests.engines.refreshing import Coming
 from tests.suites import few
 
@@ -75,6 +77,25 @@ def test_a_prompt_with_its_answer_has_to_fit(family: str, folder: Path) -> None:
     assert "error[E0748]: the prompt of prompts row 2 has 4 tokens: with the 5 of `max_tokens` more it is" in text
     assert "longer than the 8 that a row of `actor` may have" in text and "^^^^" in text
     assert run_text(head + step.format(4), folder)[0].metrics["n"] <= 4
+
+
+def test_a_cache_that_a_plan_says_has_to_have_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hint names what to change there, if that would help."""
+    asked = []
+
+    def roomier(_: TransformersEngine, tokens: int) -> Holding | None:
+        asked.append(tokens)
+        return Holding("actor", "play.vllm", kv_bytes=12345)
+
+    monkeypatch.setattr(TransformersEngine, "longest", 7)
+    monkeypatch.setattr(TransformersEngine, "roomier", roomier, raising=False)
+    text = failure("    report n = mean(rollout.length)\n", folder)
+    assert "error[E0748]: the prompt of prompts row 2 has 4 tokens: with the 4 of `max_tokens` more it is" in text
+    assert "help: raise `kv_bytes` of `actor` on `play.vllm` in the plan file to 12345 at least, lower" in text
+    assert asked == [8]
+    monkeypatch.setattr(TransformersEngine, "roomier", lambda *_: None)
+    text = failure("    report n = mean(rollout.length)\n", folder)
+    assert "help: lower `max_tokens`, or leave such rows out of the data" in text
 
 
 def test_a_row_that_is_read_has_to_fit(folder: Path) -> None:

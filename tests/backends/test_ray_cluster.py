@@ -23,6 +23,7 @@ from rlgraph.ir.plan import Plan
 )
 def test_what_ray_says_where_it_does_not_start(error: Exception, told: str) -> None:
     """On a machine that is too busy its start takes over 30 s, for which it has no error of its own."""
+    pytest.importorskip("ray.util")
 
     def init(*_: object, **__: object) -> None:
         raise error

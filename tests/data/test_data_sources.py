@@ -99,6 +99,15 @@ def test_reasoning_gym_start_holds_rows_out(declare: Declare) -> None:
     assert tuple(columns(declare('data d = reasoning_gym("spell_backward")'), Folders(Path())) or ()) == tuple(whole[0])
 
 
+def test_hub_needs_its_package(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ProgramError) as caught:
+        open_source(declare('data d = hub("openai/gsm8k")'), Folders(Path()))
+    [found] = caught.value.diagnostics
+    assert (found.code, found.message) == ("E0709", "this needs the package 'datasets', which is not installed")
+    assert found.hint == "pip install 'rlgraph-compiler[datasets]'"
+
+
 def test_hub_loads_one_split(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -270,11 +279,6 @@ CALLS: list[tuple[str, str, str]] = [
         "use `jsonl(...)` for it",
     ),
     ('parquet("bad.parquet")', "E0710: 'bad.parquet' is not a parquet table: Parquet file size is 0 bytes", ""),
-    (
-        'hub("openai/gsm8k")',
-        "E0709: this needs the package 'datasets', which is not installed",
-        "pip install 'rlgraph-compiler[datasets]'",
-    ),
     ('hub("openai/gsm8k", split=3)', "E0702: `split` must be a text, not 3", ""),
     ('jsn("d.jsonl")', "E0701: there is no data source 'jsn'", "did you mean `jsonl`?"),
     ('csv("d.csv")', "E0701: there is no data source 'csv'", "there are: jsonl, parquet, hub, python, reasoning_gym"),

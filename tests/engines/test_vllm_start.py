@@ -70,6 +70,36 @@ def test_the_smallest_cache_of_a_plan_has_room_for_its_longest_row(
         assert asked["max_model_len"] >= tokens
 
 
+@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 1000])
+def test_a_plan_that_gives_too_small_a_cache_is_told_the_least_that_would_do(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ModelSpec("causal_lm", "", "bfloat16")
+    for on_cpu in (False, True):
+        monkeypatch.setattr(start, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        for tp in (1, 2):
+            least = start.cache_for(spec, SHAPE, mesh(tp=tp), tokens)
+            limits = start.limits_of(Holding("actor", "play", kv_bytes=least))
+            asked = start.arguments(spec, SHAPE, mesh(tp=tp), limits, MEMORY)
+            assert (asked["kv_cache_memory_bytes"], asked["max_model_len"] >= tokens) == (least, True)
+            limits = start.limits_of(Holding("actor", "play", kv_bytes=least - 1))
+            less = start.arguments(spec, SHAPE, mesh(tp=tp), limits, MEMORY)["max_model_len"]
+            assert less < tokens or asked["max_model_len"] == Reserved().row(0, on_cpu)
+
+
+def test_what_a_plan_has_to_say_for_longer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing, where it says no cache, or where positions end before."""
+    monkeypatch.setattr(start, "on_cpu", lambda: True)
+    opened = engine.VllmEngine.__new__(engine.VllmEngine)
+    opened.spec, opened._shape, opened._mesh = ModelSpec("causal_lm", "", "bfloat16"), SHAPE, mesh(tp=2)
+    opened.holding = Holding("actor", "play", kv_bytes=1, offload=True)
+    least = start.cache_for(opened.spec, SHAPE, mesh(tp=2), 1000)
+    assert opened.roomier(1000) == Holding("actor", "play", kv_bytes=least, offload=True)
+    assert opened.roomier(SHAPE.positions) is not None and opened.roomier(SHAPE.positions + 1) is None
+    opened.holding = Holding("actor", "play")
+    assert opened.roomier(1000) is None
+
+
 def test_nobody_says_how_large_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "on_cpu", lambda: False)
     asked = start.arguments(ModelSpec("causal_lm", "", "bfloat16"), SHAPE, mesh(tp=1), start.Limits(), MEMORY)

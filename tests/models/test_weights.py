@@ -99,7 +99,7 @@ def each() -> Iterator[Any]:
             )
 
 
-@pytest.mark.parametrize(("family", "kind", "name", "over", "tied"), each())
+@pytest.mark.parametrize(("family", "kind", "name", "over", "tied"), list(each()))
 def test_there_and_back_is_bit_for_bit_the_same(family: str, kind: Any, name: str, over: Mesh, tied: bool) -> None:
     layout: Layout = engine(name).layout
     model = tiny(family, kind, tie_word_embeddings=tied)

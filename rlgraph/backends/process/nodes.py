@@ -128,7 +128,7 @@ def sequences_for(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequ
         kind = frame.types[node.inputs[1]]
         assert isinstance(kind, Table)
         who, tokens = frame.rows[kind.axis.key].who(place), int(sequences.lengths[place])
-        raise too_long(node, f"{who} has {counted(tokens, 'token')}, and is", state, longest)
+        raise too_long(node, f"{who} has {counted(tokens, 'token')}, and is", tokens, state, longest)
     return state.engine, sequences
 
 

@@ -141,7 +141,8 @@ def _encoded(node: Node, model: ModelState, prompts: Sequence[Any], parents: Row
         longest, most = model.longest, node.attr("max_tokens")
         if longest is not None and len(found[-1]) + most > longest:
             asked = f"the prompt of {who} has {counted(len(found[-1]), 'token')}"
-            raise too_long(node, f"{asked}: with the {most:,} of `max_tokens` more it is", model, longest)
+            asked = f"{asked}: with the {most:,} of `max_tokens` more it is"
+            raise too_long(node, asked, len(found[-1]) + most, model, longest)
     return found
 
 

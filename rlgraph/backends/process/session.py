@@ -19,7 +19,7 @@ from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, Versions
 from rlgraph.data import Cursor, Reader, check_source, open_source
 from rlgraph.dsl.columns import misused
-from rlgraph.engines.base import Embedded, Engine, EngineError, HubError, ModelRefused, NoHead, Rank
+from rlgraph.engines.base import Caches, Embedded, Engine, EngineError, HubError, ModelRefused, NoHead, Rank
 from rlgraph.engines.sources import ModelSpec, RandomSource
 from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
 from rlgraph.enginespec.registry import embedded, opener
@@ -37,6 +37,7 @@ from rlgraph.foreign import (
 from rlgraph.foreign.files import Folders
 from rlgraph.foreign.spec import Spec
 from rlgraph.ir.graph import Constant, Model, Node, Outside, Program, Record, plain
+from rlgraph.ir.plan import Holding
 from rlgraph.ir.types import Handle
 from rlgraph.models.adapters import CONFIG, UnsupportedAdapter, adapters_of, find_adapter
 from rlgraph.models.heads import told
@@ -107,6 +108,10 @@ class ModelState:
         """Most tokens of a row; None: any number, or the engine does not say."""
         found: int | None = getattr(self.engine, "longest", None)
         return found
+
+    def roomier(self, tokens: int) -> Holding | None:
+        """What the plan has to say of the model for a row of so many tokens; None where that would not help."""
+        return cast(Caches, self.engine).roomier(tokens) if hasattr(self.engine, "roomier") else None
 
 
 OpenEngine = Callable[[Model, ModelSpec, "Session"], Any]
@@ -364,7 +369,12 @@ def engine_failure(node: Node, what: str, error: Exception) -> RunError:
     return RunError(Diagnostic("E0731", f"{what}: {error}", node.span))
 
 
-def too_long(node: Node, what: str, state: ModelState, longest: int) -> RunError:
-    """A row that a model's positions do not reach to the end of."""
+def too_long(node: Node, what: str, tokens: int, state: ModelState, longest: int) -> RunError:
+    """A row of so many tokens, of which the model's positions do not reach to the end, or for which the cache that the
+    plan gives it has no room."""
     message = f"{what} longer than the {longest:,} that a row of `{state.model.name}` may have"
-    return RunError(Diagnostic("E0748", message, node.span, "lower `max_tokens`, or leave such rows out of the data"))
+    hint = "lower `max_tokens`, or leave such rows out of the data"
+    if roomier := state.roomier(tokens):
+        where = f"of `{roomier.model}` on `{roomier.group}` in the plan file"
+        hint = f"raise `kv_bytes` {where} to {roomier.kv_bytes} at least, {hint}"
+    return RunError(Diagnostic("E0748", message, node.span, hint))

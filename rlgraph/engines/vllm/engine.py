@@ -30,10 +30,11 @@ from rlgraph.engines.vllm.layout import layout, ranks
 from rlgraph.engines.vllm.sleeping import cache, sleeper, weights
 from rlgraph.engines.vllm.source import Source, read
 from rlgraph.engines.vllm.spec import SPEC
-from rlgraph.engines.vllm.start import Limits, limits_of, start
+from rlgraph.engines.vllm.start import Limits, cache_for, limits_of, start
 from rlgraph.engines.weights import blend, copied, fill, take_over
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.plan import Holding
 
 if TYPE_CHECKING:
     from rlgraph.engines.vllm.sampling import Row
@@ -66,7 +67,8 @@ def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
     """This rank's part of a copy of a model. Raises EngineError."""
     limits = asdict(limits_of(rank.holding))
     opened = VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, **limits)
-    opened.keeps, opened.rest = rank.holding.keep, sleeper(opened._engine, rank.arenas)
+    opened.holding, opened.keeps = rank.holding, rank.holding.keep
+    opened.rest = sleeper(opened._engine, rank.arenas)
     return opened
 
 
@@ -97,6 +99,8 @@ class VllmEngine:
         self.spec, self.codec, self.eos_ids = spec, source.codec, source.eos_ids
         self.version = 0
         """Counts how often somebody wrote into the weights."""
+        self.holding = Holding("", "")
+        """What the plan says of the model here."""
         self.keeps = False
         """Rows that are being generated go on with what was computed of them with older weights."""
         self._calls: dict[int, Call] = {}
@@ -154,6 +158,13 @@ class VllmEngine:
     def longest(self) -> int:
         """Most tokens of a row, prompt and response together."""
         return int(self._engine.model_config.max_model_len)
+
+    def roomier(self, tokens: int) -> Holding | None:
+        """What a plan has to say for rows of so many tokens; None if it says nothing of the cache, or they are longer
+        than positions reach."""
+        if not self.holding.kv_bytes or tokens > self._shape.positions:
+            return None
+        return replace(self.holding, kv_bytes=cache_for(self.spec, self._shape, self._mesh, tokens))
 
     def generate(
         self,

@@ -106,7 +106,7 @@ def start(
 def arguments(spec: ModelSpec, shape: Shape, mesh: Mesh, limits: Limits, memory: int) -> dict[str, Any]:
     """What vLLM is asked for on each rank. memory: bytes of its GPU."""
     size, _ = ranks(mesh, 0)
-    dtype = "float32" if on_cpu() else spec.dtype
+    dtype = _dtype(spec)
     itemsize = getattr(torch, dtype).itemsize
     row_tokens = _row_tokens(shape, size, limits, itemsize)
     cache_bytes = _cache_bytes(shape, size, row_tokens, limits, itemsize)
@@ -138,6 +138,17 @@ def arguments(spec: ModelSpec, shape: Shape, mesh: Mesh, limits: Limits, memory:
         "disable_log_stats": True,
         "seed": 0,
     }
+
+
+def cache_for(spec: ModelSpec, shape: Shape, mesh: Mesh, row_tokens: int) -> int:
+    """Bytes of each rank's cache of keys and values with room for one row of so many tokens: the least that a plan may
+    say."""
+    size, _ = ranks(mesh, 0)
+    return _room(shape, size, row_tokens, getattr(torch, _dtype(spec)).itemsize)
+
+
+def _dtype(spec: ModelSpec) -> str:
+    return "float32" if on_cpu() else spec.dtype
 
 
 def _group_experts() -> None:
@@ -200,4 +211,8 @@ def _cache_bytes(shape: Shape, tp: int, row_tokens: int, limits: Limits, itemsiz
         if not on_cpu():
             return None
         wanted = _CACHE
-    return max(wanted, math.ceil(cached_bytes(shape, tp, itemsize) * _RESERVED.room(row_tokens, on_cpu())))
+    return max(wanted, _room(shape, tp, row_tokens, itemsize))
+
+
+def _room(shape: Shape, tp: int, row_tokens: int, itemsize: int) -> int:
+    return math.ceil(cached_bytes(shape, tp, itemsize) * _RESERVED.room(row_tokens, on_cpu()))
