@@ -30,17 +30,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
 from benchmarks.measured import BadRows, Experiment, Inexpressible, Row, express, read_rows
-from rlgraph.analysis.simulate import model_configs, simulate, simulated
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.clusters.read import read_cluster
-from rlgraph.compilation.target import workload
-from rlgraph.cost.constants import defaults
-from rlgraph.cost.predict import Predictor
-from rlgraph.cost.tasks import Workload
+from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError
+from rlgraph.explain.simulate import model_configs, simulate, simulated
 from rlgraph.ir.plan import Holding
 from rlgraph.ops import work_of
+from rlgraph.passes.compilation.target import workload
+from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.predict import Predictor
+from rlgraph.passes.cost.tasks import Workload
 
 MEASURED = Path(__file__).resolve().parent / "accuracy" / "measured.csv"
 NEAR = 0.2

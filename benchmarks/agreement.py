@@ -24,10 +24,10 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
-from rlgraph.analysis.simulate import simulate
-from rlgraph.clusters.read import read_cluster
-from rlgraph.compilation.target import workload
+from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError
+from rlgraph.explain.simulate import simulate
+from rlgraph.passes.compilation.target import workload
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 PROGRAMS = ("grpo", "ppo", "dapo", "remax", "online_dpo", "async_grpo", "distill", "safe_rlhf")

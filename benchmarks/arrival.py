@@ -24,12 +24,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlgraph.engines.base import Call, Micro, TrainOptions
-from rlgraph.engines.sequences import Sequences
-from rlgraph.engines.sources import ModelSpec, RandomSource
-from rlgraph.engines.tokenizers import Words
+from rlgraph.backends.engines.base import Call, Micro, TrainOptions
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.tokenizers import Words
 from rlgraph.ir.mesh import Mesh, mesh
-from tests.engines.ranks import Ranks
+from tests.backends.engines.ranks import Ranks
 
 SIZES = {
     "hidden_size": 512,
@@ -49,8 +49,8 @@ def micro(tokens: int) -> Micro:
 
 def job(mesh: Mesh, tokens: int, updates: int, times: int) -> list[list[float]]:
     """Seconds of an update, of either way, each time."""
-    from rlgraph.engines.megatron import training
-    from rlgraph.engines.megatron.engine import MegatronEngine
+    from rlgraph.backends.engines.megatron import training
+    from rlgraph.backends.engines.megatron.engine import MegatronEngine
 
     # A layer or two at a time, as in models whose layers are larger.
     training.BUCKET = 2_000_000

@@ -32,11 +32,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
-from rlgraph.analysis.simulate import simulate
-from rlgraph.analysis.simulation import Simulation
-from rlgraph.clusters.read import read_cluster
-from rlgraph.compilation.target import workload
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.explain.simulate import simulate
+from rlgraph.explain.simulation import Simulation
 from rlgraph.ops import work_of
+from rlgraph.passes.compilation.target import workload
 
 HERE = Path(__file__).resolve().parent / "asynchrony"
 STEPS = 4

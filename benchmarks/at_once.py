@@ -18,10 +18,11 @@ import torch
 
 import rlgraph
 from rlgraph.backends.clocks import Clock, Threads
+from rlgraph.backends.distributed.backend import Placed
+from rlgraph.backends.enginespec.registry import engine
+from rlgraph.backends.exchange.exchange import Moved
 from rlgraph.backends.flight import Things
 from rlgraph.backends.notes import Notes
-from rlgraph.backends.placed.backend import Placed
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.failures import Request
 from rlgraph.backends.ray.links import Holding
 from rlgraph.backends.ray.orders import RankOrder, Receipt, RowsOf, order_of, packed
@@ -31,12 +32,11 @@ from rlgraph.backends.ray.transport import RayTransport
 from rlgraph.backends.ray.worker import WorkerSpec
 from rlgraph.backends.steps import Silent
 from rlgraph.backends.turns import Queues
-from rlgraph.enginespec.registry import engine
-from rlgraph.exchange.exchange import Moved
+from rlgraph.backends.worker.session import Settings
+from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.graph import Program, axes, numbered
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.ir.types import Handle, axis_of
-from rlgraph.models.shape import Shape
 
 NODE = 8
 """Devices of a machine."""

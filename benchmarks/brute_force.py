@@ -34,25 +34,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import rlgraph
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.steady import FEWEST, run_steps
-from rlgraph.clusters.cluster import Island
-from rlgraph.compilation import blocks as streamed
-from rlgraph.compilation import tails as moved
-from rlgraph.compilation.finalists import refined
-from rlgraph.compilation.overlap import simulated as in_time
-from rlgraph.compilation.target import workload
-from rlgraph.cost.predict import Predictor
-from rlgraph.cost.tasks import Workload
+from rlgraph.catalog.clusters.cluster import Island
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Tail
-from rlgraph.placement.choose import Choice, Question, candidates, choose, planned, ways
-from rlgraph.placement.search import caches
-from rlgraph.placement.search import options as searched
-from rlgraph.placement.search.components import Component
-from rlgraph.placement.search.incumbent import Found
-from rlgraph.placement.search.option import Option, Strategy
-from rlgraph.placement.search.partitions import packed, sizes, used
-from rlgraph.placement.search.problem import Blocks, Problem
-from rlgraph.placement.tails import copies_of
+from rlgraph.passes.compilation import blocks as streamed
+from rlgraph.passes.compilation import tails as moved
+from rlgraph.passes.compilation.finalists import refined
+from rlgraph.passes.compilation.overlap import simulated as in_time
+from rlgraph.passes.compilation.target import workload
+from rlgraph.passes.cost.predict import Predictor
+from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.placement.choose import Choice, Question, candidates, choose, planned, ways
+from rlgraph.passes.placement.search import caches
+from rlgraph.passes.placement.search import options as searched
+from rlgraph.passes.placement.search.components import Component
+from rlgraph.passes.placement.search.incumbent import Found
+from rlgraph.passes.placement.search.option import Option, Strategy
+from rlgraph.passes.placement.search.partitions import packed, sizes, used
+from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.tails import copies_of
 
 MOST = 400
 """Plans of a problem; others are drawn again."""

@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rlgraph.engines.transformers.spec import SPEC as TRANSFORMERS
-from rlgraph.engines.vllm.spec import SPEC as VLLM
-from rlgraph.enginespec.registry import opener
-from rlgraph.enginespec.spec import EngineSpec
+from rlgraph.backends.engines.transformers.spec import SPEC as TRANSFORMERS
+from rlgraph.backends.engines.vllm.spec import SPEC as VLLM
+from rlgraph.backends.enginespec.registry import opener
+from rlgraph.backends.enginespec.spec import EngineSpec
 
 SLEEPS = "DELAYS"
 """The variable with the path of a file: `seed`, and `most`, the seconds of a usual sleep at most."""

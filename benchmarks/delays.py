@@ -302,7 +302,7 @@ def _again() -> type:
 def known(folder: Path, most: float) -> Iterator[None]:
     """The delayed engines are those of a package, here and in processes that are started meanwhile. most: seconds of a
     usual sleep."""
-    from rlgraph.enginespec import registry
+    from rlgraph.backends.enginespec import registry
 
     told = folder / "delayed_engines-1.0.dist-info"
     told.mkdir(exist_ok=True)

@@ -25,9 +25,9 @@ sys.path.insert(0, str(HERE.parent))
 
 
 import rlgraph
+from rlgraph.backends.exchange.changes import Sender
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.process.session import Settings
-from rlgraph.exchange.changes import Sender
+from rlgraph.backends.worker.session import Settings
 
 DEMO = HERE.parent / "examples" / "spell_backward"
 WARM_UP = 90

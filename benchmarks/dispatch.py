@@ -46,10 +46,10 @@ import numpy as np
 import ray
 
 import rlgraph
-from rlgraph.backends.placed.transport import Order
-from rlgraph.backends.process.session import Settings
+from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
+from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Plan, Pool
 

@@ -49,11 +49,11 @@ def main() -> None:
 
     # The engine's own threads do the rest: one for each block of rows.
     torch.set_num_threads(1)
-    from rlgraph.engines.base import Micro, Sampling, TrainOptions
-    from rlgraph.engines.sequences import Sequences
-    from rlgraph.engines.sources import ModelSpec, RandomSource
-    from rlgraph.engines.tokenizers import Words
-    from rlgraph.engines.transformers.engine import TransformersEngine
+    from rlgraph.backends.engines.base import Micro, Sampling, TrainOptions
+    from rlgraph.backends.engines.sequences import Sequences
+    from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+    from rlgraph.backends.engines.tokenizers import Words
+    from rlgraph.backends.engines.transformers.engine import TransformersEngine
 
     shape = {
         "hidden_size": 128,

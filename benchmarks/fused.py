@@ -50,9 +50,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.one_pipeline import measured
-from rlgraph.pipelines.fuse import Fused, fused
-from rlgraph.pipelines.problem import Model, Problem, problem
-from rlgraph.pipelines.timetable import timetable
+from rlgraph.passes.pipelines.fuse import Fused, fused
+from rlgraph.passes.pipelines.problem import Model, Problem, problem
+from rlgraph.passes.pipelines.timetable import timetable
 from rlgraph.viz.gantt import gantt
 from rlgraph.viz.marks import with_fonts
 from rlgraph.viz.pipeline import pipeline

@@ -167,7 +167,7 @@ def _processes(names: Mapping[int, str]) -> Iterator[tuple[int, str]]:
     for each in psutil.Process().children(recursive=True):
         try:
             words = each.cmdline()
-            known = next((part for part in words if "foreign" in part), None)
+            known = next((part for part in words if "user_code" in part), None)
             yield each.pid, names.get(each.pid) or ("user function" if known else Path(words[0]).name)
         except (psutil.Error, IndexError):
             continue

@@ -28,10 +28,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.one_pipeline import SIZES
-from rlgraph.engines.sources import ModelSpec, RandomSource
-from rlgraph.engines.tokenizers import Words
+from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.tokenizers import Words
 from rlgraph.ir.mesh import Mesh, mesh
-from tests.engines.ranks import Ranks
+from tests.backends.engines.ranks import Ranks
 
 ROWS, TOKENS, TIMES = 4, 64, 5
 
@@ -40,8 +40,8 @@ def job(over: Mesh) -> dict[str, Any]:
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
     from torch.utils.flop_counter import FlopCounterMode
 
-    from rlgraph.engines.megatron.engine import MegatronEngine
-    from rlgraph.engines.megatron.shim import on_cpu
+    from rlgraph.backends.engines.megatron.engine import MegatronEngine
+    from rlgraph.backends.engines.megatron.shim import on_cpu
 
     words = Words(" ".join(f"t{number}" for number in range(60)))
     engine = MegatronEngine.open(ModelSpec("causal_lm", RandomSource("llama", SIZES, words)), over)

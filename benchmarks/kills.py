@@ -508,7 +508,7 @@ def _everybody(folder: str, kinds: Mapping[int, str]) -> dict[str, list[int]]:
         except psutil.Error:
             continue
         own = next((kind for part, kind in RAYS.items() if part in words), None)
-        if kind := kinds.get(pid) or ("function" if "foreign/child" in words else own):
+        if kind := kinds.get(pid) or ("function" if "user_code/child" in words else own):
             found.setdefault(kind, []).append(pid)
     return {kind: found[kind] for kind in ("run", *sorted(found.keys() - {"run"}))}
 

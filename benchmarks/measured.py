@@ -13,14 +13,14 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from rlgraph.clusters.devices import known as known_devices
-from rlgraph.clusters.devices import names as device_names
-from rlgraph.cost import work
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.work import Tokens
-from rlgraph.models.known import find_config
-from rlgraph.models.known import names as model_names
-from rlgraph.models.shape import Shape, UnsupportedModel, shape_of
+from rlgraph.catalog.clusters.devices import known as known_devices
+from rlgraph.catalog.clusters.devices import names as device_names
+from rlgraph.catalog.models.known import find_config
+from rlgraph.catalog.models.known import names as model_names
+from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
+from rlgraph.passes.cost import work
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.work import Tokens
 
 NEEDED = ("id", "model", "gpu", "phase", "engine", "value", "unit")
 NUMBERS = (

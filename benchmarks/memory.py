@@ -24,8 +24,8 @@ Row = tuple[str, str, int, float]
 def of_transformers() -> Iterator[Row]:
     import torch
 
-    from tests.cost.allocated import transformers
-    from tests.cost.test_memory_model import CASES
+    from tests.passes.cost.allocated import transformers
+    from tests.passes.cost.test_memory_model import CASES
 
     torch.set_num_threads(1)
     for work in CASES:
@@ -35,9 +35,9 @@ def of_transformers() -> Iterator[Row]:
 
 def of_split() -> Iterator[Row]:
     """The fullest of ranks that share a model out, or split its layers."""
-    from tests.cost.allocated import shared_out
-    from tests.cost.test_fsdp_memory import CASES
-    from tests.engines.ranks import Ranks
+    from tests.backends.engines.ranks import Ranks
+    from tests.passes.cost.allocated import shared_out
+    from tests.passes.cost.test_fsdp_memory import CASES
 
     ranks = Ranks(4)
     try:
@@ -50,9 +50,9 @@ def of_split() -> Iterator[Row]:
 
 
 def of_megatron() -> Iterator[Row]:
-    from tests.cost.allocated import on_rank
-    from tests.cost.test_megatron_memory import CASES
-    from tests.engines.ranks import Ranks
+    from tests.backends.engines.ranks import Ranks
+    from tests.passes.cost.allocated import on_rank
+    from tests.passes.cost.test_megatron_memory import CASES
 
     ranks = Ranks(2)
     try:
@@ -65,8 +65,8 @@ def of_megatron() -> Iterator[Row]:
 
 
 def of_vllm() -> Iterator[Row]:
-    from tests.cost.allocated import vllm
-    from tests.cost.test_vllm_memory import CASES
+    from tests.passes.cost.allocated import vllm
+    from tests.passes.cost.test_vllm_memory import CASES
 
     for work in CASES:
         found = work.predicted("vllm")
@@ -75,7 +75,7 @@ def of_vllm() -> Iterator[Row]:
 
 
 def of_programs() -> Iterator[Row]:
-    from tests.cost.test_memory_program import CASES, measured, predicted
+    from tests.passes.cost.test_memory_program import CASES, measured, predicted
 
     for name in CASES:
         _, most = measured(name)

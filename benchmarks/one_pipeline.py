@@ -11,17 +11,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlgraph.engines.base import Call, Micro
-from rlgraph.engines.sequences import Sequences
-from rlgraph.engines.sources import ModelSpec, RandomSource
-from rlgraph.engines.tokenizers import Words
+from rlgraph.backends.engines.base import Call, Micro
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.tokenizers import Words
+from rlgraph.catalog.models.families import ModelKind
 from rlgraph.ir.mesh import Mesh, mesh
-from rlgraph.models.families import ModelKind
-from rlgraph.pipelines.bounds import serial_seconds
-from rlgraph.pipelines.fuse import drawn
-from rlgraph.pipelines.problem import Model, Problem
-from rlgraph.pipelines.timetable import timetable
-from tests.engines.ranks import Ranks
+from rlgraph.passes.pipelines.bounds import serial_seconds
+from rlgraph.passes.pipelines.fuse import drawn
+from rlgraph.passes.pipelines.problem import Model, Problem
+from rlgraph.passes.pipelines.timetable import timetable
+from tests.backends.engines.ranks import Ranks
 
 STAGES = 2
 ROWS, TOKENS = 4, 64
@@ -47,7 +47,7 @@ def micro(kind: ModelKind, block: int) -> Micro:
 
 def job(mesh: Mesh, dtype: str, count: int, times: int) -> tuple[list[float], float]:
     """On one stage: the seconds of either way, and how far the gradients differ."""
-    from rlgraph.engines.megatron.engine import MegatronEngine, add_gradients
+    from rlgraph.backends.engines.megatron.engine import MegatronEngine, add_gradients
 
     words = Words(" ".join(f"t{number}" for number in range(60)))
     engines = [

@@ -118,7 +118,7 @@ def unlike(how: str) -> str:
 def flows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """Each program with orders that join others, and with orders that wait for them."""
     import rlgraph
-    from rlgraph.backends.placed.backend import Placed
+    from rlgraph.backends.distributed.backend import Placed
 
     joins = Placed._together
     for how, more in FLOWS.items():
@@ -213,14 +213,14 @@ def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, fl
     from toy import make_tokenizer
     from toy_task import prompts
 
-    from rlgraph.analysis.simulate import model_configs, simulate, simulated
-    from rlgraph.clusters.read import read_cluster
-    from rlgraph.cost.lengths import Lengths
-    from rlgraph.cost.predict import Predictor
-    from rlgraph.cost.sampled import Sampled
-    from rlgraph.cost.tasks import Workload
-    from rlgraph.cost.time import Batch, Cost
+    from rlgraph.catalog.clusters.read import read_cluster
+    from rlgraph.explain.simulate import model_configs, simulate, simulated
     from rlgraph.ops import work_of
+    from rlgraph.passes.cost.lengths import Lengths
+    from rlgraph.passes.cost.predict import Predictor
+    from rlgraph.passes.cost.sampled import Sampled
+    from rlgraph.passes.cost.tasks import Workload
+    from rlgraph.passes.cost.time import Batch, Cost
     from rlgraph.profiles.calibration import read_calibration
 
     calibration, tokenizer = read_calibration(options.calibration), make_tokenizer()

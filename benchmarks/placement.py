@@ -31,10 +31,10 @@ from planners.problems import Case, PaperOptions
 from planners.real import real
 from planners.shapes import SHAPES, named
 
-from rlgraph.placement.search.options import Options
-from rlgraph.placement.search.partitions import partitions
-from rlgraph.placement.search.problem import Blocks, Problem
-from rlgraph.placement.search.search import Found, Search
+from rlgraph.passes.placement.search.options import Options
+from rlgraph.passes.placement.search.partitions import partitions
+from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.search.search import Found, Search
 
 SIZES = ("7B", "13B", "34B", "70B")
 DEVICES = (16, 32, 64, 96, 128)

@@ -26,18 +26,18 @@ from pathlib import Path
 from statistics import median
 
 import rlgraph
-from rlgraph.analysis.simulate import model_configs, simulated
-from rlgraph.analysis.simulation import Simulation
 from rlgraph.api.compiled import Compiled
+from rlgraph.backends.engines.device import device_here
 from rlgraph.backends.recording import recording
-from rlgraph.clusters.read import read_cluster
-from rlgraph.cost.calibration import Calibration
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.predict import Here, Predictor
-from rlgraph.cost.tasks import Workload
-from rlgraph.engines.device import device_here
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.explain.simulate import model_configs, simulated
+from rlgraph.explain.simulation import Simulation
 from rlgraph.ops import work_of
 from rlgraph.ops.work import operations
+from rlgraph.passes.cost.calibration import Calibration
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.predict import Here, Predictor
+from rlgraph.passes.cost.tasks import Workload
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.observe import TimedRun, TimedStep, observed
 from rlgraph.profiles.profile import ALONE, COPIES, ONE, RANKS, ROUNDS, profile, quiet

@@ -37,13 +37,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from rlgraph.engines.joining import attend, listen
-from rlgraph.exchange.exchange import Exchange, Moved
-from rlgraph.exchange.mailbox import Mailbox
-from rlgraph.exchange.shared import Shared
+from rlgraph.backends.engines.joining import attend, listen
+from rlgraph.backends.exchange.exchange import Exchange, Moved
+from rlgraph.backends.exchange.mailbox import Mailbox
+from rlgraph.backends.exchange.shared import Shared
 from rlgraph.ir.layout import Local, Parameter, Piece, share, whole
 from rlgraph.ir.transfer import Topology
-from rlgraph.transfers.reshard import reshard
+from rlgraph.passes.resharding.reshard import reshard
 
 WORLD = 4
 DTYPE = torch.bfloat16

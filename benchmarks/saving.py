@@ -62,7 +62,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from rlgraph.runs.options import Options
     from rlgraph.runs.progress import Quiet
     from rlgraph.runs.watch import Interrupts, Watch
-    from tests.cost.live import Live
+    from tests.passes.cost.live import Live
 
     torch.set_num_threads(1)
     (folder / "prompts.jsonl").write_text('{"prompt": "what is it?"}\n' * given.rows)

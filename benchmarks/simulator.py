@@ -26,8 +26,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
-from rlgraph.analysis.simulate import simulate
-from rlgraph.clusters.read import read_cluster
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.explain.simulate import simulate
 
 PROGRAM = Path(__file__).resolve().parents[1] / "rlgraph" / "algorithms" / "agent.rlf"
 TASKS, TRAINING, NODE = 2048, 512, 8

@@ -5,8 +5,8 @@
 
 The program is `asynchrony/streamrl.rlf`, one step off; where everything runs is searched for, with no schedule. Of the
 machines that a row offers a plan may leave some out: it pays for those that it takes. The seconds are the simulator's,
-with the default constants, and prices those of rlgraph/clusters/devices.toml. Nothing is run. The table is that of
-docs/asynchrony.md.
+with the default constants, and prices those of rlgraph/catalog/clusters/devices.toml. Nothing is run. The table is that
+of docs/asynchrony.md.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
-from rlgraph.compilation.target import workload
-from rlgraph.placement.choose import Choice
+from rlgraph.passes.compilation.target import workload
+from rlgraph.passes.placement.choose import Choice
 
 PROGRAM = Path(__file__).resolve().parent / "asynchrony" / "streamrl.rlf"
 MODELS = ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-32B", "Qwen/Qwen2.5-72B")

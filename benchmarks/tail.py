@@ -44,9 +44,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
-    from rlgraph.cost.lengths import Lengths
-    from rlgraph.cost.sampled import Sampled
-    from rlgraph.cost.time import Batch, Cost
+    from rlgraph.passes.cost.lengths import Lengths
+    from rlgraph.passes.cost.sampled import Sampled
+    from rlgraph.passes.cost.time import Batch, Cost
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -85,7 +85,7 @@ class Toy:
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> Sampled:
-        from rlgraph.cost.sampled import Pace, Sampled, Together
+        from rlgraph.passes.cost.sampled import Pace, Sampled, Together
 
         copy, pace = Together(), Pace(0.0, READ * fmean(prompts), self.slots, _step)
         copy.join(0.0, pace, answers)
@@ -113,7 +113,7 @@ def _step(rows: int) -> float:
 
 
 def _cost(seconds: float) -> Cost:
-    from rlgraph.cost.time import Cost
+    from rlgraph.passes.cost.time import Cost
 
     return Cost(compute=seconds)
 
@@ -178,8 +178,8 @@ class _Case:
 
     def seconds(self, made: Compiled, scoring: float, seed: int) -> tuple[float, float]:
         from rlgraph.backends.sim.backend import SimBackend
-        from rlgraph.cost.lengths import Lengths
-        from rlgraph.cost.tasks import Workload
+        from rlgraph.passes.cost.lengths import Lengths
+        from rlgraph.passes.cost.tasks import Workload
 
         rows = Workload(Lengths((float(PROMPT),)), self.lengths, foresight=self.asked.foresight)
         backend = SimBackend(made.program, made.plan, Toy(scoring, self.asked.slots), rows, seed)
@@ -189,7 +189,7 @@ class _Case:
 
 
 def _lengths(limit: int) -> Lengths:
-    from rlgraph.cost.lengths import Lengths
+    from rlgraph.passes.cost.lengths import Lengths
 
     chance = random.Random(0)
     return Lengths.of([min(limit, max(1, round(500 * chance.lognormvariate(0, 1)))) for _ in range(4000)])

@@ -40,15 +40,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlgraph.backends.engines.joining import Meeting, join, listen
+from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.tokenizers import Words
+from rlgraph.backends.exchange.exchange import Exchange
 from rlgraph.backends.ray.links import Links
-from rlgraph.engines.joining import Meeting, join, listen
-from rlgraph.engines.sources import ModelSpec, RandomSource
-from rlgraph.engines.tokenizers import Words
-from rlgraph.exchange.exchange import Exchange
 from rlgraph.ir.layout import Local, Piece
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.transfer import Topology, Transfer
-from rlgraph.transfers.reshard import reshard
+from rlgraph.passes.resharding.reshard import reshard
 
 TRAINERS, GENERATORS = 2, 2
 PLACES = TRAINERS + GENERATORS
@@ -83,12 +83,12 @@ class End:
     def open(self, address: str) -> tuple[Local, ...]:
         """Starts the engine; what it holds."""
         if self.trains:
-            from rlgraph.engines.megatron.engine import MegatronEngine
+            from rlgraph.backends.engines.megatron.engine import MegatronEngine
 
             join(self.place, TRAINERS, address, 120)
             self.engine: Any = MegatronEngine.open(self.spec, mesh(tp=TRAINERS))
         else:
-            from rlgraph.engines.vllm.engine import VllmEngine
+            from rlgraph.backends.engines.vllm.engine import VllmEngine
 
             self.engine = VllmEngine.open(self.spec)
         return tuple(self.engine.layout())

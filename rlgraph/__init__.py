@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlgraph.moved import answer_to_old_names
+
 if TYPE_CHECKING:
-    from rlgraph.analysis.simulate import simulate
     from rlgraph.api import check, compile, functions, load_plan
     from rlgraph.api.compiled import Compiled
     from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError
+    from rlgraph.explain.simulate import simulate
     from rlgraph.runs.run import Interrupted, Run
     from rlgraph.runs.trace_check import check_trace
+
+answer_to_old_names()
 
 __version__ = "0.1.0"
 
@@ -25,7 +29,7 @@ _HOMES = {
     "compile": "api",
     "functions": "api",
     "load_plan": "api",
-    "simulate": "analysis.simulate",
+    "simulate": "explain.simulate",
     "Compiled": "api.compiled",
     "Run": "runs.run",
     "Interrupted": "runs.run",

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from rlgraph.errors import Source, Span
-from rlgraph.foreign import Workers
-from rlgraph.foreign.spec import Spec
+from rlgraph.user_code import Workers
+from rlgraph.user_code.spec import Spec
 from tests import times
 
 # The models are tiny: more threads would only wait for one another, above all where tests run side by side. torch reads

@@ -105,7 +105,7 @@ def test_pictures_and_what_a_notebook_shows(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_values_from_python_are_expressions(value: Any, text: str) -> None:
-    from rlgraph.compilation.programs import changes, settings_text
+    from rlgraph.passes.compilation.programs import changes, settings_text
 
     assert settings_text({"x": value}) == {"x": text}
     assert changes({"x": text})
@@ -202,7 +202,7 @@ def test_ctrl_c_waits_for_an_update_and_for_nothing_else(op: str, done: int, upd
 
 
 def test_a_second_ctrl_c_does_not_wait_for_saving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlgraph.engines.transformers.engine import TransformersEngine
+    from rlgraph.backends.engines.transformers.engine import TransformersEngine
 
     def save(self: TransformersEngine, path: Path) -> None:
         ctrl_c()

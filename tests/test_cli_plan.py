@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import rlgraph
+from rlgraph.backends.enginespec.registry import engines
+from rlgraph.catalog.models.families import count
+from rlgraph.catalog.models.shape import Shape
 from rlgraph.cli import status
-from rlgraph.compilation import planning
-from rlgraph.enginespec.registry import engines
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.plan import Plan, Pool
-from rlgraph.models.families import count
-from rlgraph.models.shape import Shape
-from rlgraph.planfiles.file import LARGEST_BYTES, read_plan_file
+from rlgraph.passes.compilation import planning
+from rlgraph.runs.planfiles.file import LARGEST_BYTES, read_plan_file
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 PPO = [str(ALGORITHMS / "ppo.rlf"), str(ALGORITHMS / "ppo.rls")]
@@ -324,7 +324,7 @@ def test_the_transfers_of_the_schedule_that_ships(
 
 def test_bytes_are_what_the_destination_lacks() -> None:
     """One copy of the model on the other pool: all its weights arrive, each once."""
-    from rlgraph.analysis.transfers import transfer
+    from rlgraph.explain.transfers import transfer
 
     compiled = rlgraph.compile("small.rlf", schedule="small.rls")
     shape = compiled.placed.shapes["actor"]
@@ -338,7 +338,7 @@ def test_bytes_are_what_the_destination_lacks() -> None:
 
 
 def test_in_one_pool_nothing_that_is_there_is_moved() -> None:
-    from rlgraph.analysis.transfers import transfer
+    from rlgraph.explain.transfers import transfer
 
     shared = "schedule small\npool one = 2 devices\nplace actor.train on one(engine=megatron, tp=2)\nplace actor.generate on one(engine=vllm, tp=2)\n"
     compiled = rlgraph.compile("small.rlf", schedule=shared)

@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 
 import rlgraph
-from rlgraph.analysis.simulate import simulate
+from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.cli import status
-from rlgraph.clusters.read import read_cluster
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.tasks import Workload
 from rlgraph.errors import ProgramError
-from rlgraph.pipelines.timetable import pieces
-from rlgraph.placement.choose import Choice
+from rlgraph.explain.simulate import simulate
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.pipelines.timetable import pieces
+from rlgraph.passes.placement.choose import Choice
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 ROOT = Path(rlgraph.__file__).parent.parent
 PPO = [str(ALGORITHMS / "ppo.rlf"), str(ALGORITHMS / "ppo.rls")]
 CLUSTER = ["--cluster", "2x8:a100-80gb"]
-CODES = (Path(rlgraph.__file__).parent / "codes" / "simulation.md").read_text("utf-8")
+CODES = (Path(rlgraph.__file__).parent / "errors" / "codes" / "simulation.md").read_text("utf-8")
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -149,7 +149,7 @@ def test_stages_of_a_pipeline_are_tracks_of_a_timeline(tmp_path: Path) -> None:
 def test_a_timeline_has_only_so_many_slices_of_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = simulate(rlgraph.compile(PPO[0], schedule=PPO[1], cluster="2x8:a100-80gb"))
     one = next(work.stages() for work in found.works if work.stages is not None).problem.work
-    monkeypatch.setattr("rlgraph.analysis.simulation.STAGED", 3 * one)
+    monkeypatch.setattr("rlgraph.explain.simulation.STAGED", 3 * one)
     found.write_trace(tmp_path / "step.json")
     events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
     assert 0 < sum(event.get("cat") in ("forward", "backward") for event in events) <= 3 * one
@@ -202,7 +202,7 @@ def test_what_a_plan_file_would_predict_is_not_worked_out(
     def overlapped(choice: Choice) -> float:
         raise AssertionError("it is simulated twice")
 
-    monkeypatch.setattr("rlgraph.compilation.overlap.overlapped", overlapped)
+    monkeypatch.setattr("rlgraph.passes.compilation.overlap.overlapped", overlapped)
     assert told(capsys, *PPO, *CLUSTER)[0] == 0
 
 

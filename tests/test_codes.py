@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.codes import PAGES, registry
 from rlgraph.errors import NO_SPAN, Diagnostic
+from rlgraph.errors.codes import PAGES, registry
 
-ROOT = PAGES.parent
+ROOT = PAGES.parents[1]
 LITERAL = re.compile(r'"([EW]\d{4})"')
 
 

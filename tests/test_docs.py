@@ -19,11 +19,11 @@ import torch
 
 import rlgraph
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.process.session import Settings
+from rlgraph.backends.worker.session import Settings
 from rlgraph.cli import status
-from rlgraph.codes import registry
 from rlgraph.errors import ProgramError
-from rlgraph.passes.pipeline import PIPELINE, run_passes
+from rlgraph.errors.codes import registry
+from rlgraph.passes.rewrites.pipeline import PIPELINE, run_passes
 from tests.documents import (
     MODEL,
     PAGES,

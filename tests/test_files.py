@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import rlgraph
+from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.cli import status
-from rlgraph.clusters.read import read_cluster
-from rlgraph.cost.lengths import read_lengths
 from rlgraph.errors import ProgramError
 from rlgraph.files import read_bytes
+from rlgraph.passes.cost.lengths import read_lengths
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.lengths import read_fitted
 

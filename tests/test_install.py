@@ -246,9 +246,9 @@ def needed_by_extra(extras: dict[str, list[str]], name: str) -> set[str]:
 
 
 def test_every_extra_that_is_advised_is_there() -> None:
-    from rlgraph.enginespec.registry import engines
-    from rlgraph.foreign.spec import EXTRAS
+    from rlgraph.backends.enginespec.registry import engines
     from rlgraph.runs.options import BACKENDS
+    from rlgraph.user_code.spec import EXTRAS
 
     texts = [*ROOT.glob("rlgraph/**/*.py"), *ROOT.glob("rlgraph/**/*.md"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
     found = "\n".join(path.read_text("utf-8") for path in texts)

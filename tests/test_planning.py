@@ -10,14 +10,14 @@ import pytest
 from transformers import AutoConfig
 
 import rlgraph
-from rlgraph.compilation import planning
+from rlgraph.backends.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words, build_tokenizer
+from rlgraph.catalog.models.adapters import Adapters
+from rlgraph.catalog.models.shape import Shape, UnknownFamily, UnsupportedModel, shape_of
 from rlgraph.dsl.check import check
-from rlgraph.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words, build_tokenizer
 from rlgraph.errors import ProgramError, Source
-from rlgraph.foreign.files import Folders
 from rlgraph.ir.schedule import Schedule
-from rlgraph.models.adapters import Adapters
-from rlgraph.models.shape import Shape, UnknownFamily, UnsupportedModel, shape_of
+from rlgraph.passes.compilation import planning
+from rlgraph.user_code.files import Folders
 
 PROGRAM = """\
 algorithm a

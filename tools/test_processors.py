@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 NUMBERS = [
     "tests/backends",
-    "tests/engines",
-    "tests/models",
+    "tests/backends/engines",
+    "tests/catalog/models",
     "tests/ops",
     "tests/reference",
     "tests/test_notebook.py",

@@ -15,10 +15,10 @@ from torch import Tensor
 import rlgraph
 from benchmarks.gpu.measure import Row, Setting, engine
 from rlgraph.api.compiled import Compiled
-from rlgraph.engines.base import Sampling
-from rlgraph.engines.sequences import Sequences
-from rlgraph.engines.transformers.engine import TransformersEngine
-from rlgraph.models.families import ModelKind
+from rlgraph.backends.engines.base import Sampling
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.transformers.engine import TransformersEngine
+from rlgraph.catalog.models.families import ModelKind
 
 FAMILIES = {
     "qwen2": {

@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.measure import Row, Setting
-from rlgraph.engines.joining import attend, listen
-from rlgraph.engines.transformers.layout import layout as trained
-from rlgraph.engines.vllm.layout import layout as sampled
-from rlgraph.exchange.exchange import Exchange
-from rlgraph.exchange.mailbox import Mailbox
-from rlgraph.exchange.sites import open_links, site
+from rlgraph.backends.engines.joining import attend, listen
+from rlgraph.backends.engines.transformers.layout import layout as trained
+from rlgraph.backends.engines.vllm.layout import layout as sampled
+from rlgraph.backends.exchange.exchange import Exchange
+from rlgraph.backends.exchange.mailbox import Mailbox
+from rlgraph.backends.exchange.sites import open_links, site
+from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.carriers import Site, ways
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.transfer import Topology, Transfer
-from rlgraph.models.shape import Shape
-from rlgraph.transfers.reshard import reshard
+from rlgraph.passes.resharding.reshard import reshard
 
 SECONDS = 120.0
 TIMES = 5

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from rlgraph.engines.sources import ModelSpec, RandomSource
-from rlgraph.engines.tokenizers import Bytes
-from rlgraph.engines.transformers.engine import TransformersEngine
-from rlgraph.models.families import ModelKind
-from rlgraph.models.known import known
+from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.tokenizers import Bytes
+from rlgraph.backends.engines.transformers.engine import TransformersEngine
+from rlgraph.catalog.models.families import ModelKind
+from rlgraph.catalog.models.known import known
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import torch.distributed as dist
 from benchmarks.gpu.correctness import FAMILIES, GRADIENT, READS, alike, sequences
 from benchmarks.gpu.measure import Row, Setting, Skipped, config, engine, spec
 from benchmarks.gpu.throughput import MODELS, peak_of, training
-from rlgraph.engines.base import Call, Micro, TrainOptions
-from rlgraph.engines.joining import join, listen
-from rlgraph.engines.sequences import Sequences
+from rlgraph.backends.engines.base import Call, Micro, TrainOptions
+from rlgraph.backends.engines.joining import join, listen
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.catalog.models.families import ModelKind
 from rlgraph.ir.mesh import Mesh
-from rlgraph.models.families import ModelKind
 
 SECONDS = 60.0
 
@@ -48,10 +48,10 @@ def alone() -> Iterator[None]:
 
 def opened(fields: Any, dtype: str, kind: ModelKind = "causal_lm") -> Any:
     """A model of Megatron's with the weights that `measure.engine` has."""
-    from rlgraph.engines.megatron.opening import prepare
+    from rlgraph.backends.engines.megatron.opening import prepare
 
     prepare()
-    from rlgraph.engines.megatron.engine import MegatronEngine
+    from rlgraph.backends.engines.megatron.engine import MegatronEngine
 
     return MegatronEngine.open(spec(fields, dtype, kind), Mesh(), block_tokens=8192)
 

@@ -13,13 +13,13 @@ import torch
 
 import rlgraph
 from benchmarks.gpu.measure import Row, Setting, config
-from rlgraph.analysis.simulate import model_configs
 from rlgraph.api.compiled import Compiled
-from rlgraph.clusters.read import read_cluster
-from rlgraph.cost.constants import defaults
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.peak import Peak, peaks
-from rlgraph.cost.tasks import Workload, main_step, tasks
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.explain.simulate import model_configs
+from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.peak import Peak, peaks
+from rlgraph.passes.cost.tasks import Workload, main_step, tasks
 from rlgraph.profiles.profile import measure_device
 
 PROMPT = 64
@@ -83,7 +83,7 @@ def _measured(compiled: Compiled, setting: Setting) -> int:
         torch.cuda.reset_peak_memory_stats(setting.device)
         compiled.run(2, device=setting.device, progress=False)
         return torch.cuda.max_memory_allocated(setting.device)
-    from tests.cost.allocated import Everywhere
+    from tests.passes.cost.allocated import Everywhere
 
     with Everywhere() as live:
         compiled.run(2, device="cpu", threads=1, progress=False)

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.measure import Row, Setting, config, engine, seconds
-from rlgraph.clusters.devices import known
-from rlgraph.cost.calibration import Measured
-from rlgraph.cost.work import Tokens, backward_flops, forward_flops
-from rlgraph.engines.base import Call, Micro, Sampling, TrainOptions
-from rlgraph.engines.sequences import Sequences
-from rlgraph.engines.transformers.engine import TransformersEngine
-from rlgraph.models.shape import Shape, shape_of
+from rlgraph.backends.engines.base import Call, Micro, Sampling, TrainOptions
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.transformers.engine import TransformersEngine
+from rlgraph.catalog.clusters.devices import known
+from rlgraph.catalog.models.shape import Shape, shape_of
+from rlgraph.passes.cost.calibration import Measured
+from rlgraph.passes.cost.work import Tokens, backward_flops, forward_flops
 from rlgraph.profiles.profile import measure_device
 
 MODELS = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B")

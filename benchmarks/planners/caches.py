@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rlgraph.placement.search.option import Option
+from rlgraph.passes.placement.search.option import Option
 
 SIZES = 8
 """Of a range, from its smallest to its largest, each as many times as large as the one before."""

@@ -16,16 +16,16 @@ from math import inf
 
 from planners.caches import settled
 
-from rlgraph.cost import decoding, time, work
-from rlgraph.cost.deployment import Deployment, ModelConfig
-from rlgraph.cost.optimizer import optimizer_bytes
-from rlgraph.cost.peak import usable
-from rlgraph.cost.predict import footprint
 from rlgraph.ir.mesh import mesh
-from rlgraph.placement.search.components import Component
-from rlgraph.placement.search.option import Option
-from rlgraph.placement.search.options import MICROS
-from rlgraph.placement.search.problem import Block, Blocks, Problem
+from rlgraph.passes.cost import decoding, time, work
+from rlgraph.passes.cost.deployment import Deployment, ModelConfig
+from rlgraph.passes.cost.optimizer import optimizer_bytes
+from rlgraph.passes.cost.peak import usable
+from rlgraph.passes.cost.predict import footprint
+from rlgraph.passes.placement.search.components import Component
+from rlgraph.passes.placement.search.option import Option
+from rlgraph.passes.placement.search.options import MICROS
+from rlgraph.passes.placement.search.problem import Block, Blocks, Problem
 
 WIDTH = 2049
 """Tokens of the longest row, and one."""

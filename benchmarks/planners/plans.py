@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlgraph.clusters.cluster import Island
-from rlgraph.cost.peak import usable
-from rlgraph.placement.search.option import Option
-from rlgraph.placement.search.problem import Blocks, Problem
+from rlgraph.catalog.clusters.cluster import Island
+from rlgraph.passes.cost.peak import usable
+from rlgraph.passes.placement.search.option import Option
+from rlgraph.passes.placement.search.problem import Blocks, Problem
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,17 @@ from functools import cached_property
 from pathlib import Path
 
 import rlgraph
-from rlgraph.clusters.cluster import Cluster, Island
-from rlgraph.clusters.read import read_cluster
-from rlgraph.compilation.planning import find_shapes
-from rlgraph.cost.constants import defaults
-from rlgraph.cost.deployment import Deployment
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.tasks import Task, Workload, main_step, tasks
-from rlgraph.foreign.files import Folders
-from rlgraph.placement.search.components import Component, components
-from rlgraph.placement.search.options import Options
-from rlgraph.placement.search.problem import Problem
+from rlgraph.catalog.clusters.cluster import Cluster, Island
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.passes.compilation.planning import find_shapes
+from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.deployment import Deployment
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.tasks import Task, Workload, main_step, tasks
+from rlgraph.passes.placement.search.components import Component, components
+from rlgraph.passes.placement.search.options import Options
+from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.user_code.files import Folders
 
 MODELS = {
     "7B": "meta-llama/Llama-2-7b-hf",

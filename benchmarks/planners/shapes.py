@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlgraph.placement.search.problem import Blocks, Problem
-from rlgraph.placement.search.search import Found
+from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.search.search import Found
 
 
 def models(problem: Problem, blocks: Blocks) -> list[set[str]]:

@@ -1,4 +1,5 @@
-"""The compiler for Python: `check`, `compile`, `load_plan`, `functions`.
+"""From what Python and notebooks call, `check`, `compile`, `load_plan`, `functions`, to compiled programs, plans,
+runs.
 
     program = rlgraph.compile("grpo.rlf", set={"n": 4})
     program.show()
@@ -16,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rlgraph.compilation.programs import (
+from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.passes.compilation.programs import (
     Setting,
     changes,
     columns_in,
@@ -25,13 +27,12 @@ from rlgraph.compilation.programs import (
     settings_text,
     with_quotes,
 )
-from rlgraph.errors import Diagnostic, ProgramError
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
     from rlgraph.api.namespace import Functions
-    from rlgraph.clusters.cluster import Cluster
-    from rlgraph.cost.tasks import Workload
+    from rlgraph.catalog.clusters.cluster import Cluster
+    from rlgraph.passes.cost.tasks import Workload
 
 
 def check(
@@ -52,7 +53,7 @@ def check(
         opened = open_program(program, name)
         texts = settings_text(set)
         if opened.source.path.endswith(".rls"):
-            from rlgraph.compilation.schedules import check_schedule
+            from rlgraph.passes.compilation.schedules import check_schedule
 
             return check_schedule(opened, texts, programs)
         folders = opened.folders
@@ -91,7 +92,7 @@ def compile(
     has. search_gap: the search ends with a plan that is at most so far from the best there is, as a share.
     """
     from rlgraph.api.compiled import Compiled
-    from rlgraph.compilation.compile import checked, compiled
+    from rlgraph.passes.compilation.compile import checked, compiled
 
     opened, texts = open_program(program, name), settings_text(set)
     found = checked(opened, texts, schedule)
@@ -101,7 +102,7 @@ def compile(
 
         measured = read_calibration(calibration)
     if cluster is not None:
-        from rlgraph.compilation.target import target
+        from rlgraph.passes.compilation.target import target
 
         aim = target(cluster, workload, measured, minimize, offload, search_seconds, search_gap, fuse, stream)
     return Compiled.of(compiled(opened, texts, found, devices, aim))
@@ -113,7 +114,7 @@ def load_plan(path: str | Path) -> Compiled:
     Its graph and its plan are fixed. Raises ProgramError with everything that is wrong with the file.
     """
     from rlgraph.api.compiled import Compiled
-    from rlgraph.planfiles.file import load_plan
+    from rlgraph.runs.planfiles.file import load_plan
 
     return Compiled.of(load_plan(path))
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
 
 from rlgraph.api.summary import summary
-from rlgraph.compilation.compilation import Compilation
 from rlgraph.ir.graph import Graph
-from rlgraph.notation.plain import to_plain
+from rlgraph.ir.text.plain import to_plain
+from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.options import LOCAL, RESTARTS, Options
 
 if TYPE_CHECKING:
-    from rlgraph.analysis.explain import Explanation
-    from rlgraph.analysis.whatif import Sweep
     from rlgraph.backends.steps import Observer
+    from rlgraph.explain.explain import Explanation
+    from rlgraph.explain.whatif import Sweep
     from rlgraph.runs.run import Run
     from rlgraph.viz.lanes import Lanes
 
@@ -45,14 +45,14 @@ class Compiled(Compilation):
     def explain(self, search_seconds: float | None = None) -> Explanation:
         """Why this plan: what the step goes to, what plans of other shapes lose, and what would help. Needs a cluster.
         search_seconds: of all its searches together; None: as many as `compile` was given."""
-        from rlgraph.analysis.explain import explain
+        from rlgraph.explain.explain import explain
 
         return explain(self, search_seconds)
 
     def what_if(self, sweep: str, search_seconds: float | None = None) -> Sweep:
         """The best plan for each of some values: `devices=16,32,64`. Needs a cluster. search_seconds: of all its
         searches together; None: as many as `compile` was given."""
-        from rlgraph.analysis.whatif import what_if
+        from rlgraph.explain.whatif import what_if
 
         return what_if(self, sweep, search_seconds)
 
@@ -61,13 +61,13 @@ class Compiled(Compilation):
 
         beside: the folder that the file will be in; the paths in it begin there.
         """
-        from rlgraph.planfiles.file import plan_document
+        from rlgraph.runs.planfiles.file import plan_document
 
         return plan_document(self, Path(beside))
 
     def transfers(self) -> str:
         """What travels between the groups of the plan: weights after they changed, and rows."""
-        from rlgraph.analysis.transfers import show_transfers
+        from rlgraph.explain.transfers import show_transfers
 
         return show_transfers(self.program, self.placed)
 
@@ -75,7 +75,7 @@ class Compiled(Compilation):
 
     def lanes(self) -> Lanes:
         """Its plan as data for a picture. Raises ProgramError where it has none."""
-        from rlgraph.analysis.lanes import lanes
+        from rlgraph.explain.lanes import lanes
 
         return lanes(self)
 
@@ -105,7 +105,7 @@ class Compiled(Compilation):
         return lanes_svg.to_svg(self.lanes(), prefix, embed=embed)
 
     def _pipelines(self, prefix: str, always: bool) -> str:
-        from rlgraph.analysis.pipelines import picture
+        from rlgraph.explain.pipelines import picture
 
         return picture(self, f"{prefix}svg", always)
 

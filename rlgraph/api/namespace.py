@@ -38,7 +38,7 @@ class Function:
         self.__signature__ = Signature([*self._parameters.parameters.values(), *mask])
 
     def __call__(self, *args: Tensor | float, **named: Any) -> Tensor:
-        from rlgraph.lowering.functions import call_padded, types_of
+        from rlgraph.backends.lowering.functions import call_padded, types_of
 
         mask = named.pop("mask", None) if self._masks else None
         try:

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlgraph.analysis.fused import show_fused
-from rlgraph.analysis.tables import sized, table
-from rlgraph.compilation.compilation import Compilation
-from rlgraph.enginespec.registry import engine
+from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import counted
+from rlgraph.explain.fused import show_fused
+from rlgraph.explain.tables import sized, table
 from rlgraph.ir.graph import Model, Node, Program
 from rlgraph.ir.plan import HOST, Group, Plan
-from rlgraph.notation.text import show_constant
+from rlgraph.ir.text.text import show_constant
 from rlgraph.ops import NODES, model_of
 from rlgraph.ops.bases import shared
-from rlgraph.passes.accumulate import trainings
+from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.rewrites.accumulate import trainings
 
 
 def summary(compiled: Compilation) -> str:
@@ -33,7 +33,7 @@ def summary(compiled: Compilation) -> str:
             [(_name(node), f"per {node.unit.axis or 'batch'}: {node.unit.reason}") for node in waits if node.unit]
         )
     if compiled.target is not None:
-        from rlgraph.analysis.choice import show_choice  # the search: only where a cluster is given
+        from rlgraph.explain.choice import show_choice  # the search: only where a cluster is given
 
         lines += ["", *show_choice(compiled.choice, compiled.told["predicted"])]
     elif compiled.schedule.span.line:
@@ -63,7 +63,7 @@ def records(compiled: Compilation) -> Iterator[dict[str, Any]]:
         ],
     }
     if compiled.planned:
-        from rlgraph.planfiles.file import plan_document
+        from rlgraph.runs.planfiles.file import plan_document
 
         document = json.loads(plan_document(compiled, Path()))
         told = {name: value for name, value in document.items() if name not in ("rlgraph", "program")}

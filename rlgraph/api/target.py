@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from rlgraph.compilation import target
-from rlgraph.cost.tasks import Workload
+from rlgraph.passes.compilation import target
+from rlgraph.passes.cost.tasks import Workload
 from rlgraph.profiles.lengths import fit_lengths, read_fitted
 
 __all__ = ["fit_lengths", "workload"]

@@ -1,1 +1,1 @@
-"""A graph becomes a run: the executor, the loops, and the backends that do the work of single nodes."""
+"""From a graph and its plan to metrics and trained weights: the executor, and who does the work of nodes."""

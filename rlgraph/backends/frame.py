@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlgraph.backends.engines.ragged import ragged_places
 from rlgraph.backends.rows import Elsewhere, Rows, TableData, join, pick
 from rlgraph.backends.step import Step
-from rlgraph.engines.ragged import ragged_places
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 
 if TYPE_CHECKING:
     from rlgraph.backends.batches import Batch
-    from rlgraph.engines.base import Admission, Refresh
+    from rlgraph.backends.engines.base import Admission, Refresh
 
 Places = dict[str, np.ndarray]
 """For each axis, which of a frame's rows another frame has, int64."""

@@ -37,12 +37,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from rlgraph.backends.engines.base import Generation
+from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.redone import cut, damaged, stem, step_of, unwritable
 from rlgraph.backends.rows import RowId, show_id
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Runs
-from rlgraph.engines.base import Generation
-from rlgraph.engines.sequences import Sequences
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 from rlgraph.ir.graph import Node
 

@@ -14,7 +14,7 @@ from rlgraph.ir.types import Axis, Table
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlgraph.engines.sequences import Sequences
+    from rlgraph.backends.engines.sequences import Sequences
 
 RowId = tuple[Any, ...]
 """Where a row comes from: (data, epoch, place in the data, sample, ...). Filters, shuffles and splits do not change

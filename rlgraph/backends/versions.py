@@ -22,7 +22,7 @@ from rlgraph.ir.steps import oldest, reach
 from rlgraph.ir.types import is_model
 
 if TYPE_CHECKING:
-    from rlgraph.engines.base import State
+    from rlgraph.backends.engines.base import State
 
 
 Runs = tuple[tuple[int, int], ...]

@@ -1,4 +1,4 @@
-"""`rlgraph`: the compiler on the command line. Each command is a function in a file of this folder.
+"""From a command line to its output and its exit code. Each command is a function in a file of this folder.
 
 Exit codes: 0 fine, 1 a program is wrong, 2 a command is wrong, 3 a bug of rlgraph, 4 a run failed, 130
 interrupted.

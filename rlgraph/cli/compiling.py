@@ -24,9 +24,9 @@ from rlgraph.cli.shown import Format, say, show
 from rlgraph.runs.jsonlines import emit
 
 if TYPE_CHECKING:
-    from rlgraph.analysis.explain import Explanation
-    from rlgraph.analysis.whatif import Sweep
     from rlgraph.api.compiled import Picture
+    from rlgraph.explain.explain import Explanation
+    from rlgraph.explain.whatif import Sweep
 
 
 @rlgraph.command("compile")

@@ -1,4 +1,4 @@
-"""`rlgraph explain`: what a diagnostic's code means. `rlgraph.codes` has a section for each."""
+"""`rlgraph explain`: what a diagnostic's code means. `rlgraph.errors.codes` has a section for each."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import click
 
 from rlgraph.cli.base import FINE, rlgraph
 from rlgraph.cli.shown import say
-from rlgraph.codes import registry
 from rlgraph.errors import nearest
+from rlgraph.errors.codes import registry
 
 
 def explain(code: str) -> str:

@@ -8,9 +8,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from rlgraph.compilation.programs import decoded, open_file, whole
 from rlgraph.dsl.format import format_source
 from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.passes.compilation.programs import decoded, open_file, whole
 
 
 def format_file(path: str, only_check: bool = False) -> bool:

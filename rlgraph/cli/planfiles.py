@@ -18,8 +18,8 @@ def diff(before: str, after: str, form: Format) -> int:
 
     Exit code 0 if nothing does, 1 if something does or one of them is wrong.
     """
-    from rlgraph.planfiles.diff import differences, graph_difference
-    from rlgraph.planfiles.file import open_plan_file, read_plan_file
+    from rlgraph.runs.planfiles.diff import differences, graph_difference
+    from rlgraph.runs.planfiles.file import open_plan_file, read_plan_file
 
     with telling(form):
         files = [read_plan_file(open_plan_file(path)) for path in (before, after)]

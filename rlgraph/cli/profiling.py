@@ -8,7 +8,7 @@ import click
 
 from rlgraph.cli.base import FINE, message_format, rlgraph, telling
 from rlgraph.cli.shown import Format, say
-from rlgraph.cost.calibration import HeldOut
+from rlgraph.passes.cost.calibration import HeldOut
 from rlgraph.runs.options import LOCAL, need_installed
 
 
@@ -38,8 +38,8 @@ def profile(output: Path, engines: str | None, threads: int, quick: bool, form: 
     `rlgraph simulate --calibration FILE` predicts with what was found.
     """
     wanted = None if engines is None else [name.strip() for name in engines.split(",")]
-    from rlgraph.enginespec.registry import engine, installed
-    from rlgraph.enginespec.registry import engines as known
+    from rlgraph.backends.enginespec.registry import engine, installed
+    from rlgraph.backends.enginespec.registry import engines as known
 
     for name in wanted or ():
         if name not in known():

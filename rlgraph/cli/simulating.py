@@ -14,7 +14,7 @@ from rlgraph.runs.jsonlines import emit
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
-    from rlgraph.cost.tasks import Workload
+    from rlgraph.passes.cost.tasks import Workload
 
 
 @rlgraph.command()
@@ -67,10 +67,10 @@ def simulate(
 
     Shows each pool's busy and idle time and what it waits for, the critical path, throughput and price.
     """
-    from rlgraph.analysis.simulate import simulate
     from rlgraph.api.target import workload
-    from rlgraph.clusters.read import read_cluster
-    from rlgraph.compilation.target import assumed
+    from rlgraph.catalog.clusters.read import read_cluster
+    from rlgraph.explain.simulate import simulate
+    from rlgraph.passes.compilation.target import assumed
     from rlgraph.profiles.calibration import read_calibration
     from rlgraph.runs.timeline import check_writable
 

@@ -1,4 +1,4 @@
-"""Data sources: where the rows of a run come from, and the reader that cuts them into batches from them."""
+"""From a data source to batches of rows, and the place from which a run goes on."""
 
 from rlgraph.data.base import DataSource, Row, RowId, Rows, SourceSpec, Stream, column
 from rlgraph.data.reader import Cursor, Reader

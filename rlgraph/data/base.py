@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from rlgraph.columns import WIDEST, Column, Looked, declared, kind_of, most_bytes
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, counted, listed, nearest
-from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, flag, text, whole
+from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, flag, text, whole
 
 SourceSpec = Spec
 Row = dict[str, Any]

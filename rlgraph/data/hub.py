@@ -12,8 +12,8 @@ from typing import Any
 from rlgraph.columns import Column
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, columns_of_table, look, make_source
 from rlgraph.errors import Diagnostic, ProgramError
-from rlgraph.foreign.files import Folders
-from rlgraph.foreign.spec import Spec, need, one_text, only_options, text
+from rlgraph.user_code.files import Folders
+from rlgraph.user_code.spec import Spec, need, one_text, only_options, text
 
 NOT_LOADED = "E0710"
 OPTIONS = (*SHARED_OPTIONS, "split", "config", "revision")

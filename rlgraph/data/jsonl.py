@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 from rlgraph.columns import Column, Looked
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
 from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError, Span
-from rlgraph.foreign.files import Folders, find_file
-from rlgraph.foreign.spec import UNREADABLE, Spec, one_text, only_options, whole
+from rlgraph.user_code.files import Folders, find_file
+from rlgraph.user_code.spec import UNREADABLE, Spec, one_text, only_options, whole
 
 NOT_TEXT = "E0705"
 BAD_LINE = "E0706"

@@ -12,8 +12,8 @@ from typing import Any
 from rlgraph.columns import Column
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, columns_of_schema, columns_of_table, make_source
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
-from rlgraph.foreign.files import Folders, find_file
-from rlgraph.foreign.spec import UNREADABLE, Spec, need, one_text, only_options
+from rlgraph.user_code.files import Folders, find_file
+from rlgraph.user_code.spec import UNREADABLE, Spec, need, one_text, only_options
 
 NOT_LOADED = "E0710"
 NO_VALUE = "E0715"

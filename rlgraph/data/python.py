@@ -1,7 +1,7 @@
 """`python("tasks.py:make", batch=64, level=3)`: the rows that a function of the user's returns or yields.
 
 Options that are not rlgraph's are the function's arguments. It runs in a process of its own (see
-`rlgraph/foreign/worker.py`). A generator is called again for each epoch, and again when a run is restarted;
+`rlgraph/user_code/worker.py`). A generator is called again for each epoch, and again when a run is restarted;
 it must then yield the same rows.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 from rlgraph.columns import Column
 from rlgraph.data.base import NO_COLUMN, SHARED_OPTIONS, DataSource, Row, Stream, look, make_source
 from rlgraph.errors import Diagnostic, RunError
-from rlgraph.foreign.files import Folders
-from rlgraph.foreign.imported import code_files
-from rlgraph.foreign.report import Target, check_required, describe, failed_call, own_options, parse_target
-from rlgraph.foreign.spec import Spec, one_text, seconds
-from rlgraph.foreign.worker import Failure, Worker, Workers
+from rlgraph.user_code.files import Folders
+from rlgraph.user_code.imported import code_files
+from rlgraph.user_code.report import Target, check_required, describe, failed_call, own_options, parse_target
+from rlgraph.user_code.spec import Spec, one_text, seconds
+from rlgraph.user_code.worker import Failure, Worker, Workers
 
 NOT_A_ROW = "E0714"
 OPTIONS = (*SHARED_OPTIONS, "timeout")

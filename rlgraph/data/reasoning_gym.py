@@ -14,8 +14,8 @@ from typing import Any
 from rlgraph.columns import Column
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
 from rlgraph.errors import Diagnostic, ProgramError, RunError, nearest
-from rlgraph.foreign.files import Folders
-from rlgraph.foreign.spec import BAD_ARGUMENT, Spec, need, one_text, whole
+from rlgraph.user_code.files import Folders
+from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, need, one_text, whole
 
 BAD_TASK = "E0713"
 COLUMNS = {"prompt": "text", "answer": "text", "metadata": "nested", "task": "text", "index": "whole"}

@@ -13,9 +13,9 @@ from types import ModuleType
 from rlgraph.columns import Column
 from rlgraph.data.base import DataSource, defaulted, overlong
 from rlgraph.errors import Diagnostic, ProgramError, nearest
-from rlgraph.foreign.files import Folders
-from rlgraph.foreign.spec import Spec, flag, whole
-from rlgraph.foreign.worker import Workers
+from rlgraph.user_code.files import Folders
+from rlgraph.user_code.spec import Spec, flag, whole
+from rlgraph.user_code.worker import Workers
 
 NO_SOURCE = "E0701"
 SOURCES = ("jsonl", "parquet", "hub", "python", "reasoning_gym")

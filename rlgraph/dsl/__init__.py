@@ -1,1 +1,1 @@
-"""The language: text to syntax tree, syntax tree to typed graph, and text to tidy text."""
+"""From text of a `.rlf` or `.rls` file to a typed graph or a schedule, or to diagnostics; and to tidy text."""

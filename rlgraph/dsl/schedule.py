@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from rlgraph.backends.enginespec.registry import engines, faults
+from rlgraph.backends.enginespec.spec import EngineSpec
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.admitting import check_admit
 from rlgraph.dsl.fusing import check_fuse
@@ -12,8 +14,6 @@ from rlgraph.dsl.offpolicy import recomputed
 from rlgraph.dsl.scope import Meaning, Reporter, Stop
 from rlgraph.dsl.signatures import METHODS, STATEMENTS
 from rlgraph.dsl.tails import check_tail
-from rlgraph.enginespec.registry import engines, faults
-from rlgraph.enginespec.spec import EngineSpec
 from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, counted, listed, nearest
 from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import AXES, mesh

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rlgraph.enginespec.registry import engines, ways
+from rlgraph.backends.enginespec.registry import engines, ways
 from rlgraph.ir.attributes import REQUIRED, Attribute
 from rlgraph.ir.graph import SPANS
 from rlgraph.ir.mesh import LISTED

@@ -1,2 +1,1 @@
-"""The graph that every stage reads and makes: axes and types, expressions, nodes, programs; how they print and
-verify."""
+"""The graph that every stage reads and makes, and the plan: what a program is from its check to its run."""

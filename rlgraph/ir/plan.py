@@ -46,8 +46,8 @@ class Group:
     name: str
     pool: str
     engine: str
-    """As `rlgraph.enginespec` calls it; `host` for the group that does what needs no model, `python` for one that runs
-    the user's code."""
+    """As `rlgraph.backends.enginespec` calls it; `host` for the group that does what needs no model, `python` for one
+    that runs the user's code."""
     mesh: Mesh
     devices: tuple[int, ...]
     """For each rank the pool's device, or cpu, that it runs on."""
@@ -170,7 +170,7 @@ class Plan:
     holdings: tuple[Holding, ...] = ()
     """Of models that are not held as their engine does by itself."""
     cluster: str = ""
-    """The cluster that it was made for, as `rlgraph.cost` reads it; empty where none was named."""
+    """The cluster that it was made for, as `rlgraph.passes.cost` reads it; empty where none was named."""
     free: tuple[str, ...] = ()
     """Streamed tables whose blocks go to the data-parallel copy that is free; of others each copy has a fixed share."""
     tails: tuple[Tail, ...] = ()

@@ -1,7 +1,7 @@
 """Transfers: who sends which part of which tensor to whom, for one edge between two layouts.
 
 What many ranks share is said once: a move has the boxes that take the same ways, and the routes that they take. So the
-plan of a large model stays small. Nothing here computes a plan: `rlgraph.transfers.reshard` does.
+plan of a large model stays small. Nothing here computes a plan: `rlgraph.passes.resharding.reshard` does.
 """
 
 from __future__ import annotations

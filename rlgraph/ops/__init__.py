@@ -1,4 +1,5 @@
-"""Operations, each declared once: `tensor` mathematics, and the `nodes` that models, tables and loops are made of."""
+"""From the name of an operation, of `tensor` mathematics or of `nodes`, to all that is known of it: type, traits,
+reference."""
 
 from rlgraph.ops.nodes import (
     MODEL_OPERATIONS,

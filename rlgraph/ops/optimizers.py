@@ -1,7 +1,7 @@
 """Optimizers, each declared once: what `train` is told of it, and what it keeps for each weight.
 
 Checker, planner, memory and cost ask the record. Engines say in their spec which of them they have, and are told the
-name and the settings with each step (`rlgraph.engines.base.TrainOptions`).
+name and the settings with each step (`rlgraph.backends.engines.base.TrainOptions`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Graphs become better graphs: each pass is a function from program to program in a file of its own name."""
+"""From a typed graph to a plan: rewrites of the graph, what things cost, and who works where."""

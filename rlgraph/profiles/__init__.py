@@ -1,1 +1,1 @@
-"""What this machine takes for work of known sizes, and the constants of the cost model from that."""
+"""From measured work on this machine to constants of the cost model."""

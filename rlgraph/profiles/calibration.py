@@ -8,14 +8,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
-from rlgraph.clusters.cluster import kind_of
-from rlgraph.clusters.devices import DTYPES
-from rlgraph.cost.calibration import SCALARS, VERSION, Calibration, HeldOut, Measured, constants_of
-from rlgraph.cost.constants import Host, defaults
-from rlgraph.enginespec.rates import Rates, WorkKind
+from rlgraph.backends.enginespec.rates import Rates, WorkKind
+from rlgraph.catalog.clusters.cluster import kind_of
+from rlgraph.catalog.clusters.devices import DTYPES
 from rlgraph.errors import ProgramError
-from rlgraph.planfiles.document import Document, JsonNode
+from rlgraph.passes.cost.calibration import SCALARS, VERSION, Calibration, HeldOut, Measured, constants_of
+from rlgraph.passes.cost.constants import Host, defaults
 from rlgraph.profiles.documents import Kind
+from rlgraph.runs.planfiles.document import Document, JsonNode
 
 KIND = Kind(
     "calibration",

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import groupby
 from statistics import NormalDist
 
-from rlgraph.cost.lengths import LONGEST, STEPS, Lengths
+from rlgraph.passes.cost.lengths import LONGEST, STEPS, Lengths
 
 ROUNDS = 1000
 """Of the fit, at most: the more rows were cut, the more it takes."""

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlgraph.cost.lengths import LONGEST
 from rlgraph.data import jsonl, parquet
 from rlgraph.data.base import Rows
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, listed, nearest
-from rlgraph.foreign.files import Folders
-from rlgraph.foreign.spec import Spec
+from rlgraph.passes.cost.lengths import LONGEST
 from rlgraph.profiles.censored import Censored
+from rlgraph.user_code.files import Folders
+from rlgraph.user_code.spec import Spec
 
 NOT_COUNTED = "E0947"
 
@@ -116,8 +116,8 @@ def _reader(model: str | None) -> Callable[[Any, str, str, str], int]:
 
 
 def _codec(model: str) -> Any:
-    from rlgraph.engines.base import EngineError
-    from rlgraph.engines.sources import ModelSpec, load_codec
+    from rlgraph.backends.engines.base import EngineError
+    from rlgraph.backends.engines.sources import ModelSpec, load_codec
 
     try:
         return load_codec(ModelSpec("causal_lm", model))

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlgraph.compilation.programs import decoded, whole
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.files import read_bytes, reason
-from rlgraph.planfiles.document import Document
+from rlgraph.passes.compilation.programs import decoded, whole
+from rlgraph.runs.planfiles.document import Document
 
 LARGEST_BYTES = 1 << 20
 """Of a file that has a few hundred numbers."""

@@ -18,13 +18,13 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from rlgraph.analysis.tables import table
-from rlgraph.cost.lengths import LONGEST, STEPS, Lengths
 from rlgraph.errors import ProgramError, counted
-from rlgraph.planfiles.document import JsonNode
+from rlgraph.explain.tables import table
+from rlgraph.passes.cost.lengths import LONGEST, STEPS, Lengths
 from rlgraph.profiles import counted as counting
 from rlgraph.profiles.censored import Censored
 from rlgraph.profiles.documents import Kind
+from rlgraph.runs.planfiles.document import JsonNode
 
 VERSION = 1
 KIND = Kind(

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlgraph.backends.steps import Silent
-from rlgraph.compilation.compilation import Compilation
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Handle
 from rlgraph.ops import NODES
+from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.backends import open_backend
 from rlgraph.runs.options import Options
 

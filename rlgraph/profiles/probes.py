@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlgraph.compilation.compilation import Compilation
-from rlgraph.compilation.compile import checked, compiled
-from rlgraph.compilation.programs import open_program
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.time import Batch
+from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.compilation.compile import checked, compiled
+from rlgraph.passes.compilation.programs import open_program
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.time import Batch
 
 LETTERS = "abcdefgh"
 LONGEST = 1024

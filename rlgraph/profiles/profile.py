@@ -17,19 +17,19 @@ from typing import Any, get_args
 
 import numpy as np
 
-from rlgraph.analysis.simulate import model_configs
-from rlgraph.clusters.cluster import Cluster, DeviceKind, kind_of
-from rlgraph.clusters.devices import names
-from rlgraph.clusters.read import read_cluster
-from rlgraph.compilation.compilation import Compilation
-from rlgraph.cost.calibration import Calibration, HeldOut, Measured, constants_of
-from rlgraph.cost.constants import Constants, Host, defaults
-from rlgraph.cost.deployment import Deployment, ModelConfig
-from rlgraph.cost.predict import Predictor, TaskModel
-from rlgraph.cost.time import Batch
-from rlgraph.enginespec import registry
-from rlgraph.enginespec.rates import Rates, WorkKind
+from rlgraph.backends.enginespec import registry
+from rlgraph.backends.enginespec.rates import Rates, WorkKind
+from rlgraph.catalog.clusters.cluster import Cluster, DeviceKind, kind_of
+from rlgraph.catalog.clusters.devices import names
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.explain.simulate import model_configs
 from rlgraph.ops.nodes import NODES
+from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.cost.calibration import Calibration, HeldOut, Measured, constants_of
+from rlgraph.passes.cost.constants import Constants, Host, defaults
+from rlgraph.passes.cost.deployment import Deployment, ModelConfig
+from rlgraph.passes.cost.predict import Predictor, TaskModel
+from rlgraph.passes.cost.time import Batch
 from rlgraph.profiles.calibration import OPTIONAL
 from rlgraph.profiles.fit import fit, nonnegative
 from rlgraph.profiles.observe import Cores, TimedRun, TimedStep, TimedWork, by_turn, observed

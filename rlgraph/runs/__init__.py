@@ -1,1 +1,1 @@
-"""A run and what it leaves behind: its folder, its metrics and models, its display, its timeline."""
+"""From a compiled program to a run and what it leaves behind: a folder, metrics, models, a timeline."""

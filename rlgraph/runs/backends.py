@@ -10,22 +10,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from rlgraph.compilation.compilation import Compilation
-from rlgraph.compilation.compile import with_dtypes
-from rlgraph.compilation.planning import not_built, not_installed
-from rlgraph.enginespec.registry import engine
+from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ops.work import operations
-from rlgraph.placement.memory import least_memory
+from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.compilation.compile import with_dtypes
+from rlgraph.passes.compilation.planning import not_built, not_installed
+from rlgraph.passes.placement.memory import least_memory
 from rlgraph.runs.folder import recording_of
 from rlgraph.runs.options import Options, backend_spec
 from rlgraph.runs.trained import Elsewhere, Here, TrainedModel
 from rlgraph.runs.watch import Watch
 
 if TYPE_CHECKING:
-    from rlgraph.backends.process.session import Settings
+    from rlgraph.backends.engines.base import Embedded
     from rlgraph.backends.steps import Observer, StepResult
-    from rlgraph.engines.base import Embedded
+    from rlgraph.backends.worker.session import Settings
 
 
 class Backend(Protocol):
@@ -55,7 +55,7 @@ def open_backend(
         # In a notebook, tqdm (which comes with transformers) misses a package that nobody needs.
         warnings.filterwarnings("ignore", "IProgress not found")
         import_module("tqdm.auto")
-    from rlgraph.backends.process.session import Settings
+    from rlgraph.backends.worker.session import Settings
 
     settings = Settings(
         options.seed,
@@ -80,9 +80,9 @@ def open_backend(
 def open_local(
     compiled: Compilation, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
+    from rlgraph.backends.engines.base import EngineError
+    from rlgraph.backends.engines.device import device_here
     from rlgraph.backends.local.backend import LocalBackend
-    from rlgraph.engines.base import EngineError
-    from rlgraph.engines.device import device_here
 
     try:
         settings = replace(settings, device=device_here(options.device))
@@ -98,7 +98,7 @@ def open_local(
 def open_ray(
     compiled: Compilation, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
-    from rlgraph.backends.process.session import model_spec
+    from rlgraph.backends.worker.session import model_spec
 
     if options.device:
         message = f"the models of a plan are not all on `{options.device}`: each process has the devices of its rank"

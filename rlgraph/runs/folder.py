@@ -21,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from rlgraph.catalog.models.adapters import rename as rename_adapter
 from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, UsageMistake
-from rlgraph.models.adapters import rename as rename_adapter
 from rlgraph.runs.checkpoint.disk import replace_text, to_disk
 from rlgraph.runs.jsonlines import finite, numbers
 

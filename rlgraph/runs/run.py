@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
+from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.backends import open_backend
 from rlgraph.runs.checkpoint import outside
 from rlgraph.runs.checkpoint.best import read_best

@@ -17,7 +17,7 @@ from rlgraph.backends.step import Ended
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.ir.graph import Program
 from rlgraph.ir.steps import ages
-from rlgraph.notation.parse import parse_program
+from rlgraph.ir.text.parse import parse_program
 from rlgraph.runs.folder import GRAPH, TRACE
 
 Row = tuple[Any, ...]

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from rlgraph.engines.base import Embedded
-    from rlgraph.engines.sources import ModelSpec
+    from rlgraph.backends.engines.base import Embedded
+    from rlgraph.backends.engines.sources import ModelSpec
     from rlgraph.runs.backends import Backend
 
 
@@ -58,8 +58,8 @@ class Elsewhere:
 
     def engine(self) -> Embedded:
         if self._engine is None:
-            from rlgraph.engines.base import Rank
-            from rlgraph.enginespec.registry import embedded, opener
+            from rlgraph.backends.engines.base import Rank
+            from rlgraph.backends.enginespec.registry import embedded, opener
 
             self._engine = opener(embedded())(self._spec, Rank())
         assert self._engine is not None
@@ -120,8 +120,8 @@ class TrainedModel:
         import numpy as np
         import torch
 
-        from rlgraph.engines.base import Sampling
-        from rlgraph.engines.sequences import Sequences
+        from rlgraph.backends.engines.base import Sampling
+        from rlgraph.backends.engines.sequences import Sequences
 
         codec = self.engine.codec
         asked = Sequences.from_pairs([codec.encode_prompt(prompt) for prompt in prompts], [[] for _ in prompts])

@@ -1,4 +1,4 @@
-"""Pictures of a program's graph and of its plan: DOT text, SVG, PNG, and one self-contained HTML page.
+"""From a graph, a plan or a step to its picture: DOT, SVG, PNG, or one HTML page.
 
     captions   what is written on a box: titles, options, formulas, types
     scene      a program as boxes in boxes, ports and links; knows nothing of drawing

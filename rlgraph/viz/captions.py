@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rlgraph.ir.graph import Constant, Model, Node, Phase, Record, Unit, Value
+from rlgraph.ir.text.text import show, show_constant
 from rlgraph.ir.types import Handle
-from rlgraph.notation.text import show, show_constant
 from rlgraph.ops import NODES
 from rlgraph.ops.tensor import INFIX
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlgraph.pipelines.problem import Part, Problem
-from rlgraph.pipelines.timetable import WAYS, Entry, Lists, Timetable, pieces
+from rlgraph.passes.pipelines.problem import Part, Problem
+from rlgraph.passes.pipelines.timetable import WAYS, Entry, Lists, Timetable, pieces
 from rlgraph.viz.boxes import Role
 from rlgraph.viz.gantt import Bar, Chart, Lane, Look
 from rlgraph.viz.theme import HUES, INK, LABEL, ROLES, Paint

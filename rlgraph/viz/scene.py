@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from rlgraph.errors import NO_SPAN, Span
 from rlgraph.ir.graph import Graph, Model, Node, Phase, Program, Value, axes
+from rlgraph.ir.text.text import print_node, show, show_constant
 from rlgraph.ir.types import Handle, is_model
-from rlgraph.notation.text import print_node, show, show_constant
 from rlgraph.ops import NODES, model_of
 from rlgraph.viz import captions
 from rlgraph.viz.boxes import Body, Box, BoxKind, Line, Link, Port, Role, Scene, Section

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlgraph.cost.time import Batch, Cost
+from rlgraph.passes.cost.time import Batch, Cost
 
 
 class Free:

@@ -14,18 +14,18 @@ from test_tails import COPIES, ROWS, Alike, step
 from tiny import EPS, data_folder, weights
 
 from rlgraph.api.compiled import Compiled
+from rlgraph.backends.distributed.admission import blocks, dealt
+from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.history import History
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.placed.admission import blocks, dealt
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import HISTORY, RayBackend
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.held import Held
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.sampled import Pace, Sampled, Together
-from rlgraph.cost.tasks import Workload
-from rlgraph.cost.time import Cost
-from rlgraph.engines.transformers.engine import TransformersEngine
+from rlgraph.backends.worker.session import Settings
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.sampled import Pace, Sampled, Together
+from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.time import Cost
 from tests.suites import few
 
 PROGRAM = f"""algorithm t
@@ -153,7 +153,7 @@ def test_a_run_that_goes_on_knows_what_prompts_gave(folder: Path) -> None:
 
 
 def test_rows_that_are_expected_to_be_as_long_are_decoded_together() -> None:
-    from rlgraph.engines.transformers.decode import _blocks, _order
+    from rlgraph.backends.engines.transformers.decode import _blocks, _order
 
     lengths = np.array([3, 3, 1, 1, 2, 2, 2, 2])
     import torch

@@ -20,7 +20,7 @@ from rlgraph.backends.clocks import Threads
 from rlgraph.backends.executor import Executor, Part
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.process.session import Settings
+from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node, Program
 from tests.suites import few
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import run_text, weights
 
-from rlgraph.backends.process.columns import finite, numbers_of
+from rlgraph.backends.worker.columns import finite, numbers_of
 from rlgraph.errors import NO_SPAN, ProgramError, RunError
 
 BIG = 2**24

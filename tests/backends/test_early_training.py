@@ -16,13 +16,13 @@ from tiny import data_folder, weights
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.executor import PIECE
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.sampled import Sampled
-from rlgraph.cost.tasks import Workload
+from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.sampled import Sampled
+from rlgraph.passes.cost.tasks import Workload
 from tests.suites import few
 
 TEXT = f"""algorithm early

@@ -11,8 +11,8 @@ from scheduled import compiled
 from test_sim import Fires
 from tiny import Run, compile_text, data_folder, weights
 
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.worker.session import Settings
 
 WHOLE = """train actor(lr=linear(0.02, warmup=2, steps=4), eps=0.01, weight_decay=0.5):
         minimize mean(-actor.logprobs(rollout))"""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny import Run, Seen, compile_text, data_folder, shipped, weights
 
-from rlgraph.engines.transformers.gradients import summed
+from rlgraph.backends.engines.transformers.gradients import summed
 from tests.suites import few
 
 CLOSE = 1e-10
@@ -235,7 +235,7 @@ def gradients(name: str, folder: Path, **settings: Any) -> dict[str, list[torch.
         return total, busy, found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlgraph.engines.transformers.engine.summed", spy)
+        patch.setattr("rlgraph.backends.engines.transformers.engine.summed", spy)
         watched.steps(1)
     return kept
 

@@ -16,16 +16,16 @@ from tiny import data_folder, weights
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import StepResult
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.sampled import Sampled
-from rlgraph.cost.tasks import Workload
-from rlgraph.cost.time import Batch, Cost
+from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import NODES
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.sampled import Sampled
+from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.time import Batch, Cost
 from tests.backends.costs import Free
 
 LONGEST = 3.0

@@ -10,8 +10,8 @@ import pytest
 from scheduled import compiled
 from tiny import Run, compile_text, data_folder, weights
 
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.worker.session import Settings
 
 USER = """
 def siblings(prompts, completions, **columns):

@@ -16,30 +16,30 @@ from test_transport import STEPS, Here, HereBackend
 from tiny import compile_text, data_folder, shipped
 
 import rlgraph
-from rlgraph.analysis.choice import show_choice
-from rlgraph.analysis.simulate import simulate
 from rlgraph.api.compiled import Compiled
 from rlgraph.api.summary import summary
 from rlgraph.backends.clocks import InLine, Threads
+from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.executor import Made
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.placed.transport import Order
-from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.ray.dispatch import Dispatch
 from rlgraph.backends.steps import Silent
-from rlgraph.compilation.choosing import fusions, memory
-from rlgraph.compilation.planning import not_built
-from rlgraph.cost.fusing import _in_flight
+from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.errors import ProgramError
+from rlgraph.explain.choice import show_choice
+from rlgraph.explain.simulate import simulate
 from rlgraph.ir.graph import numbered
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Fused
-from rlgraph.pipelines.beside import entries_of
-from rlgraph.pipelines.counted import counted
-from rlgraph.pipelines.fuse import drawn
-from rlgraph.pipelines.problem import Model, Problem
-from rlgraph.pipelines.timetable import timetable
-from rlgraph.transfers.edges import edges
+from rlgraph.passes.compilation.choosing import fusions, memory
+from rlgraph.passes.compilation.planning import not_built
+from rlgraph.passes.cost.fusing import _in_flight
+from rlgraph.passes.pipelines.beside import entries_of
+from rlgraph.passes.pipelines.counted import counted
+from rlgraph.passes.pipelines.fuse import drawn
+from rlgraph.passes.pipelines.problem import Model, Problem
+from rlgraph.passes.pipelines.timetable import timetable
+from rlgraph.passes.resharding.edges import edges
 from tests.suites import few
 
 SMALL = 'model critic   = value_lm("Qwen/Qwen2.5-3B")'

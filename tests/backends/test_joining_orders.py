@@ -16,17 +16,17 @@ from scheduled import compiled
 from tiny import data_folder, weights
 
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.placed.backend import Placed
-from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
+from rlgraph.backends.distributed.backend import Placed
+from rlgraph.backends.distributed.transport import Coming, Move, Moved, Order
+from rlgraph.backends.enginespec.registry import engines
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.compilation import planning
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.sampled import Pace, Sampled
-from rlgraph.cost.tasks import Workload
-from rlgraph.cost.time import Batch, Cost
-from rlgraph.enginespec.registry import engines
 from rlgraph.ir.steps import oldest
 from rlgraph.ops.nodes import NODES
+from rlgraph.passes.compilation import planning
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.sampled import Pace, Sampled
+from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.time import Batch, Cost
 from tests.suites import few
 
 STEPS = 10

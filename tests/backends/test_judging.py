@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tiny import run_text, weights
 
-from rlgraph.backends.process.judging import Limit, judge
+from rlgraph.backends.engines.tokenizers import Bytes, Chars, Codec, build_tokenizer
+from rlgraph.backends.worker.judging import Limit, judge
 from rlgraph.data import Cursor, Reader, open_source
-from rlgraph.engines.tokenizers import Bytes, Chars, Codec, build_tokenizer
 from rlgraph.errors import NO_SPAN, ProgramError, RunError
-from rlgraph.foreign.files import Folders
-from rlgraph.foreign.spec import Spec
+from rlgraph.user_code.files import Folders
+from rlgraph.user_code.spec import Spec
 
 MODEL = f"algorithm t\nmodel actor = causal_lm({weights().replace('max_position_embeddings=64', 'max_position_embeddings=12')})\n"
 STEP = """

@@ -14,9 +14,9 @@ pytest.importorskip("ray.util")
 
 from benchmarks.at_once import Controlled, grpo
 from rlgraph.backends.clocks import InLine
+from rlgraph.backends.exchange.exchange import Moved
 from rlgraph.backends.ray.orders import order_of
 from rlgraph.backends.ray.remote import Address
-from rlgraph.exchange.exchange import Moved
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Group
 from tests.counting import calls, grows_with_its_size

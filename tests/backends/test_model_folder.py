@@ -11,15 +11,15 @@ from transformers import AutoModelForCausalLM
 
 pytest.importorskip("ray")
 
+from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load
+from rlgraph.backends.engines.weights import ModelWeights
+from rlgraph.backends.enginespec.spec import entire
 from rlgraph.backends.ray.folder import ModelFolder, parts
 from rlgraph.backends.ray.links import Holding
-from rlgraph.engines.sources import ModelSpec, RandomSource, load
-from rlgraph.engines.weights import ModelWeights
-from rlgraph.enginespec.spec import entire
+from rlgraph.catalog.models.shape import FAMILIES, shape_of
 from rlgraph.ir.mesh import mesh
-from rlgraph.models.shape import FAMILIES, shape_of
-from tests.engines.models import WORDS
-from tests.models.tiny import OWN, SIZES
+from tests.backends.engines.models import WORDS
+from tests.catalog.models.tiny import OWN, SIZES
 
 
 @pytest.mark.parametrize("family", FAMILIES)

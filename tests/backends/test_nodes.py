@@ -10,13 +10,13 @@ import pytest
 import torch
 from tiny import ENVS, EPS, Run, Seen, compile_text, data_folder, run_text, weights
 
+from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import TableData
-from rlgraph.engines.transformers.engine import TransformersEngine
 from rlgraph.errors import ProgramError, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import Holding
-from tests.engines.refreshing import Coming
+from tests.backends.engines.refreshing import Coming
 from tests.suites import few
 
 

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("ray.util")
 
+from rlgraph.backends.exchange.exchange import Moved
 from rlgraph.backends.ray.arrivals import Arrivals
-from rlgraph.exchange.exchange import Moved
 from tests.waits import NEVER
 
 

@@ -14,17 +14,17 @@ from scheduled import apart, compiled, together
 from test_exactness import PROGRAMS
 from tiny import compile_text, data_folder, shipped, weights
 
+from rlgraph.backends.distributed.sleeping import Bed
+from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.placed.sleeping import Bed
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Silent, StepResult
+from rlgraph.backends.worker.session import Settings
 from rlgraph.cli import status
-from rlgraph.compilation import planning
-from rlgraph.enginespec.registry import engine
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Holding, Plan
+from rlgraph.passes.compilation import planning
 from tests.suites import few
 
 STEPS = 3

@@ -12,16 +12,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlgraph.backends.distributed.shares import Needs
+from rlgraph.backends.distributed.shares import part as part_of
+from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.placed.shares import Needs
-from rlgraph.backends.placed.shares import part as part_of
 from rlgraph.backends.ray.orders import Wanted
 from rlgraph.backends.ray.remote import Address, PieceRef, Remote
 from rlgraph.backends.ray.rows import Ledger
 from rlgraph.backends.ray.store import Piece, Store, from_wire, long, short, size, to_wire
 from rlgraph.backends.rows import Rows, TableData
 from rlgraph.backends.step import Step
-from rlgraph.engines.sequences import Sequences
 from rlgraph.ir.layout import share
 from rlgraph.ir.types import Axis, Table, Tensor
 

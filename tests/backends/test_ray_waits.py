@@ -13,14 +13,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rlgraph.backends.engines.collectives import Collective, Entered, entered
+from rlgraph.backends.engines.joining import attend, listen
+from rlgraph.backends.exchange.exchange import Pending
+from rlgraph.backends.exchange.link import LinkError
 from rlgraph.backends.ray import doing as doing_module
 from rlgraph.backends.ray.doing import At, Doing, Work
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.waits import Waits
-from rlgraph.engines.collectives import Collective, Entered, entered
-from rlgraph.engines.joining import attend, listen
-from rlgraph.exchange.exchange import Pending
-from rlgraph.exchange.link import LinkError
 from tests.waits import NEVER
 
 TP, DP = ("1", (0, 1)), ("2", (0, 2))

@@ -20,16 +20,16 @@ from test_exactness import PROGRAMS, close, same, sampled
 from tiny import EPS, Run, Seen, compile_text, data_folder, shipped, weights
 
 from rlgraph.backends.batches import Batch
+from rlgraph.backends.engines.base import Generation
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.frame import Frame, Surplus
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.recording import HEADER, Recorder, Replay, recording
 from rlgraph.backends.redone import begin_again, once
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Silent
-from rlgraph.engines.base import Generation
-from rlgraph.engines.sequences import Sequences
-from rlgraph.engines.transformers.engine import TransformersEngine
+from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError, UsageMistake
 from rlgraph.ir.graph import Node
 from tests.suites import few
@@ -119,7 +119,7 @@ def test_float32_and_small_blocks(folder: Path, name: str, tmp_path: Path) -> No
 
 
 def test_another_random_number_generator(folder: Path, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlgraph.engines.transformers import decode
+    from rlgraph.backends.engines.transformers import decode
 
     path, expected = recorded("grpo")
     sample = decode.sample

@@ -18,11 +18,10 @@ from test_exactness import PROGRAMS
 from tiny import ALGORITHMS, compile_text, data_folder, shipped
 
 import rlgraph
-from rlgraph.analysis.simulate import simulate
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.blocks import handed_on
-from rlgraph.backends.placed import backend as placed_backend
-from rlgraph.backends.process.session import Settings
+from rlgraph.backends.distributed import backend as placed_backend
+from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.sim.account import critical_path, pool_time, worker_time
 from rlgraph.backends.sim.backend import SimBackend
@@ -30,15 +29,16 @@ from rlgraph.backends.sim.held import Held
 from rlgraph.backends.sim.sampled import SampledRows
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import Silent, StepResult
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.sampled import Sampled
-from rlgraph.cost.tasks import Workload, main_step, tasks
-from rlgraph.cost.time import Batch, Cost
-from rlgraph.enginespec.registry import engine
+from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
+from rlgraph.explain.simulate import simulate
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Holding, Plan
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.sampled import Sampled
+from rlgraph.passes.cost.tasks import Workload, main_step, tasks
+from rlgraph.passes.cost.time import Batch, Cost
 from tests.suites import few
 
 WORKLOAD = Workload(Lengths((2.0, 4.0)), Lengths((1.0, 2.0, 3.0, 5.0)), kept=0.6)

@@ -8,14 +8,14 @@ import pytest
 from test_flight import AHEAD, APART, ONE, Seconds, program
 from tiny import data_folder
 
-from rlgraph.analysis.simulate import simulated
-from rlgraph.analysis.simulation import Simulation, mean_age
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.steady import longest_cycle, settled
-from rlgraph.clusters.read import read_cluster
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.tasks import Workload
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.explain.simulate import simulated
+from rlgraph.explain.simulation import Simulation, mean_age
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.tasks import Workload
 
 WORKLOAD = Workload(Lengths((2.0,)), Lengths((3.0,)), kept=0.6)
 FILTERED = AHEAD.replace("    train actor", "    keep rollout where score > 0\n    train actor")

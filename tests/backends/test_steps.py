@@ -16,8 +16,6 @@ from tiny import compile_text, data_folder, weights
 
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.process.sampling import _versions
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import recording
 from rlgraph.backends.sim.backend import SimBackend
@@ -25,6 +23,8 @@ from rlgraph.backends.sim.works import Work
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Steps
 from rlgraph.backends.versions import PastWeights, Versions
+from rlgraph.backends.worker.sampling import _versions
+from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Program
 from rlgraph.ir.steps import reach, step_edges
 from rlgraph.ir.types import OLDEST, Axis, Handle, Table

@@ -16,16 +16,16 @@ from tiny import EPS, data_folder, weights
 
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.clocks import Virtual
+from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.endings import Endings
 from rlgraph.backends.executor import Made
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.placed.transport import Order
-from rlgraph.backends.process.nodes import chosen_places
-from rlgraph.backends.process.session import Session, Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.recording import recording
 from rlgraph.backends.steps import Silent, StepResult
+from rlgraph.backends.worker.nodes import chosen_places
+from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.ir.graph import numbered
 from tests.suites import few
 

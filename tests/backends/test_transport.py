@@ -17,16 +17,16 @@ from test_exactness import PROGRAMS
 from tiny import compile_text, data_folder, shipped, weights
 
 from rlgraph.backends.clocks import InLine, Threads
+from rlgraph.backends.distributed.backend import Placed
+from rlgraph.backends.distributed.transport import Coming, Move, Moved, Order
+from rlgraph.backends.exchange.link import LinkError
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.placed.backend import Placed
-from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
-from rlgraph.backends.process.nodes import WORK, chosen_places
-from rlgraph.backends.process.session import Session, Settings
-from rlgraph.backends.process.training import train
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Silent, Things
-from rlgraph.exchange.link import LinkError
+from rlgraph.backends.worker.nodes import WORK, chosen_places
+from rlgraph.backends.worker.session import Session, Settings
+from rlgraph.backends.worker.training import train
 from rlgraph.ir.graph import numbered
 from rlgraph.ir.plan import Group
 from tests.waits import NEVER

@@ -14,15 +14,15 @@ import torch
 
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.rows import TableData
 from rlgraph.backends.steps import StepResult
+from rlgraph.backends.worker.session import Settings
 from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse_expression
 from rlgraph.errors import Source
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.types import Table
-from rlgraph.passes.pipeline import run_passes
+from rlgraph.passes.rewrites.pipeline import run_passes
 
 ALGORITHMS = Path(__file__).parents[2] / "rlgraph" / "algorithms"
 

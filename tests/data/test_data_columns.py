@@ -19,9 +19,9 @@ from rlgraph.columns import Looked, kind_of
 from rlgraph.data import Cursor, Reader, columns, open_source
 from rlgraph.data import jsonl as jsonl_source
 from rlgraph.errors import NO_SPAN, RunError
-from rlgraph.foreign import Workers
-from rlgraph.foreign.files import Folders
-from rlgraph.foreign.spec import Spec
+from rlgraph.user_code import Workers
+from rlgraph.user_code.files import Folders
+from rlgraph.user_code.spec import Spec
 
 Declare = Callable[[str], Spec]
 CHAT = [{"role": "user", "content": "a"}]

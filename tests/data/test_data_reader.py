@@ -8,7 +8,7 @@ from rlgraph.data import Cursor, DataSource, Reader, RowId
 from rlgraph.data.base import make_source
 from rlgraph.data.python import ListRows
 from rlgraph.errors import NO_SPAN
-from rlgraph.foreign.spec import Spec
+from rlgraph.user_code.spec import Spec
 
 
 def source(count: int, batch: int, **options: object) -> DataSource:

@@ -19,9 +19,9 @@ from rlgraph.data import Cursor, Reader, check_source, column, columns, open_sou
 from rlgraph.data.base import in_order
 from rlgraph.data.jsonl import JsonLines
 from rlgraph.errors import NO_SPAN, ProgramError, RlgraphError, RunError
-from rlgraph.foreign import Workers
-from rlgraph.foreign.files import Folders
-from rlgraph.foreign.spec import Spec
+from rlgraph.user_code import Workers
+from rlgraph.user_code.files import Folders
+from rlgraph.user_code.spec import Spec
 
 Declare = Callable[[str], Spec]
 

@@ -10,9 +10,9 @@ from typing import AnyStr
 
 from rlgraph.dsl.check import check
 from rlgraph.errors import ProgramError, Source
-from rlgraph.notation.parse import parse_program
-from rlgraph.notation.text import print_program
-from rlgraph.passes.pipeline import run_passes
+from rlgraph.ir.text.parse import parse_program
+from rlgraph.ir.text.text import print_program
+from rlgraph.passes.rewrites.pipeline import run_passes
 
 HERE = Path(__file__).parent
 SHIPPED = sorted((HERE.parents[1] / "rlgraph" / "algorithms").glob("*.rlf"))

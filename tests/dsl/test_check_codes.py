@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.codes import registry
 from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse, parse_expression
 from rlgraph.dsl.schedule import check_schedule
 from rlgraph.errors import ProgramError, Source
+from rlgraph.errors.codes import registry
 from tests.dsl.test_check_wrong import data_columns
 
 SECTIONS = {code.name: code.section for code in registry().values() if code.page == "checker.md"}

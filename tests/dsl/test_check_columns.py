@@ -12,7 +12,7 @@ from rlgraph.dsl.check import check
 from rlgraph.dsl.columns import misused
 from rlgraph.errors import Diagnostic, ProgramError, Source
 from rlgraph.ir.graph import Record
-from rlgraph.passes.pipeline import run_passes
+from rlgraph.passes.rewrites.pipeline import run_passes
 
 HEAD = """algorithm t
 model actor = causal_lm(random("qwen2", tokenizer=chars("ab"))DTYPE)

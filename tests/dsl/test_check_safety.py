@@ -63,9 +63,9 @@ from rlgraph.data import columns
 from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse_expression
 from rlgraph.errors import ProgramError, Source
-from rlgraph.foreign.spec import Spec
-from rlgraph.foreign.files import Folders
-from rlgraph.passes.pipeline import run_passes
+from rlgraph.user_code.spec import Spec
+from rlgraph.user_code.files import Folders
+from rlgraph.passes.rewrites.pipeline import run_passes
 
 def look(record):
     return columns(Spec(record.name, record.args, {n: v for n, v in record.options if v is not None}, record.span), Folders(Path()))

@@ -21,9 +21,9 @@ from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse, parse_expression
 from rlgraph.dsl.schedule import check_schedule
 from rlgraph.errors import ProgramError, Source
-from rlgraph.foreign.files import Folders
-from rlgraph.foreign.spec import Spec
 from rlgraph.ir.graph import Record
+from rlgraph.user_code.files import Folders
+from rlgraph.user_code.spec import Spec
 from tests import golden
 
 WRONG = sorted((Path(__file__).parent / "wrong").glob("*.txt"))

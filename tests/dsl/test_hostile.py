@@ -9,7 +9,7 @@ from rlgraph.dsl.scope import MAX_ERRORS
 from rlgraph.dsl.use import LARGEST_BYTES
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, visible
 from rlgraph.ir.graph import Const
-from rlgraph.passes.fold import fold
+from rlgraph.passes.rewrites.fold import fold
 
 PROGRAM = """\
 algorithm a

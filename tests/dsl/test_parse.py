@@ -405,7 +405,7 @@ def test_every_code_is_explained_with_examples() -> None:
     root = Path(__file__).parents[2] / "rlgraph"
     texts = [path.read_text("utf-8") for path in (root / "dsl").glob("*.py")]
     used = {code for text in texts for code in re.findall("E01[0-9]{2}", text)}
-    parts = re.split("^## ", (root / "codes" / "syntax.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
+    parts = re.split("^## ", (root / "errors" / "codes" / "syntax.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
     assert {part[:5] for part in parts} == used
     for part in parts:
         wrong, right = re.findall("```rlf\n(.*?)```", part, flags=re.DOTALL)

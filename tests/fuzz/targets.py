@@ -12,22 +12,22 @@ from textwrap import dedent
 from zlib import crc32
 
 import rlgraph
-from rlgraph.analysis.transfers import show_transfers
-from rlgraph.clusters.read import read_cluster
-from rlgraph.compilation.compile import checked, compiled
-from rlgraph.compilation.programs import Opened, decoded
-from rlgraph.compilation.schedules import with_schedule
-from rlgraph.cost.calibration import HeldOut
-from rlgraph.cost.lengths import read_lengths
+from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.data.sources import open_source
 from rlgraph.dsl.check import Checked, check_all
 from rlgraph.dsl.format import format_source
 from rlgraph.errors import NO_SPAN, ProgramError, Source
-from rlgraph.foreign.spec import Spec
-from rlgraph.notation.parse import parse_program
-from rlgraph.notation.text import print_program
+from rlgraph.explain.transfers import show_transfers
+from rlgraph.ir.text.parse import parse_program
+from rlgraph.ir.text.text import print_program
+from rlgraph.passes.compilation.compile import checked, compiled
+from rlgraph.passes.compilation.programs import Opened, decoded
+from rlgraph.passes.compilation.schedules import with_schedule
+from rlgraph.passes.cost.calibration import HeldOut
+from rlgraph.passes.cost.lengths import read_lengths
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.lengths import read_fitted
+from rlgraph.user_code.spec import Spec
 from tests.documents import examples, program
 from tests.dsl.mutants import PAIR, PROGRAMS, RICH
 
@@ -202,7 +202,7 @@ def _calibration(raw: bytes, folder: Path) -> object:
 
 @cache
 def _calibrations() -> list[bytes]:
-    from tests.cost.test_calibration import calibration
+    from tests.passes.cost.test_calibration import calibration
 
     held = replace(calibration(), held_out={"transformers.train": HeldOut(0.1, 0.3)})
     return [calibration().to_text().encode(), held.to_text().encode()]
@@ -286,7 +286,7 @@ schedule:
 
 @cache
 def _configs() -> list[bytes]:
-    from rlgraph.models.known import find_config, names
+    from rlgraph.catalog.models.known import find_config, names
 
     found = [dict(find_config(name) or {}) for name in names()[::4]]
     found.append(

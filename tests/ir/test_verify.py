@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from rlgraph.ir.graph import Graph, Node, Program, Value
+from rlgraph.ir.text.parse import parse_program
 from rlgraph.ir.types import Axis, Handle, Tensor
 from rlgraph.ir.verify import BrokenGraph, verify
-from rlgraph.notation.parse import parse_program
 from rlgraph.ops import NODES, infer
 
 GOOD = """program grpo

@@ -26,7 +26,7 @@ REFERENCE["cube"] = cube
 import rlgraph
 from rlgraph.ir.graph import Apply, Let, Ref, tensor_node
 from rlgraph.ir.types import Axis, Tensor
-from rlgraph.lowering.lower import lower
+from rlgraph.backends.lowering.lower import lower
 from rlgraph.viz.dot import to_dot
 
 TEXT = """algorithm a

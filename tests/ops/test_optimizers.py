@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rlgraph.cost.optimizer import optimizer_bytes
 from rlgraph.ir.attributes import Attribute
 from rlgraph.ops.nodes import NODES
 from rlgraph.ops.optimizers import ADAMW, OPTIMIZERS, Optimizer, attributes
+from rlgraph.passes.cost.optimizer import optimizer_bytes
 
 PLAIN = Optimizer("plain", 1, (replace(ADAMW.settings[0], default=0.5), Attribute("momentum", "float", 0.9, 0.0, 1.0)))
 

@@ -13,8 +13,8 @@ import pytest
 import rlgraph
 from rlgraph.api.target import fit_lengths, workload
 from rlgraph.cli import status
-from rlgraph.cost.lengths import Lengths
 from rlgraph.errors import ProgramError
+from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.profiles.censored import Censored
 from rlgraph.profiles.lengths import read_fitted
 
@@ -138,7 +138,7 @@ def test_columns_of_files(tmp_path: Path) -> None:
 
 
 def test_texts_are_counted_by_a_tokenizer(tmp_path: Path) -> None:
-    from rlgraph.engines.tokenizers import Chars, build_tokenizer
+    from rlgraph.backends.engines.tokenizers import Chars, build_tokenizer
 
     build_tokenizer(Chars("ab")).save_pretrained(str(tmp_path / "model"))
     (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2"}')

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.analysis.simulate import simulate
 from rlgraph.api import compile
+from rlgraph.backends.enginespec.rates import Rates
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.shape import Shape
 from rlgraph.cli import status
-from rlgraph.clusters.read import read_cluster
-from rlgraph.cost.deployment import Deployment, ModelConfig
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.tasks import Workload
-from rlgraph.cost.time import Batch
-from rlgraph.enginespec.rates import Rates
-from rlgraph.models.shape import Shape
+from rlgraph.explain.simulate import simulate
+from rlgraph.passes.cost.deployment import Deployment, ModelConfig
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.time import Batch
 from rlgraph.profiles import profile as profiling
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.observe import Cores, Stopwatch, TimedStep, TimedWork

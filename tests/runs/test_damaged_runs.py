@@ -13,9 +13,9 @@ import pytest
 from programs_on_disk import write_tiny
 
 import rlgraph
+from rlgraph.backends.engines.stored import Stored
 from rlgraph.backends.saved import undamaged
 from rlgraph.cli import status
-from rlgraph.engines.stored import Stored
 from rlgraph.errors import UsageMistake, visible
 from rlgraph.runs.checkpoint import disk, document
 from rlgraph.runs.checkpoint.often import read_often

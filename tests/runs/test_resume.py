@@ -23,13 +23,13 @@ from safetensors.torch import load_file
 
 import rlgraph
 from benchmarks import kills
-from rlgraph.backends.process import saving as process_saving
-from rlgraph.backends.process.session import Session
+from rlgraph.backends.engines.base import TrainOptions
+from rlgraph.backends.engines.optimizer import Optimizer
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Silent
+from rlgraph.backends.worker import saving as process_saving
+from rlgraph.backends.worker.session import Session
 from rlgraph.cli import status
-from rlgraph.engines.base import TrainOptions
-from rlgraph.engines.optimizer import Optimizer
 from rlgraph.errors import RunError, UsageMistake
 from rlgraph.ir.graph import Node
 from rlgraph.runs.checkpoint import disk, document, resuming, saving

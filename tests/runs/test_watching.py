@@ -11,12 +11,12 @@ from rich.console import Console
 
 import rlgraph
 from rlgraph.backends.steps import StepResult
-from rlgraph.foreign.files import Folders
 from rlgraph.ir.graph import Node
 from rlgraph.runs.progress import Lines
 from rlgraph.runs.progress_bar import Bar
 from rlgraph.runs.trained import Elsewhere, TrainedModel
 from rlgraph.runs.watch import Interrupts, Watch
+from rlgraph.user_code.files import Folders
 
 SAMPLE, TRAIN = Node("generate", (), ()), Node("train", (), ())
 
@@ -94,7 +94,7 @@ def test_a_ctrl_c_that_nobody_heard_ends_a_run_at_the_next_node_but_in_no_update
 @pytest.mark.parametrize("to", [None, "saved"])
 def test_a_model_outlives_its_processes(tmp_path: Path, to: str | None, frozen: bool) -> None:
     from rlgraph.backends.local.backend import LocalBackend
-    from rlgraph.backends.process.session import Settings, model_spec
+    from rlgraph.backends.worker.session import Settings, model_spec
 
     compiled = rlgraph.compile(write_tiny(tmp_path))
     backend = LocalBackend(compiled.program, Settings(folder=compiled.folder))

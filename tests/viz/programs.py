@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlgraph.ir.graph import Program
-from rlgraph.notation.parse import parse_program
+from rlgraph.ir.text.parse import parse_program
 
 PPO = """
 program ppo

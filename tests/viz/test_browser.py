@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 import rlgraph
-from rlgraph.analysis.simulate import simulate
 from rlgraph.api.compiled import Compiled
 from rlgraph.errors import Source
+from rlgraph.explain.simulate import simulate
 from rlgraph.ir.graph import Node, Program
-from rlgraph.notation.text import print_node
-from rlgraph.pipelines.fuse import drawn as drawn_lists
-from rlgraph.pipelines.problem import Model, Problem
-from rlgraph.pipelines.published import one_f_one_b
-from rlgraph.pipelines.timetable import timetable
+from rlgraph.ir.text.text import print_node
+from rlgraph.passes.pipelines.fuse import drawn as drawn_lists
+from rlgraph.passes.pipelines.problem import Model, Problem
+from rlgraph.passes.pipelines.published import one_f_one_b
+from rlgraph.passes.pipelines.timetable import timetable
 from rlgraph.viz.boxes import Box
 from rlgraph.viz.gantt import gantt
 from rlgraph.viz.html import to_html

@@ -14,13 +14,13 @@ import pydot
 import pytest
 
 import rlgraph
-from rlgraph.analysis.lanes import lanes
 from rlgraph.api.compiled import Compiled
 from rlgraph.api.summary import summary
 from rlgraph.api.target import workload
 from rlgraph.cli import status
+from rlgraph.explain.lanes import lanes
 from rlgraph.ops import NODES
-from rlgraph.transfers.edges import edges
+from rlgraph.passes.resharding.edges import edges
 from rlgraph.viz import lanes_svg
 from rlgraph.viz.fonts import width
 from rlgraph.viz.lanes import Lanes, Stage, Way, Work

@@ -11,10 +11,10 @@ from itertools import pairwise
 
 import pytest
 
-from rlgraph.pipelines.fuse import drawn
-from rlgraph.pipelines.problem import Model, Problem
-from rlgraph.pipelines.published import alone, in_turn
-from rlgraph.pipelines.timetable import WAYS, Entry, Lists, Timetable, pieces, timetable
+from rlgraph.passes.pipelines.fuse import drawn
+from rlgraph.passes.pipelines.problem import Model, Problem
+from rlgraph.passes.pipelines.published import alone, in_turn
+from rlgraph.passes.pipelines.timetable import WAYS, Entry, Lists, Timetable, pieces, timetable
 from rlgraph.viz.boxes import Role
 from rlgraph.viz.gantt import CUT, ROOM, gantt
 from rlgraph.viz.pipeline import idles, in_flight, pipeline

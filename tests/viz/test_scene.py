@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlgraph.ir.text.text import print_program
 from rlgraph.ir.verify import UNIT, verify
-from rlgraph.notation.text import print_program
 from rlgraph.ops import NODES, infer
 from rlgraph.viz import captions
 from rlgraph.viz.boxes import Body, Box, walk

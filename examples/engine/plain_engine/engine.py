@@ -5,16 +5,16 @@ import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from rlgraph.engines.base import EngineError, Generation, NoRows
-from rlgraph.engines.blocks import plan_blocks
-from rlgraph.engines.optimizer import Optimizer
-from rlgraph.engines.sampling import sample
-from rlgraph.engines.sequences import Sequences
-from rlgraph.engines.sources import load
-from rlgraph.engines.weights import blend, copied, take_over
-from rlgraph.enginespec.spec import entire
+from rlgraph.backends.engines.base import EngineError, Generation, NoRows
+from rlgraph.backends.engines.blocks import plan_blocks
+from rlgraph.backends.engines.optimizer import Optimizer
+from rlgraph.backends.engines.sampling import sample
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.sources import load
+from rlgraph.backends.engines.weights import blend, copied, take_over
+from rlgraph.backends.enginespec.spec import entire
+from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
-from rlgraph.models.shape import shape_of
 
 
 def open_rank(model, rank):

@@ -1,6 +1,6 @@
 """What the compiler knows of it; loads no torch."""
 
-from rlgraph.enginespec.spec import EngineSpec
+from rlgraph.backends.enginespec.spec import EngineSpec
 
 SPEC = EngineSpec(
     name="plain",

@@ -1,1 +1,1 @@
-"""The backend of this process. It defines what a program means: every other backend is compared with it."""
+"""From a node and its rows to results, in this process: what every other backend is compared with."""

@@ -12,12 +12,16 @@ import torch
 
 from rlgraph.backends.blocks import Blocks
 from rlgraph.backends.endings import Endings
+from rlgraph.backends.engines.base import EngineError, Saves
 from rlgraph.backends.executor import Executor, Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.process.nodes import WORK, chosen_places
-from rlgraph.backends.process.sampling import sampled_tokens
-from rlgraph.backends.process.saving import (
+from rlgraph.backends.saved import Diverged, Kept, SavedModel
+from rlgraph.backends.step import Step
+from rlgraph.backends.steps import Observer, Silent, Steps
+from rlgraph.backends.worker.nodes import WORK, chosen_places
+from rlgraph.backends.worker.sampling import sampled_tokens
+from rlgraph.backends.worker.saving import (
     Left,
     hold,
     left_of,
@@ -28,12 +32,8 @@ from rlgraph.backends.process.saving import (
     stock_of,
     write_part,
 )
-from rlgraph.backends.process.session import ModelState, Session, Settings
-from rlgraph.backends.process.training import TRAINING
-from rlgraph.backends.saved import Diverged, Kept, SavedModel
-from rlgraph.backends.step import Step
-from rlgraph.backends.steps import Observer, Silent, Steps
-from rlgraph.engines.base import EngineError, Saves
+from rlgraph.backends.worker.session import ModelState, Session, Settings
+from rlgraph.backends.worker.training import TRAINING
 from rlgraph.ir.graph import Node, Program
 
 _WORK = {**WORK, **TRAINING}

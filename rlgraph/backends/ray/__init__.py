@@ -1,2 +1,1 @@
-"""The backend of a cluster: a Ray actor for each rank of each group. The controller sees references and counts, never
-rows."""
+"""From orders to Ray actors and back: one for each rank; the controller sees references, never rows."""

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition
 
-from rlgraph.exchange.exchange import Moved
+from rlgraph.backends.exchange.exchange import Moved
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Came:
 
 
 class Arrivals:
-    """Of one model. Implements `rlgraph.engines.base.Refresh` for who samples with it; but for `bring`, all is done by
-    the thread that does the process's orders, or while that waits."""
+    """Of one model. Implements `rlgraph.backends.engines.base.Refresh` for who samples with it; but for `bring`, all is
+    done by the thread that does the process's orders, or while that waits."""
 
     def __init__(self) -> None:
         self.version = 0

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlgraph.backends.clocks import InLine, Threads
+from rlgraph.backends.distributed.backend import Placed
 from rlgraph.backends.endings import Endings
+from rlgraph.backends.enginespec.registry import embedded
 from rlgraph.backends.flight import Coming, Things
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.notes import Notes
-from rlgraph.backends.placed.backend import Placed
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.cluster import start
 from rlgraph.backends.ray.failures import Request, is_lost
 from rlgraph.backends.ray.remote import PieceRef, Single
@@ -22,12 +22,12 @@ from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.saved import Kept, SavedModel
 from rlgraph.backends.steps import Observer, Silent
 from rlgraph.backends.turns import Queues
-from rlgraph.enginespec.registry import embedded
+from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Program, numbered
 from rlgraph.ir.plan import HOST, Plan
-from rlgraph.passes.accumulate import accumulated
-from rlgraph.passes.admit import admitted
+from rlgraph.passes.rewrites.accumulate import accumulated
+from rlgraph.passes.rewrites.admit import admitted
 
 HISTORY = "the history of lengths"
 """In checkpoints."""

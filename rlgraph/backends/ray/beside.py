@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rlgraph.backends.exchange.mailbox import Mailbox
 from rlgraph.backends.ray.remote import Address
-from rlgraph.exchange.mailbox import Mailbox
 from rlgraph.ir.common import common
 from rlgraph.ir.plan import Group
-from rlgraph.pipelines.beside import Turn, entries_of, turns_of
-from rlgraph.pipelines.problem import Model
+from rlgraph.passes.pipelines.beside import Turn, entries_of, turns_of
+from rlgraph.passes.pipelines.problem import Model
 
 _FIELDS = ("count", "stages", "forward", "backward", "memory", "chunks", "reverse")
 """That a process tells the others of a model: its micro-batches, and what `counted` says of it with one."""
@@ -52,7 +52,7 @@ def _seat(group: Group, rank: int, stage: int, block: Sequence[tuple[Group, int,
 
 
 class Beside:
-    """One process and the others. Implements `rlgraph.engines.base.Beside`."""
+    """One process and the others. Implements `rlgraph.backends.engines.base.Beside`."""
 
     def __init__(self, mailbox: Mailbox, seat: Seat, places: int) -> None:
         """mailbox: of all processes of a block of stages."""

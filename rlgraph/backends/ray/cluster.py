@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from rlgraph.backends.engines.joining import INTERFACES, loopback
 from rlgraph.backends.places import TOGETHER
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.actors import Actors
 from rlgraph.backends.ray.patience import patient
 from rlgraph.backends.ray.processes import InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.sessions import Daemons, own_signals
 from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, SORTS, Worker, WorkerSpec
-from rlgraph.engines.joining import INTERFACES, loopback
+from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, counted
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import HOST, Group, Plan

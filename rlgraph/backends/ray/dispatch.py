@@ -11,11 +11,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
+from rlgraph.backends.distributed.shares import Needs, needs, shares
+from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.notes import Notes
-from rlgraph.backends.placed.shares import Needs, needs, shares
-from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.ray.calls import Calls, Copy, copies
 from rlgraph.backends.ray.failures import doing
 from rlgraph.backends.ray.losses import Losses

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlgraph.backends.engines.collectives import Collective, Entered, Key, entered, is_broken
+from rlgraph.backends.exchange.exchange import Pending
+from rlgraph.backends.exchange.mailbox import lost
 from rlgraph.backends.ray.remote import Address
-from rlgraph.engines.collectives import Collective, Entered, Key, entered, is_broken
-from rlgraph.exchange.exchange import Pending
-from rlgraph.exchange.mailbox import lost
 
 _PARTS = 3
 """Of a path, so that it says which package a file is of."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.exchange.link import LinkError
 from rlgraph.backends.ray.remote import Address
-from rlgraph.engines.base import EngineError
 from rlgraph.errors import NO_SPAN, Diagnostic, Related, RlgraphError, RunError, Span
-from rlgraph.exchange.link import LinkError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import HOST
 

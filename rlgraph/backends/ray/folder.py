@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rlgraph.backends.engines.sources import ModelSpec, load, load_codec, on_any_rank, quiet, save_config, skeleton
+from rlgraph.backends.engines.weights import filed
 from rlgraph.backends.ray.links import Holding
-from rlgraph.engines.sources import ModelSpec, load, load_codec, on_any_rank, quiet, save_config, skeleton
-from rlgraph.engines.weights import filed
+from rlgraph.catalog.models.adapters import Adapters
+from rlgraph.catalog.models.known import find_config
 from rlgraph.ir.layout import Local, Piece, at_layer, whole
-from rlgraph.models.adapters import Adapters
-from rlgraph.models.known import find_config
 
 
 def parts(held: Sequence[Holding], itemsize: int, most: int) -> Iterator[tuple[Local, ...]]:
@@ -70,7 +70,7 @@ class AdapterFolder:
     def close(self) -> None:
         """Writes them, and a base that nobody has but this run."""
         # With it come transformers' models, which take seconds, and every process imports this file.
-        from rlgraph.engines.adapters import base_of, save
+        from rlgraph.backends.engines.adapters import base_of, save
 
         base, made = base_of(self._spec.source, self._folder)
         with quiet():

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
+from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.failures import Request, shown
 from rlgraph.backends.ray.folder import parts
@@ -16,14 +17,13 @@ from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.transfers import BUCKET, meet, ranks
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.turns import Queues, seats
-from rlgraph.enginespec.registry import engine
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, counted
 from rlgraph.ir.graph import Program
 from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.transfer import TensorBox, Topology
-from rlgraph.transfers.lacking import lacking
-from rlgraph.transfers.reshard import reshard
+from rlgraph.passes.resharding.lacking import lacking
+from rlgraph.passes.resharding.reshard import reshard
 
 _HOST: Address = (HOST, 0)
 

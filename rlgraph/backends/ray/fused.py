@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlgraph.backends.distributed.shares import shares
+from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.executor import Made
-from rlgraph.backends.placed.shares import shares
-from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.ray.beside import seated
 from rlgraph.backends.ray.calls import Calls
 from rlgraph.backends.ray.failures import Request

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlgraph.engines.base import HasWeights
-from rlgraph.engines.joining import attend
-from rlgraph.exchange.exchange import Exchange, Moved, Pending
-from rlgraph.exchange.mailbox import Mailbox
-from rlgraph.exchange.sites import open_links, site
+from rlgraph.backends.engines.base import HasWeights
+from rlgraph.backends.engines.joining import attend
+from rlgraph.backends.exchange.exchange import Exchange, Moved, Pending
+from rlgraph.backends.exchange.mailbox import Mailbox
+from rlgraph.backends.exchange.sites import open_links, site
 from rlgraph.ir.carriers import Site, Ways
 from rlgraph.ir.layout import Local
 from rlgraph.ir.transfer import Transfer

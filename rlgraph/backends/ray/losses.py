@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.flight import Things
-from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.ray.failures import doing, shown
 from rlgraph.backends.ray.processes import Losing
 from rlgraph.backends.ray.remote import Address, recorded_as

@@ -12,8 +12,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rlgraph.backends.process.nodes import take_over
-from rlgraph.backends.process.saving import (
+from rlgraph.backends.engines.base import HalfChanged, Saves, Sleeps
+from rlgraph.backends.engines.sleeping import Switched
+from rlgraph.backends.exchange.exchange import Moved
+from rlgraph.backends.ray import shards
+from rlgraph.backends.ray.arrivals import Arrivals
+from rlgraph.backends.ray.doing import Doing
+from rlgraph.backends.ray.folder import AdapterFolder, ModelFolder, empty, folder_of
+from rlgraph.backends.ray.links import Holding, Links, holding
+from rlgraph.backends.saved import SavedModel
+from rlgraph.backends.step import Step
+from rlgraph.backends.worker.nodes import take_over
+from rlgraph.backends.worker.saving import (
     Left,
     Part,
     Stock,
@@ -25,17 +35,7 @@ from rlgraph.backends.process.saving import (
     stock_of,
     write_part,
 )
-from rlgraph.backends.process.session import Session
-from rlgraph.backends.ray import shards
-from rlgraph.backends.ray.arrivals import Arrivals
-from rlgraph.backends.ray.doing import Doing
-from rlgraph.backends.ray.folder import AdapterFolder, ModelFolder, empty, folder_of
-from rlgraph.backends.ray.links import Holding, Links, holding
-from rlgraph.backends.saved import SavedModel
-from rlgraph.backends.step import Step
-from rlgraph.engines.base import HalfChanged, Saves, Sleeps
-from rlgraph.engines.sleeping import Switched
-from rlgraph.exchange.exchange import Moved
+from rlgraph.backends.worker.session import Session
 from rlgraph.ir.carriers import Ways
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.layout import Local

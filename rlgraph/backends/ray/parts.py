@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlgraph.backends.distributed.admission import blocks
+from rlgraph.backends.distributed.race import Race
+from rlgraph.backends.distributed.shares import part, split_axis
+from rlgraph.backends.distributed.tails import Ending
+from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.executor import Part
-from rlgraph.backends.placed.admission import blocks
-from rlgraph.backends.placed.race import Race
-from rlgraph.backends.placed.shares import part, split_axis
-from rlgraph.backends.placed.tails import Ending
-from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.ray.calls import Calls
 from rlgraph.backends.ray.orders import Receipt
 from rlgraph.backends.ray.processes import Reference

@@ -10,11 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
+from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.ray.failures import Request, refused
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.store import Wire, Wish
 from rlgraph.backends.ray.worker import Worker, WorkerSpec
-from rlgraph.engines.base import EngineError
 from rlgraph.ir.layout import share
 from rlgraph.ir.plan import Plan
 from rlgraph.ops.nodes import NODES, code_of

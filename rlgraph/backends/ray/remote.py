@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rlgraph.backends.placed.transport import StandIn
+from rlgraph.backends.distributed.transport import StandIn
 from rlgraph.backends.rows import Elsewhere
 
 Address = tuple[str, int]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from rlgraph.backends.distributed.shares import Needs
 from rlgraph.backends.frame import Frame, Surplus
-from rlgraph.backends.placed.shares import Needs
 from rlgraph.backends.ray.orders import Given, PieceRows, RowsOf, Wanted, Whole
 from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.remote import Address, Key, PieceRef, Remote, Single, column_key

@@ -11,8 +11,6 @@ import numpy as np
 from rlgraph.backends.batches import Batch
 from rlgraph.backends.frame import Frame, Surplus
 from rlgraph.backends.history import Known
-from rlgraph.backends.process.sampling import inner_rows
-from rlgraph.backends.process.saving import Part, Stock, Written, need_same, parts
 from rlgraph.backends.ray.failures import Request, shown
 from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.remote import Address, PieceRef, Remote, Single
@@ -21,6 +19,8 @@ from rlgraph.backends.ray.transfers import ranks
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.saved import Diverged, Kept, SavedModel, Torn
+from rlgraph.backends.worker.sampling import inner_rows
+from rlgraph.backends.worker.saving import Part, Stock, Written, need_same, parts
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.types import Handle, axes_of, axis_of
 from rlgraph.ir.types import Tensor as TensorType

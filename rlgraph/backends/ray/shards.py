@@ -9,13 +9,13 @@ from typing import Any
 
 import torch.distributed
 
-from rlgraph.backends.process.session import Session
-from rlgraph.engines.base import Rank
-from rlgraph.engines.joining import join
-from rlgraph.engines.sleeping import Arenas
-from rlgraph.engines.sources import ModelSpec, load_codec, positions
-from rlgraph.engines.tokenizers import Codec
-from rlgraph.enginespec.registry import engine, opener
+from rlgraph.backends.engines.base import Rank
+from rlgraph.backends.engines.joining import join
+from rlgraph.backends.engines.sleeping import Arenas
+from rlgraph.backends.engines.sources import ModelSpec, load_codec, positions
+from rlgraph.backends.engines.tokenizers import Codec
+from rlgraph.backends.enginespec.registry import engine, opener
+from rlgraph.backends.worker.session import Session
 from rlgraph.ir.graph import Model
 from rlgraph.ir.plan import HOST, Group, Holding
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlgraph.backends.placed.sleeping import Bed, Shifting
+from rlgraph.backends.distributed.sleeping import Bed, Shifting
+from rlgraph.backends.engines.sleeping import Switched
 from rlgraph.backends.ray.calls import Calls, copies
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
-from rlgraph.engines.sleeping import Switched
 from rlgraph.ir.graph import Node
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlgraph.backends.engines.ragged import ragged_places
+from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.ray.remote import Key
 from rlgraph.backends.rows import TableData, join, pick
-from rlgraph.engines.ragged import ragged_places
-from rlgraph.engines.sequences import Sequences
 from rlgraph.ir.types import Axis, Table, Type, axes_of, axis_of
 
 Places = range | np.ndarray

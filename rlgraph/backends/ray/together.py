@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from rlgraph.backends.placed.transport import Order
+from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.ray.calls import Copy
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address

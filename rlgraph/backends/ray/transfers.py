@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
 
-from rlgraph.backends.placed.transport import Coming, Move, Moved
+from rlgraph.backends.distributed.transport import Coming, Move, Moved
+from rlgraph.backends.exchange import exchange
 from rlgraph.backends.ray.calls import Calls, Copy, copies
 from rlgraph.backends.ray.failures import Request, doing, shown
 from rlgraph.backends.ray.links import Holding
@@ -18,12 +19,11 @@ from rlgraph.backends.ray.sleeping import Sleeping
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Observer
 from rlgraph.backends.turns import Queues, seats
-from rlgraph.exchange import exchange
 from rlgraph.ir.carriers import GLOO, ways
 from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.transfer import Topology
-from rlgraph.transfers.reshard import reshard
+from rlgraph.passes.resharding.reshard import reshard
 
 BUCKET = 256 << 20
 """Bytes of messages that a process may have at a time, beside the weights themselves."""

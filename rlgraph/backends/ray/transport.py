@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rlgraph.backends.distributed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import all_over
 from rlgraph.backends.notes import Notes
-from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.ray.calls import Calls, copies
 from rlgraph.backends.ray.dispatch import Dispatch
 from rlgraph.backends.ray.folders import Folders

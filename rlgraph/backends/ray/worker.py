@@ -14,14 +14,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from rlgraph.backends.engines.base import Admission, Admits, Begun
+from rlgraph.backends.engines.joining import LOOPBACK, Meeting, listen
+from rlgraph.backends.engines.sleeping import Arenas
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.history import Known
 from rlgraph.backends.notes import Note
-from rlgraph.backends.process.nodes import chosen_places, column_of, work
-from rlgraph.backends.process.sampling import generate_parts, inner_rows, longest_answers, sampled_tokens
-from rlgraph.backends.process.session import Session, Settings
-from rlgraph.backends.process.training import TRAINING, train_together
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.arrivals import Came
 from rlgraph.backends.ray.beside import Beside, Seat
@@ -45,9 +44,10 @@ from rlgraph.backends.ray.store import (
 )
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
-from rlgraph.engines.base import Admission, Admits, Begun
-from rlgraph.engines.joining import LOOPBACK, Meeting, listen
-from rlgraph.engines.sleeping import Arenas
+from rlgraph.backends.worker.nodes import chosen_places, column_of, work
+from rlgraph.backends.worker.sampling import generate_parts, inner_rows, longest_answers, sampled_tokens
+from rlgraph.backends.worker.session import Session, Settings
+from rlgraph.backends.worker.training import TRAINING, train_together
 from rlgraph.errors import listed
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import HOST, Group

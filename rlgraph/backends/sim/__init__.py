@@ -1,1 +1,1 @@
-"""The simulator: a plan's step by the executor of a run, with stand-ins for rows and a clock that nobody waits for."""
+"""From a plan to its step in virtual time: the executor of a run, with stand-ins for rows."""

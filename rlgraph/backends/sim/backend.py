@@ -7,20 +7,20 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlgraph.backends.clocks import Virtual
+from rlgraph.backends.distributed.backend import Placed
 from rlgraph.backends.flight import thing_name
-from rlgraph.backends.placed.backend import Placed
 from rlgraph.backends.sim.held import Held
 from rlgraph.backends.sim.log import Log, Prediction
 from rlgraph.backends.sim.transport import SimTransport
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import Observer, Silent
 from rlgraph.backends.turns import Queues, Seats, Turn
-from rlgraph.cost.tasks import Workload
 from rlgraph.ir.graph import Program, Value, numbered
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.ir.types import Handle
-from rlgraph.passes.accumulate import accumulated
-from rlgraph.passes.admit import admitted
+from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.rewrites.accumulate import accumulated
+from rlgraph.passes.rewrites.admit import admitted
 
 
 class SimBackend(Placed):

@@ -10,11 +10,11 @@ from statistics import NormalDist
 
 import numpy as np
 
-from rlgraph.backends.placed.transport import StandIn
+from rlgraph.backends.distributed.transport import StandIn
 from rlgraph.backends.rows import Elsewhere
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.time import Batch
 from rlgraph.ir.types import Table, Tensor, Type
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.time import Batch
 
 
 def none() -> np.ndarray:

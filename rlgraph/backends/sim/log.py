@@ -9,14 +9,14 @@ from typing import Protocol
 from rlgraph.backends.clocks import Virtual
 from rlgraph.backends.sim.works import Teller, Work
 from rlgraph.backends.steps import Observer
-from rlgraph.cost.fusing import Fusion
-from rlgraph.cost.sampled import Sampled
-from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.plan import Group
+from rlgraph.passes.cost.fusing import Fusion
+from rlgraph.passes.cost.sampled import Sampled
+from rlgraph.passes.cost.time import Batch, Cost
 
 
 class Prediction(Protocol):
-    """What each piece of work takes; `rlgraph.cost.predict.Predictor` is one."""
+    """What each piece of work takes; `rlgraph.passes.cost.predict.Predictor` is one."""
 
     def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         """Of the whole group that does this work, or of so many of its data-parallel copies: they share the rows."""

@@ -7,16 +7,16 @@ from functools import partial
 
 import numpy as np
 
+from rlgraph.backends.distributed.shares import rows_of
+from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.placed.shares import rows_of
-from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.sim.held import Held
 from rlgraph.backends.sim.log import Log
-from rlgraph.cost.fusing import Fusion
-from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import NODES, model_of, rows_each, table_of
+from rlgraph.passes.cost.fusing import Fusion
+from rlgraph.passes.cost.time import Batch, Cost
 
 
 def shared_out(rows: Held, order: Order) -> list[Held]:

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from rlgraph.backends.placed.transport import Order
+from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.sim.held import Held, none
 from rlgraph.backends.sim.together import Ends
 from rlgraph.backends.sim.together import Rows as CopyRows

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.placed.transport import Order
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.sim.held import Held, at, normal, share_of
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Versions
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.tasks import Workload
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group
 from rlgraph.ir.types import Handle, Type, axes_of, axis_of
 from rlgraph.ops.nodes import NODES, expected_of, rows_each
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.tasks import Workload
 
 
 class StandIns:

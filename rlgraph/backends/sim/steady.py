@@ -10,8 +10,8 @@ from itertools import count, islice, pairwise
 from statistics import fmean
 
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.cost.tasks import main_step
 from rlgraph.ir.graph import Phase
+from rlgraph.passes.cost.tasks import main_step
 
 NEAR = 0.01
 FEWEST = 4

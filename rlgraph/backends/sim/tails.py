@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from rlgraph.backends.sim.together import Ends, Rows
-from rlgraph.cost.sampled import Pace, Sampled
-from rlgraph.cost.sampled import Together as Copy
+from rlgraph.passes.cost.sampled import Pace, Sampled
+from rlgraph.passes.cost.sampled import Together as Copy
 
 Sampling = Callable[[int, Sequence[float], Sequence[float]], Sampled]
 """What a copy takes to sample rows: tokens of their prompts and of their answers."""

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rlgraph.backends.turns import Seats
-from rlgraph.cost.sampled import Sampled
-from rlgraph.cost.sampled import Together as Copy
+from rlgraph.passes.cost.sampled import Sampled
+from rlgraph.passes.cost.sampled import Together as Copy
 
 Ends = Sequence[Sequence[float]]
 """For each copy of a group the seconds after which each of its rows has ended, since its order began to be sampled."""

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from rlgraph.backends.distributed.admission import blocks
+from rlgraph.backends.distributed.race import Race
+from rlgraph.backends.distributed.tails import Ending
+from rlgraph.backends.distributed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.placed.admission import blocks
-from rlgraph.backends.placed.race import Race
-from rlgraph.backends.placed.tails import Ending
-from rlgraph.backends.placed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.sim.held import Held, none
 from rlgraph.backends.sim.log import Log
 from rlgraph.backends.sim.orders import (
@@ -40,14 +40,14 @@ from rlgraph.backends.sim.works import Work, worker
 from rlgraph.backends.step import Step
 from rlgraph.backends.turns import Queues, seats
 from rlgraph.backends.versions import Versions
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.sampled import NOTHING, Sampled
-from rlgraph.cost.tasks import Workload, turns_of
-from rlgraph.cost.time import Batch, Cost
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import Handle
 from rlgraph.ops.nodes import NODES, code_of, model_of, needed, rows_each
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.sampled import NOTHING, Sampled
+from rlgraph.passes.cost.tasks import Workload, turns_of
+from rlgraph.passes.cost.time import Batch, Cost
 
 
 @dataclass

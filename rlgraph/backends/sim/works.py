@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rlgraph.cost.fusing import Fusion
-from rlgraph.pipelines.timetable import WAYS, pieces
+from rlgraph.passes.cost.fusing import Fusion
+from rlgraph.passes.pipelines.timetable import WAYS, pieces
 
 BEGINS = ("order", "onload", "transfer")
 """Parts of a work that come before what its model does."""

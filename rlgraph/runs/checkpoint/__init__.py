@@ -1,1 +1,1 @@
-"""Checkpoints of a run: what is in one, how it is written, and how a run goes on from it."""
+"""From a run to files on disk between two steps, and from them back to the run."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import SequenceMatcher
 
-from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import NO_SPAN, Diagnostic, Source, Span, UsageMistake
+from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.checkpoint.document import Checkpoint
 
 CHANGED = "E0826"

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlgraph.compilation.compilation import Compilation
+from rlgraph.catalog.models.known import snapshot
 from rlgraph.data.sources import files as data_files
 from rlgraph.digests import fingerprint
 from rlgraph.errors import NO_SPAN, Diagnostic, Related, Span, UsageMistake, listed
-from rlgraph.foreign.files import Folders
-from rlgraph.foreign.imported import code_files
-from rlgraph.foreign.spec import Spec
 from rlgraph.ir.graph import Outside, Program
-from rlgraph.models.known import snapshot
+from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.user_code.files import Folders
+from rlgraph.user_code.imported import code_files
+from rlgraph.user_code.spec import Spec
 
 if TYPE_CHECKING:
-    from rlgraph.engines.sources import ModelSpec
+    from rlgraph.backends.engines.sources import ModelSpec
 
 Digests = Mapping[str, Mapping[str, str]]
 """Of each declaration the digest of each of its files, as the file is shown; of a model of the hub its revision."""
@@ -106,8 +106,8 @@ def _shown(path: Path, folders: Folders) -> str:
 
 
 def _models(program: Program, folders: Folders) -> Iterator[tuple[str, ModelSpec]]:
-    from rlgraph.backends.process.session import model_spec
-    from rlgraph.engines.base import EngineError
+    from rlgraph.backends.engines.base import EngineError
+    from rlgraph.backends.worker.session import model_spec
 
     for model in program.models:
         if model.copy_of is None:

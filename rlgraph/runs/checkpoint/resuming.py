@@ -9,9 +9,9 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, listed
 from rlgraph.files import read_bytes
+from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.checkpoint import disk, document, outside
 from rlgraph.runs.checkpoint.changes import CHANGED, need_same
 from rlgraph.runs.checkpoint.document import Checkpoint
@@ -127,7 +127,7 @@ def restore(
     note: Callable[[str], None],
 ) -> None:
     """Gives a backend what a checkpoint has. Raises UsageMistake for what has no meaning in the program."""
-    from rlgraph.engines.base import EngineError
+    from rlgraph.backends.engines.base import EngineError
 
     program = compiled.program
     if not options.changed:

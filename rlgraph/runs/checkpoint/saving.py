@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlgraph.backends.saved import MODELS, Diverged, Torn
-from rlgraph.compilation.compilation import Compilation
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
+from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.checkpoint import disk, document, outside
 from rlgraph.runs.checkpoint.best import BEST, REPORTED, read_best
 from rlgraph.runs.checkpoint.often import read_often

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.batches import Batch
+from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame, Surplus
-from rlgraph.backends.process.lasting import Stored
 from rlgraph.backends.rows import Rows, TableData
 from rlgraph.backends.step import Step
+from rlgraph.backends.worker.lasting import Stored
 from rlgraph.data import Cursor
-from rlgraph.engines.sequences import Sequences
 from rlgraph.ir import types
 from rlgraph.ir.graph import Program
 

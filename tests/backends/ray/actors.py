@@ -18,10 +18,10 @@ from tiny import compile_text, shipped
 
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import recording
 from rlgraph.backends.steps import Silent, StepResult
+from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Holding
 from tests.waits import NEVER

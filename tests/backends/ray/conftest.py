@@ -13,7 +13,7 @@ import forked
 import pytest
 
 from benchmarks.delays import Kept, known
-from tests.enginespec.packages import installed
+from tests.backends.enginespec.packages import installed
 
 # As where rlgraph starts Ray.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")

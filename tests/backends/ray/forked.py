@@ -28,8 +28,8 @@ IMPORTED = (
     "torch.distributed.tensor",
     "transformers.modeling_utils",
     "rlgraph.backends.ray.worker",
-    "rlgraph.engines.transformers.engine",
-    "rlgraph.engines.megatron.engine",
+    "rlgraph.backends.engines.transformers.engine",
+    "rlgraph.backends.engines.megatron.engine",
 )
 """Those of them that are there, and vLLM."""
 
@@ -82,8 +82,8 @@ def forks(listens: socket.socket) -> None:
     for module in IMPORTED:
         with suppress(ImportError):
             importlib.import_module(module)
-    from rlgraph.engines.base import EngineError
-    from rlgraph.engines.vllm.environment import prepare
+    from rlgraph.backends.engines.base import EngineError
+    from rlgraph.backends.engines.vllm.environment import prepare
 
     with suppress(EngineError):
         prepare()

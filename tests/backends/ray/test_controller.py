@@ -20,11 +20,11 @@ from actors import weights
 from scheduled import compiled
 from tiny import data_folder
 
-from rlgraph.backends.process.session import Settings
+from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.orders import Receipt
 from rlgraph.backends.rows import TableData
-from rlgraph.engines.sequences import Sequences
+from rlgraph.backends.worker.session import Settings
 
 STEP = """
     rollout = actor.generate(prompts, n=4, max_tokens=LONG, min_tokens=LONG)

@@ -15,8 +15,8 @@ from scheduled import compiled
 from tiny import data_folder, shipped
 
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.worker.session import Settings
 
 METRICS = ("reward", "length", "kl")
 SCHEDULE = """pool learn = 1 devices

@@ -23,12 +23,12 @@ from safetensors.torch import load_file
 from tiny import compile_text, shipped, weights
 
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray import actors
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.failures import Request
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Silent
+from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RlgraphError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.mesh import mesh

@@ -21,12 +21,12 @@ from tiny import data_folder, weights
 
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray import actors
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
+from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import Diagnostic, RlgraphError, RunError
-from rlgraph.passes.accumulate import trainings
+from rlgraph.passes.rewrites.accumulate import trainings
 from tests.waits import NEVER
 
 # Actors cannot import what pytest imports.

@@ -27,20 +27,20 @@ from actors import REPLAYED, Local, OnActors, Span, on_actors, rows, run_local, 
 from tiny import data_folder
 from transformers import AutoModelForCausalLM
 
-from rlgraph.analysis.simulate import model_configs
+from rlgraph.backends.engines.base import Sampling
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.weights import filed
 from rlgraph.backends.ray.calls import Calls, copies
 from rlgraph.backends.ray.links import Holding as Held
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.step import Step
-from rlgraph.clusters.read import read_cluster
-from rlgraph.cost.constants import defaults
-from rlgraph.cost.lengths import Lengths
-from rlgraph.cost.peak import peaks
-from rlgraph.cost.tasks import Workload, main_step, tasks
-from rlgraph.engines.base import Sampling
-from rlgraph.engines.sequences import Sequences
-from rlgraph.engines.weights import filed
-from rlgraph.models.adapters import find_adapter
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.adapters import find_adapter
+from rlgraph.explain.simulate import model_configs
+from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.peak import peaks
+from rlgraph.passes.cost.tasks import Workload, main_step, tasks
 from tests.suites import few
 
 # Actors cannot import what pytest imports.

@@ -24,13 +24,13 @@ from scheduled import compiled, traced
 from tiny import EPS, data_folder, weights
 
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray import actors
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.recording import recording
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Silent, StepResult
+from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
 from tests.waits import NEVER, until

@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from scheduled import compiled
 from tiny import EPS, data_folder, weights
 
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray import backend
 from rlgraph.backends.ray.actors import Actors
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Silent
+from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import HOST

@@ -15,9 +15,9 @@ from tiny import EPS, data_folder
 
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.steps import Silent
+from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node
 from tests.suites import few
 

@@ -16,10 +16,10 @@ from tiny import EPS, compile_text, data_folder, weights
 
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import recording
 from rlgraph.backends.steps import Silent, StepResult
+from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node
 from rlgraph.runs.trace_check import TraceCheck
 from tests.waits import NEVER

@@ -16,10 +16,10 @@ from actors import weights
 from scheduled import compiled
 from tiny import data_folder
 
-from rlgraph.backends.process.session import Settings
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Silent
+from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
 

@@ -1,0 +1,211 @@
+"""Low-rank adapters of a Hugging Face model in memory, and their files.
+
+A linear layer that has one keeps its class and its weight, and adds what its two small layers, `lora_A` and `lora_B`,
+give to what it says. In narrow models the small layers are float32, as PEFT has them.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from rlgraph.backends.engines.base import EngineError
+from rlgraph.catalog.models.adapters import ALL, CONFIG, PREFIX, WEIGHTS, Adapters, names_in, pair, targets
+from rlgraph.catalog.models.families import ModelKind
+
+_HEADS = ("score", "classifier")
+"""What the head of a value or reward model may be called: it is trained beside the adapters."""
+_TASKS = {"causal_lm": "CAUSAL_LM", "value_lm": "TOKEN_CLS", "reward_lm": "SEQ_CLS"}
+
+
+def attach(model: PreTrainedModel, adapters: Adapters, kind: ModelKind) -> None:
+    """Give a model adapters, which are all that is trained from there on, beside the head of a value or reward model.
+    Raises EngineError where they do not fit it."""
+    linear = linear_layers(model)
+    for target in adapters.unknown(linear):
+        raise EngineError(_unknown(model, target, list(linear)))
+    model.requires_grad_(False)
+    for name in adapters.chosen(linear):
+        layer = linear[name]
+        outputs, inputs = _sizes(layer)
+        wide = wide_dtype(layer.weight.dtype)
+        where = {"dtype": wide, "device": layer.weight.device}
+        layer.lora_A = nn.Linear(inputs, adapters.rank, bias=False, **where)
+        layer.lora_B = nn.Linear(adapters.rank, outputs, bias=False, **where)
+        layer.lora_scale = adapters.scale
+        first, _ = pair(name)
+        with torch.no_grad():
+            layer.lora_A.weight.copy_(initial(first, (adapters.rank, inputs), adapters.seed))
+            layer.lora_B.weight.zero_()
+        # Before ranks that split the layer add up what comes out.
+        layer.register_forward_hook(_add, prepend=True)
+    for name in _HEADS if kind != "causal_lm" else ():
+        if isinstance(head := getattr(model, name, None), nn.Module):
+            head.requires_grad_(True)
+    if adapters.start:
+        _take(trained(model), adapters.start)
+
+
+def beside(model: PreTrainedModel, kind: ModelKind) -> PreTrainedModel:
+    """The same base once more, in the same memory, and without adapters; with a head of its own, which may be trained
+    beside them."""
+    heads = {id(each) for name in _HEADS for each in _parameters_of(model, name) if kind != "causal_lm"}
+    base = [each for name, each in model.named_parameters() if not is_adapter(name) and id(each) not in heads]
+    found = copy.deepcopy(model, {id(each): nn.Parameter(each.detach()) for each in base})
+    for module in found.modules():
+        if hasattr(module, "lora_A"):
+            del module.lora_A, module.lora_B, module.lora_scale
+            for key in [key for key, hook in module._forward_hooks.items() if hook is _add]:
+                del module._forward_hooks[key]
+    return found
+
+
+def duplicate(model: PreTrainedModel) -> PreTrainedModel:
+    """The same model with adapters of its own, on the same base; one without them with weights of its own."""
+    return copy.deepcopy(model, {id(each): each for each in model.parameters() if not each.requires_grad})
+
+
+def trained(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that training changes: of a model with adapters these, else all."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter is one of an adapter."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def initial(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """A as it is at first: uniform, as torch has a linear layer's weight (Kaiming, a = sqrt 5). The same in every
+    process; no two matrices have the same."""
+    generator = torch.Generator().manual_seed(crc32(f"{seed} {name}".encode()))
+    bound = shape[1] ** -0.5
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of the adapters of weights of this dtype."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def linear_layers(model: PreTrainedModel) -> dict[str, Any]:
+    """Those that can have an adapter, by name: all but the head."""
+    output = model.get_output_embeddings()
+    heads = {id(module) for module in (output, *(getattr(model, name, None) for name in _HEADS)) if module is not None}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, Conv1D)) and id(module) not in heads and not _inside(name)
+    }
+
+
+def _inside(name: str) -> bool:
+    return name.endswith((".lora_A", ".lora_B"))
+
+
+def _add(layer: Any, given: tuple[Tensor, ...], said: Tensor) -> Tensor:
+    """The hook of a layer that has an adapter."""
+    small = _product(layer.lora_B, _product(layer.lora_A, given[0]))
+    found: Tensor = said + small * layer.lora_scale
+    return found
+
+
+def _product(small: Any, x: Tensor) -> Tensor:
+    """In the dtype of what is read, as under torch's autocast: a wide copy of that would stay for the gradient."""
+    wide = small.weight.dtype == x.dtype
+    found: Tensor = small(x) if wide else nn.functional.linear(x, small.weight.to(x.dtype))
+    return found
+
+
+def _sizes(layer: Any) -> tuple[int, int]:
+    """Outputs and inputs."""
+    if isinstance(layer, Conv1D):
+        return layer.weight.shape[1], layer.weight.shape[0]
+    # Of one that ranks have split, those of the whole.
+    return layer.out_features, layer.in_features
+
+
+def _parameters_of(model: nn.Module, name: str) -> list[nn.Parameter]:
+    head = getattr(model, name, None)
+    return list(head.parameters()) if isinstance(head, nn.Module) else []
+
+
+def _unknown(model: nn.Module, target: str, linear: list[str]) -> str:
+    known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+    return f"no linear layer of {type(model).__name__} is called `{target}`: there are {known}, or all: `{ALL}`"
+
+
+# Files
+
+
+def save(
+    model: PreTrainedModel,
+    tensors: Mapping[str, Tensor],
+    adapters: Adapters,
+    kind: ModelKind,
+    base: str,
+    folder: str | Path,
+) -> None:
+    """Write the adapters of a model, which are these tensors, as PEFT does. model: its weights are not read. base: the
+    folder or hub name of what they are for."""
+    linear, path = linear_layers(model), Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    chosen = adapters.chosen(linear)
+    kept = {f"{PREFIX}{name}": tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    save_file(kept, path / WEIGHTS, metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "task_type": _TASKS[kind],
+        "base_model_name_or_path": base,
+        "r": adapters.rank,
+        "lora_alpha": adapters.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": targets(chosen, linear),
+        "fan_in_fan_out": any(isinstance(linear[name], Conv1D) for name in chosen),
+        "modules_to_save": [name for name in _HEADS if kind != "causal_lm" and _parameters_of(model, name)] or None,
+        "inference_mode": True,
+    }
+    (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+
+
+def base_of(source: object, folder: Path) -> tuple[str, bool]:
+    """Where the base of adapters that are saved in a folder is, and whether somebody has to write it there: one that
+    has no folder or name is beside them."""
+    if isinstance(source, str):
+        return str(Path(source).resolve()) if Path(source).is_dir() else source, False
+    return str(folder.resolve() / "base"), True
+
+
+def saved(folder: str) -> dict[str, Tensor]:
+    """The tensors of a folder, by the model's names. Raises EngineError."""
+    file = Path(folder) / WEIGHTS
+    try:
+        found = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise EngineError(f"cannot read the adapter in {folder!r}: {error}") from error
+    return {name: found[stored] for stored, name in names_in(found)}
+
+
+@torch.no_grad()
+def _take(own: Mapping[str, Tensor], folder: str) -> None:
+    tensors = saved(folder)
+    for name in own.keys() ^ tensors.keys():
+        where = "the folder" if name in tensors else "the model"
+        raise EngineError(f"the adapter in {folder!r} is another model's: only {where} has {name}")
+    for name, tensor in own.items():
+        if tensor.shape != tensors[name].shape:
+            shapes = " and ".join(" x ".join(map(str, each.shape)) for each in (tensor, tensors[name]))
+            raise EngineError(f"the adapter in {folder!r} is another model's: {name} is {shapes} there")
+        tensor.copy_(tensors[name])

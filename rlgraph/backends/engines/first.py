@@ -1,0 +1,56 @@
+"""Of the samples of each prompt those that end first: which they are, and when that is certain.
+
+A sample ends before another if it has fewer tokens, or as many and the smaller number. So which ones are kept is a
+function of the rows alone, and not of who was quick. An engine that gives the others up early changes none of the kept
+ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rlgraph.backends.engines.base import Generation, Sampling
+from rlgraph.backends.engines.sequences import ragged_index
+
+
+def first_ended(made: Generation, n: int, sampling: Sampling, whole: bool = True) -> Tensor:
+    """The rows of `made`, `n` for each prompt, that are kept, int64 ascending. whole: of each prompt as many have ended
+    as are kept; of one that was given up rows without tokens are."""
+    counts = made.sequences.counts()
+    if not sampling.first:
+        return torch.arange(counts.shape[0])
+    ended = made.finished | (counts == sampling.max_tokens)
+    lengths = torch.where(ended, counts, sampling.max_tokens + 1).view(-1, n)
+    assert not whole or bool((ended.view(-1, n).sum(1) >= sampling.first).all()), (
+        "the engine gave up samples that are wanted"
+    )
+    order = lengths.argsort(dim=1, stable=True)[:, : sampling.first].sort(dim=1).values
+    return (order + torch.arange(order.shape[0])[:, None] * n).reshape(-1)
+
+
+def taken(made: Generation, rows: Tensor) -> Generation:
+    """Some rows of what was generated; `rows`, int64 ascending: which."""
+    if rows.shape[0] == len(made.sequences):
+        return made
+    counts = made.sequences.counts()
+    places = ragged_index((counts.cumsum(0) - counts)[rows], counts[rows])
+    return replace(
+        made,
+        sequences=made.sequences.take(rows),
+        logprobs=made.logprobs[places],
+        finished=made.finished[rows],
+        versions=None if made.versions is None else made.versions[places],
+    )
+
+
+def decided(ended: Sequence[int], unfinished: Sequence[int], first: int) -> bool:
+    """Whether it is certain which samples of a prompt end first. ended: tokens of those that have; unfinished: tokens
+    that the others have at least, and each of them will have more."""
+    if len(ended) < first:
+        return False
+    last = sorted(ended)[first - 1]
+    return all(tokens >= last for tokens in unfinished)

@@ -1,0 +1,98 @@
+"""How processes meet: in a store that one of them has, at an address that it chose itself, with a secret in it."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import default_pg_timeout
+from torch.distributed.rendezvous import register_rendezvous_handler
+
+from rlgraph.backends.engines.rendezvous import Listener, SharedStore
+
+LOOPBACK = "127.0.0.1"
+"""Where processes meet of which none is on another machine."""
+
+INTERFACES = "GLOO_SOCKET_IFNAME"
+"""The variable with the names of network interfaces on which gloo listens; without it, that of the machine's name."""
+
+_SCHEME = "rlgraph"
+_tokens: dict[str, str] = {}
+"""By host:port the secret with which this process meets others there by a URL."""
+_default: list[SharedStore] = []
+"""That of torch's default group, which keeps no Python object."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Listens at its address for as long as somebody has it."""
+
+    address: str
+    """host:port/token. Who has it may join, and nobody else: it goes to those alone who are to meet."""
+    listener: Listener
+
+    def __del__(self) -> None:
+        self.listener.close()
+
+
+def loopback() -> str | None:
+    """The name of the interface that no other machine reaches."""
+    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+
+
+def listen(host: str) -> Meeting:
+    """A store on one address of this machine, which answers those who know the token that is drawn here.
+
+    Its port is the one that it is bound to, and is never given back: a port that was only seen to be free may be taken
+    before it is used, and one that is free on an address may be in use on another.
+    """
+    token = secrets.token_hex(32)
+    listener = Listener(socket.create_server((host, 0), backlog=128), bytes.fromhex(token))
+    return Meeting(f"{host}:{listener.port}/{token}", listener)
+
+
+def attend(address: str, seconds: float) -> SharedStore:
+    """The store of somebody who listens; raises torch's error where nobody does. Waits for keys end after `seconds`.
+
+    Torch's groups do not keep it alive: whoever makes one does.
+    """
+    place, token = address.split("/")
+    host, port = place.rsplit(":", 1)
+    return SharedStore(host, int(port), bytes.fromhex(token), seconds)
+
+
+def join(rank: int, world: int, address: str, seconds: float) -> None:
+    """Makes this process a rank of torch's default process group; who waits longer than `seconds` for another fails.
+
+    address: where somebody listens.
+    """
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    store = attend(address, seconds)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=seconds))
+    _default[:] = [store]
+
+
+def url(address: str) -> str:
+    """For those who make a group by a URL, in this process. They log it: the token is not in it."""
+    place, token = address.split("/")
+    _tokens[place] = token
+    return f"{_SCHEME}://{place}"
+
+
+def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> Iterator[tuple[SharedStore, int, int]]:
+    from urllib.parse import parse_qs, urlsplit
+
+    asked = urlsplit(url)
+    query = parse_qs(asked.query)
+    store = attend(f"{asked.netloc}/{_tokens[asked.netloc]}", timeout.total_seconds())
+    _default[:] = [store]
+    yield store, int(query["rank"][0]), int(query["world_size"][0])
+
+
+register_rendezvous_handler(_SCHEME, _rendezvous)

@@ -1,0 +1,82 @@
+"""Attention to a few numbers a token, of which each head makes its keys and values, in a layer of Megatron-core:
+DeepSeek's multi-head latent attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel import (
+    gather_from_sequence_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from rlgraph.backends.engines.megatron.modules import Norm, Packed, Turn
+from rlgraph.backends.engines.megatron.weights import part, whole
+from rlgraph.backends.engines.varlen import How, as_wide, attend
+from rlgraph.catalog.models.shape import Shape
+
+_EPS = 1e-6
+"""Of the norms of what queries and keys are made of, whatever that of a layer's is."""
+
+
+class LatentAttention(nn.Module):
+    """Ranks along tp have some heads each. What heads share they make of their own tokens, and put that together: it
+    is less than the hidden states are."""
+
+    def __init__(self, config: TransformerConfig, *, shape: Shape, **_: Any) -> None:
+        super().__init__()
+        assert shape.latent is not None
+        self._latent, tp = shape.latent, config.tensor_model_parallel_size
+        self._split, self._heads = tp > 1, shape.heads // tp
+        size, below = self._latent.plain + self._latent.turned, self._latent.queries
+        # As wide as the widest: torch's kernels that keep no scores want queries, keys and values alike.
+        self._width = max(size, self._latent.values)
+        self._how = How(shape.score_scale or size**-0.5)
+        if below:
+            self.queries_down = whole(below, shape.hidden, self._split)
+            self.queries_norm = Norm(config, below, _EPS)
+        self.queries_up = part((self._heads * size, below or shape.hidden), 0)
+        self.keys_down = whole(self._latent.cached, shape.hidden, self._split)
+        self.keys_norm = Norm(config, self._latent.keys, _EPS)
+        self.keys_up = part((self._heads * (self._latent.plain + self._latent.values), self._latent.keys), 0)
+        self.linear_proj = part((shape.hidden, self._heads * self._latent.values), 1)
+
+    def forward(self, hidden: Tensor, *, packed_seq_params: Packed, **_: Any) -> tuple[Tensor, None]:
+        """hidden: [tokens / tp, 1, hidden]."""
+        x, latent, share = hidden[:, 0], self._latent, packed_seq_params.share
+        low, turned = (x @ self.keys_down.t()).split([latent.keys, latent.turned], -1)
+        queries = self.queries_norm(x @ self.queries_down.t()) if latent.queries else x
+        low = self.keys_norm(low)
+        if self._split:
+            sizes = [each.shape[1] for each in (queries, low, turned)]
+            together = gather_from_sequence_parallel_region(torch.cat([queries, low, turned], 1))
+            queries, low, turned = together.split(sizes, 1)
+        query, key, value = self._read(queries, low, turned, packed_seq_params.turns[0])
+        if share:
+            made = share.attend(query, key, value, self._how)
+        else:
+            made = attend(query, key, value, packed_seq_params.lengths, self._how)
+        found = (made[..., : latent.values].flatten(1) @ self.linear_proj.t())[:, None]
+        return reduce_scatter_to_sequence_parallel_region(found) if self._split else found, None
+
+    def _read(self, queries: Tensor, low: Tensor, turned: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of this rank's heads, [tokens, heads, size] each; all are as wide."""
+        latent = self._latent
+        query = (queries @ self.queries_up.t()).unflatten(1, (self._heads, -1))
+        both = (low @ self.keys_up.t()).unflatten(1, (self._heads, -1))
+        key, value = both.split([latent.plain, latent.values], -1)
+        ahead, behind = query.split([latent.plain, latent.turned], -1)
+        of_all = _rotate(turned[:, None], turn).expand(-1, self._heads, -1)
+        query = torch.cat([ahead, _rotate(behind, turn)], -1)
+        key = torch.cat([key, of_all], -1)
+        return as_wide(query, self._width), as_wide(key, self._width), as_wide(value, self._width)
+
+
+def _rotate(x: Tensor, by: Turn) -> Tensor:
+    """Numbers that are neighbours together; what comes out of the first ones of each two lies before all others, in
+    queries as in keys."""
+    (cos, sin), one, other = by, x[..., 0::2], x[..., 1::2]
+    return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)

@@ -1,0 +1,135 @@
+"""How Megatron-core's GPTModel lays out a model over pipeline stages, tensor-parallel ranks, and ranks that
+share experts out.
+
+The names are those of `get_gpt_layer_local_spec(normalization="RMSNorm")`, but for experts; layers are counted from 0
+on each stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlgraph.catalog.models.cuts import Cuts, Slice
+from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, Part, expert_rows, rows_of, sparse_layers
+from rlgraph.catalog.models.latent import Latent
+from rlgraph.catalog.models.shape import Shape
+from rlgraph.ir.layout import Local
+from rlgraph.ir.mesh import Mesh
+
+
+def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
+    """The local tensors of a rank, for a split that `rlgraph.backends.enginespec.legal` finds no fault with; every copy
+    along `dp` has the same."""
+    cuts = Cuts.of(shape, mesh, rank, kind)
+    stages, stage = mesh.length("pp"), mesh.at(rank, "pp")
+    found: list[Local] = []
+    if stage == 0:
+        found.append(cuts.split_padded("embedding.word_embeddings.weight", EMBEDDING, padded_vocab(shape, cuts.tp)))
+    found += _layers(shape, cuts)
+    if stage == stages - 1:
+        found.append(cuts.entire("decoder.final_layernorm.weight", "model.norm.weight"))
+        found += _head(shape, cuts, kind, stages)
+    return tuple(found)
+
+
+def padded_vocab(shape: Shape, tp: int) -> int:
+    """The vocabulary, lengthened to a multiple of the tensor-parallel ranks: each has as many rows."""
+    return -(-shape.vocab // tp) * tp
+
+
+def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+    ours, theirs = "decoder.layers.*.", "model.layers.*."
+    yield cuts.entire(f"{ours}input_layernorm.weight", f"{theirs}input_layernorm.weight")
+    yield from _latent(shape.latent, cuts) if shape.latent else _attention(shape, cuts)
+    yield from _norms(shape, cuts)
+    if shape.experts:
+        yield from _experts(shape, cuts)
+        return
+    columns = cuts.part(shape.ffn)
+    yield cuts.join(f"{ours}mlp.linear_fc1.weight", [rows_of(shape, part, *columns) for part in ("gate", "up")])
+    yield cuts.split(f"{ours}mlp.linear_fc2.weight", f"{theirs}mlp.down_proj.weight", dim=1)
+
+
+def _attention(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+    ours, theirs = "decoder.layers.*.self_attention.", "model.layers.*.self_attn."
+    for field in ("weight", "bias") if shape.qkv_bias else ("weight",):
+        yield cuts.join(f"{ours}linear_qkv.{field}", list(_qkv(shape, cuts, field)))
+    if shape.qk_norm:
+        yield cuts.entire(f"{ours}q_layernorm.weight", f"{theirs}q_norm.weight")
+        yield cuts.entire(f"{ours}k_layernorm.weight", f"{theirs}k_norm.weight")
+    yield cuts.split(f"{ours}linear_proj.weight", f"{theirs}o_proj.weight", dim=1)
+
+
+def _latent(latent: Latent, cuts: Cuts) -> Iterator[Local]:
+    """As `rlgraph.backends.engines.megatron.latent` has it: each rank has some heads, and all that makes what heads
+    share."""
+    ours, theirs = "decoder.layers.*.self_attention.", "model.layers.*.self_attn."
+    if latent.queries:
+        yield cuts.entire(f"{ours}queries_down", f"{theirs}q_a_proj.weight")
+        yield cuts.entire(f"{ours}queries_norm.weight", f"{theirs}q_a_layernorm.weight")
+    yield cuts.split(f"{ours}queries_up", f"{theirs}q_{'b_' if latent.queries else ''}proj.weight")
+    yield cuts.entire(f"{ours}keys_down", f"{theirs}kv_a_proj_with_mqa.weight")
+    yield cuts.entire(f"{ours}keys_norm.weight", f"{theirs}kv_a_layernorm.weight")
+    yield cuts.split(f"{ours}keys_up", f"{theirs}kv_b_proj.weight")
+    yield cuts.split(f"{ours}linear_proj", f"{theirs}o_proj.weight", dim=1)
+
+
+def _norms(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+    """All but the one before attention."""
+    ours = (
+        ["pre_mlp_layernorm"] if len(shape.norms) == 2 else ["self_attn_bda.norm", "pre_mlp_layernorm", "mlp_bda.norm"]
+    )
+    for mine, theirs in zip(ours, shape.norms[1:], strict=True):
+        yield cuts.entire(f"decoder.layers.*.{mine}.weight", f"model.layers.*.{theirs}.weight")
+
+
+def _experts(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+    """As `rlgraph.backends.engines.megatron.experts` has them: some experts for each rank along ep, some columns of
+    them for each along tp. Layers without experts may come before."""
+    ours, theirs = "decoder.layers.*.mlp.", f"{sparse_layers(shape)}mlp."
+    if shape.dense:
+        first = "model.layers.*.mlp."
+        yield cuts.split(f"{ours}linear_fc1.weight", f"{first}gate_proj.weight", f"{first}up_proj.weight")
+        yield cuts.split(f"{ours}linear_fc2.weight", f"{first}down_proj.weight", dim=1)
+    yield cuts.entire(f"{ours}router", f"{theirs}gate.weight")
+    if shape.routing:
+        yield cuts.entire(f"{ours}correction", f"{theirs}gate.{CORRECTION}")
+    yield cuts.join(f"{ours}linear_fc1", expert_rows(shape, *cuts.part(shape.ffn)), dim=1)
+    yield cuts.split(f"{ours}linear_fc2", f"{theirs}experts.down_proj", dim=2)
+    if shape.shared_ffn:
+        gate_up = [f"{theirs}{shape.shared}.{name}_proj.weight" for name in ("gate", "up")]
+        yield cuts.split(f"{ours}shared_fc1", *gate_up)
+        yield cuts.split(f"{ours}shared_fc2", f"{theirs}{shape.shared}.down_proj.weight", dim=1)
+        if not shape.routing:
+            yield cuts.entire(f"{ours}shared_gate", f"{theirs}{shape.shared}_gate.weight")
+
+
+def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:
+    """The fused rows are, for each key-value head, those of its queries, its key and its value; each rank has an equal
+    range of them.
+
+    With more ranks than key-value heads the range of a rank begins or ends within a head's rows (megatron-core gathers
+    the fused activations there), else it is that of whole heads.
+    """
+    start, stop = cuts.part((shape.heads + 2 * shape.kv_heads) * shape.head_dim)
+    queries = shape.heads // shape.kv_heads * shape.head_dim
+    at = 0
+    for head in range(shape.kv_heads):
+        sizes: tuple[tuple[Part, int], ...] = (("q", queries), ("k", shape.head_dim), ("v", shape.head_dim))
+        for part, size in sizes:
+            low, high = max(start - at, 0), min(stop - at, size)
+            if low < high:
+                yield rows_of(shape, part, head * size + low, head * size + high, field)
+            at += size
+
+
+def _head(shape: Shape, cuts: Cuts, kind: ModelKind, stages: int) -> Iterator[Local]:
+    """A scalar head is whole on each tensor-parallel rank. A tied output layer is a tensor of its own where the
+    embedding is on another stage."""
+    if kind != "causal_lm":
+        for source in ("score.weight", "score.bias"):
+            if source in cuts.shapes:
+                yield cuts.entire(source.replace("score", "output_layer"), source)
+    elif not shape.tied or stages > 1:
+        source = EMBEDDING if shape.tied else "lm_head.weight"
+        yield cuts.split_padded("output_layer.weight", source, padded_vocab(shape, cuts.tp))

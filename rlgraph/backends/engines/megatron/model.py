@@ -1,0 +1,144 @@
+"""Megatron's GPTModel with the numbers of a decoder of `rlgraph.catalog.models`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.megatron.experts import Experts
+from rlgraph.backends.engines.megatron.groups import Stages
+from rlgraph.backends.engines.megatron.latent import LatentAttention
+from rlgraph.backends.engines.megatron.layout import padded_vocab
+from rlgraph.backends.engines.megatron.modules import Scalar, Unread, layers
+from rlgraph.backends.engines.megatron.shim import device
+from rlgraph.backends.engines.sources import ModelSpec
+from rlgraph.backends.enginespec.legal import problems
+from rlgraph.catalog.models.families import ModelKind
+from rlgraph.catalog.models.shape import Shape
+from rlgraph.ir.mesh import Mesh
+
+
+def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompute: bool, stages: Stages) -> GPTModel:
+    """This rank's part, all zeros. All ranks call it. Raises EngineError where the mesh cannot hold the model.
+
+    recompute: for its backward pass each layer keeps its input only.
+    """
+    found = problems(shape, "megatron", mesh, kind)
+    tp = mesh.length("tp")
+    rows = padded_vocab(shape, tp)
+    if rows - shape.vocab >= rows // tp:
+        found.append(f"tp={tp} is too much for a vocabulary of {shape.vocab}: the last rank has nothing of it")
+    if found:
+        raise EngineError("; ".join(found))
+    config = _config(shape, mesh, dtype, recompute)
+    model = GPTModel(
+        config,
+        # Not a `ModuleSpec`, of whose modules Megatron wants to know all.
+        layers(
+            config,
+            shape,
+            stages.rank(),
+            mesh.length("chunks"),
+            SimpleNamespace(module=Experts, params={"shape": shape}) if shape.experts else None,
+            SimpleNamespace(module=LatentAttention, params={"shape": shape}) if shape.latent else None,
+        ),
+        vocab_size=rows,
+        max_sequence_length=shape.positions,
+        pre_process=stages.beside(-1) is None,
+        post_process=stages.beside(1) is None,
+        share_embeddings_and_output_weights=shape.tied and kind == "causal_lm",
+        # Attention rotates what it is given.
+        position_embedding_type="none",
+        pg_collection=stages.collection(),
+    )
+    if model.post_process:
+        if kind == "causal_lm":
+            model.output_layer.__class__ = Unread
+        else:
+            model.output_layer = Scalar(shape.hidden, bias=kind == "value_lm")
+    if model.pre_process and shape.pad_id is not None:
+        _freeze_token(model, shape.pad_id)
+    if model.pre_process and shape.embedding_scale != 1:
+        # In the dtype of the weights, as transformers has it.
+        scale = float(torch.tensor(shape.embedding_scale, dtype=dtype))
+        model.embedding.register_forward_hook(lambda module, args, found: found * scale)
+    return model.to(device(), dtype)
+
+
+def _freeze_token(model: GPTModel, token: int) -> None:
+    """Keeps a token's embedding out of the gradient, as torch's `padding_idx` does in transformers. A model may well
+    sample the padding token; where its embedding is 0, the norm above it would have a gradient out of proportion."""
+
+    def detach(_: nn.Module, args: tuple[Tensor, ...], found: Tensor) -> Tensor:
+        ids = args[0]  # [1, tokens]
+        if model.config.sequence_parallel:
+            # `found` is of this rank's tokens, [tokens / tp, 1, hidden].
+            tp, rank = model.config.tensor_model_parallel_size, parallel_state.get_tensor_model_parallel_rank()
+            ids = ids.t().chunk(tp)[rank]
+        return torch.where((ids == token)[..., None], found.detach(), found)
+
+    model.embedding.word_embeddings.register_forward_hook(detach)
+
+
+def dtype_of(spec: ModelSpec) -> torch.dtype:
+    """What the model computes in; optimizers keep float32 at least."""
+    known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+    if spec.dtype not in known:
+        raise EngineError(f"no dtype is called {spec.dtype!r}: there are {', '.join(known)}")
+    return known[spec.dtype]
+
+
+def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> TransformerConfig:
+    return TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        ffn_hidden_size=shape.dense_ffn or shape.ffn,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.kv_heads,
+        kv_channels=shape.head_dim,
+        qk_layernorm=shape.qk_norm,
+        add_qkv_bias=shape.qkv_bias,
+        add_bias_linear=False,
+        gated_linear_unit=True,
+        # Which one our module in its place computes.
+        activation_func=nn.functional.gelu if shape.gelu else nn.functional.silu,
+        # The module in its place that layers name: ours.
+        use_te_activation_func=True,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.norm_eps,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        # Weights are read afterwards; and where none are, in a padded vocabulary, are zeros. (Without its
+        # initialization it would forget which parameters are split, and leave most of them out of the gradient's norm.)
+        init_method=nn.init.zeros_,
+        output_layer_init_method=nn.init.zeros_,
+        use_cpu_initialization=not torch.cuda.is_available(),
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        tensor_model_parallel_size=mesh.length("tp"),
+        # What ranks of a layer do not split by columns they split by tokens (arXiv 2205.05198, section 4.2.2).
+        sequence_parallel=mesh.length("tp") > 1,
+        pipeline_model_parallel_size=mesh.length("pp"),
+        # Each micro-batch is as long as its rows together.
+        variable_seq_lengths=True,
+        # Nothing is dispatched to experts, but the default is refused beside lengths that vary.
+        moe_token_dispatcher_type="alltoall",
+        batch_p2p_sync=False,
+        # The gradient is the sum over micro-batches and data-parallel ranks: nothing is divided by their number.
+        calculate_per_token_loss=True,
+        recompute_granularity="full" if recompute else None,
+        recompute_method="uniform" if recompute else None,
+        recompute_num_layers=1 if recompute else None,
+        # These need CUDA or Apex.
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+    )

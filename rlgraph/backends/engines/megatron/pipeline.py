@@ -1,0 +1,173 @@
+"""Passes over the stages of a model, forward alone or forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from torch import Tensor, nn
+
+from rlgraph.backends.engines.base import Beside, Micro
+from rlgraph.backends.engines.chunks import in_chunks
+from rlgraph.backends.engines.megatron.batches import Batch, Head, batch_of
+from rlgraph.backends.engines.megatron.context import Context
+from rlgraph.backends.engines.megatron.groups import Stages
+from rlgraph.backends.engines.megatron.modules import Angles, Places, vocabulary_weight
+from rlgraph.backends.engines.megatron.parts import parts
+from rlgraph.backends.engines.megatron.shim import device
+from rlgraph.backends.engines.pipelined import Arrive, Line, follow, in_turn
+from rlgraph.backends.engines.varlen import capped
+from rlgraph.backends.engines.vocabulary import logprobs_and_entropy
+from rlgraph.catalog.models.families import ModelKind
+from rlgraph.catalog.models.shape import Shape
+from rlgraph.passes.pipelines.counted import counted
+from rlgraph.passes.pipelines.fuse import drawn
+from rlgraph.passes.pipelines.problem import Model, Problem
+from rlgraph.passes.pipelines.published import alone, forwards
+
+
+class Pipeline:
+    """One model's stages; every rank of a pipeline calls it with the same rows."""
+
+    def __init__(
+        self,
+        model: GPTModel,
+        shape: Shape,
+        kind: ModelKind,
+        pad_id: int,
+        logit_numbers: int,
+        stages: Stages,
+        chunks: int,
+    ) -> None:
+        self.stages, self._model, self._pad_id = stages, model, pad_id
+        self._parts = parts(model, chunks, stages)
+        self._angles = Angles(model.config, shape)
+        self._shape, self._kind = shape, kind
+        self._places, self._context = Places(model), Context()
+        self._head = _head_of(model, shape, logit_numbers)
+
+    @torch.no_grad()
+    def answers(self, batches: Sequence[Batch]) -> list[list[Tensor]]:
+        """The answers to each batch's calls; nothing on ranks before the last stage."""
+        found = []
+
+        def forward(number: int, chunk: int, arrive: Arrive) -> tuple[Tensor | None, Tensor]:
+            came, output, batch = self._run(batches[number], chunk, arrive)
+            if self._parts[chunk].post_process:
+                found.append(batch.answers(output[0], self._head))
+            return came, output
+
+        order = forwards(self.stages.size(), len(batches), len(self._parts))
+        follow(order, [self._line(forward)], self.stages.channel)
+        return found
+
+    def model(self, micro_batches: int) -> Model:
+        """By which lists of several are made."""
+        again = bool(self._model.config.recompute_granularity)
+        size, turned = self.stages.size(), self.stages.turned
+        found = counted(self._shape, self._kind, size, micro_batches, recompute=again, turned=turned)
+        return replace(found, chunks=len(self._parts))
+
+    def training(
+        self, blocks: Sequence[Any], micro: Callable[[Any], Micro], last: Callable[[nn.Module], None] | None
+    ) -> tuple[Line, list[Tensor]]:
+        """The blocks as micro-batches of a schedule, and where the losses come on the last stage."""
+        losses: list[Tensor] = []
+        begun: dict[int, tuple[Micro, Batch]] = {}
+        """What has not gone through all chunks."""
+
+        def forward(number: int, chunk: int, arrive: Arrive) -> tuple[Tensor | None, Tensor]:
+            if chunk == 0:
+                made = micro(blocks[number])
+                begun[number] = made, batch_of(made.calls, self._pad_id)
+            part, rows = begun.pop(number) if chunk == len(self._parts) - 1 else begun[number]
+            came, output, batch = self._run(rows, chunk, arrive)
+            if not self._parts[chunk].post_process:
+                return came, output
+            value = part.loss(batch.answers(output[0], self._head))
+            losses.append(value.detach())
+            # The stages before wait for a gradient, even if it is 0.
+            return came, value if value.requires_grad else value + 0 * output[0, 0, 0]
+
+        complete = None if last is None else (lambda chunk: last(self._parts[chunk]))
+        return replace(self._line(forward), last=complete), losses
+
+    def _line(self, forward: Callable[[int, int, Arrive], tuple[Tensor | None, Tensor]]) -> Line:
+        return Line(forward, self.stages.ranks, self.stages.rank(), len(self._parts))
+
+    def _run(self, batch: Batch, chunk: int, arrive: Arrive) -> tuple[Tensor | None, Tensor, Batch]:
+        """Of one chunk: what came in; the hidden states, or from the last one the output at the batch's places, [1, M,
+        outputs]; and the batch as this rank has it."""
+        model = self._parts[chunk]
+        part, share = self._context.part(batch, self._pad_id)
+        self._places.set(part.places.to(device()))
+        packed = self._angles.of(part.lengths, share, device())
+        came = None
+        if not model.pre_process:
+            config = model.config
+            tokens = part.ids.shape[1] // (config.tensor_model_parallel_size if config.sequence_parallel else 1)
+            came = arrive(torch.empty(tokens, 1, config.hidden_size, dtype=config.pipeline_dtype, device=device()))
+            came.requires_grad_(torch.is_grad_enabled())
+        model.set_input_tensor(came)
+        output: Tensor = model(part.ids.to(device()), None, None, packed_seq_params=packed)
+        # It would keep it until the next one.
+        model.set_input_tensor(None)
+        return came, output, part
+
+
+Training = tuple[Pipeline, Sequence[Any], Callable[[Any], Micro]]
+"""Blocks of rows, and what their loss is."""
+
+
+def gradients(
+    trainings: Sequence[Training], last: Callable[[nn.Module], None] | None = None, beside: Beside | None = None
+) -> list[float]:
+    """Adds those of the blocks' losses to the gradients of the weights; returns the sum of each training's losses, 0 on
+    ranks before its model's last stage. last: called before the last pass backward through each part of a model.
+
+    One model goes by 1F1B, interleaved if it has chunks; several, over the same ranks, fill each other's bubbles. So do
+    those of other processes, which are `beside` this one.
+    """
+    parts = [(pipeline, *pipeline.training(blocks, micro, last), len(blocks)) for pipeline, blocks, micro in trainings]
+    if beside is not None:
+        turns = beside.turns([pipeline.model(1) for pipeline, *_ in parts], [blocks for *_, blocks in parts])
+        with torch.enable_grad():
+            lines, channel = [line for _, line, *_ in parts], parts[0][0].stages.channel
+            follow([turn.entry for turn in turns], lines, channel, in_turn(turns, beside))
+        return [float(sum(losses)) for _, _, losses, _ in parts]
+    busy = [(pipeline.stages, line, pipeline.model(blocks)) for pipeline, line, _, blocks in parts if blocks]
+    if busy:
+        (stages, _, model), *others = busy
+        if others:
+            entries = drawn(Problem(tuple(each for _, _, each in busy)))[stages.place]
+        else:
+            entries = alone(model)[stages.rank()]
+        with torch.enable_grad():
+            follow(entries, [line for _, line, _ in busy], stages.channel)
+    return [float(sum(losses)) for _, _, losses, _ in parts]
+
+
+def _head_of(model: GPTModel, shape: Shape, numbers: int) -> Head:
+    """Over this rank's part of the vocabulary, without the rows that pad it; with at most so many logits at a time."""
+    group = parallel_state.get_tensor_model_parallel_group()
+
+    def head(hidden: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        weight, first = vocabulary_weight(model, shape.vocab)
+
+        def read(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+            logits = hidden @ weight.t()
+            logits = logits / shape.logits_scale if shape.logits_scale != 1 else logits
+            logits = capped(logits, shape.logits_cap) if shape.logits_cap else logits
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            # Temperature 0, greedy decoding, is scored at temperature 1.
+            tempered = logits if temperature in (0, 1) else logits / temperature
+            return logprobs_and_entropy(tempered, tokens, first, group)
+
+        logprobs, entropy = in_chunks(read, max(1, numbers // weight.shape[0]), hidden, tokens)
+        return logprobs, entropy
+
+    return head

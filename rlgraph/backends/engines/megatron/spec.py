@@ -1,0 +1,98 @@
+"""What Megatron-core's engine is for: training and scoring of models that are split."""
+
+from __future__ import annotations
+
+from rlgraph.backends.engines.megatron.layout import layout
+from rlgraph.backends.enginespec.legal import expert_misfits, tensor_misfits
+from rlgraph.backends.enginespec.rates import Rates
+from rlgraph.backends.enginespec.spec import EngineSpec, Memory
+from rlgraph.catalog.clusters.cluster import DeviceKind
+from rlgraph.catalog.models.shape import Shape
+from rlgraph.errors import DISTRIBUTION
+
+_ROPE = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1,
+    "high_freq_factor": 4,
+    "original_max_position_embeddings": 8192,
+}
+"""The one scaling of rotary positions that megatron-core's GPTModel has; its factor is free."""
+
+
+def faults(shape: Shape) -> list[str]:
+    scaling = dict(shape.rope_scaling)
+    scaling.pop("factor", None)
+    found = [f"cannot compute {', '.join(shape.beyond)}, which this model has"] if shape.beyond else []
+    if not scaling or scaling == _ROPE:
+        return found
+    return [*found, f"cannot scale rotary positions as this model does ({scaling['rope_type']})"]
+
+
+def _tokens(shape: Shape, cp: int) -> list[str]:
+    if cp == 1 or not (shape.narrow or shape.score_cap):
+        return []
+    return ["does not go with a window" if shape.narrow else "does not go with scores that are capped"]
+
+
+def _stages(shape: Shape, pp: int) -> list[str]:
+    return [f"does not divide the {shape.layers} layers"] if shape.layers % pp else []
+
+
+def _tensors(shape: Shape, tp: int) -> list[str]:
+    found, fused = tensor_misfits(shape, tp), (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    # Where whole heads fall to each rank this is no further condition.
+    if shape.heads % tp == 0 and fused % tp:
+        found.append(f"does not divide the {fused} fused rows of queries, keys and values")
+    return found
+
+
+def _fused_norms(device: DeviceKind, dtype: str) -> bool:
+    return device != "cpu" or dtype == "float32"
+
+
+SPEC = EngineSpec(
+    name="megatron",
+    opens="rlgraph.backends.engines.megatron.opening:open_rank",
+    operations=frozenset({"train", "logprobs", "entropy", "values", "score"}),
+    axes=("dp", "pp", "chunks", "cp", "ep", "tp"),
+    misfits={"pp": _stages, "cp": _tokens, "ep": expert_misfits, "tp": _tensors},
+    faults=faults,
+    experts=True,
+    layout=layout,
+    dtypes={"cpu": frozenset({"float32"}), "gpu": frozenset({"float32", "bfloat16"})},
+    accumulates=True,
+    keeps_moments=True,
+    sleeps=True,
+    fuses=True,
+    shards_optimizer=True,
+    gathers_later=frozenset({"cpu", "gpu"}),
+    packs=True,
+    memory=Memory(
+        network=3,
+        angles=1,
+        row_by_row=True,
+        splits_tokens=True,
+        split_head=True,
+        keeps_fused=False,
+        fused_norms=_fused_norms,
+        wide_norms=4,
+        gradients_stay=True,
+    ),
+    # Shares of what the largest products and long copies reach, and of its exchange what travels beside them: for
+    # training fitted to MH01, MH03 and, with what they differ in, MA01 to MA07 of docs/accuracy.md, models of 1.7 to
+    # 175 billion parameters on H100 and A100. What only reads is assumed to reach as much.
+    rates={
+        "gpu": {
+            "train": Rates(0.9, 0.9, call=0.01, block=1e-3, layer=1e-4, update=5e-3, hides=0.6),
+            "forward": Rates(0.9, 0.9, call=0.01, block=1e-3, layer=5e-5, hides=0.6),
+        },
+        "cpu": {
+            "train": Rates(0.4, 0.5, call=5e-3, block=8e-3, layer=2e-3, update=1e-2),
+            "forward": Rates(0.4, 0.5, call=5e-3, block=5e-3, layer=1e-3),
+        },
+    },
+    settings=frozenset({"micro_tokens", "recompute"}),
+    preference=2,
+    requires=("megatron.core",),
+    install=f"{DISTRIBUTION}[megatron]",
+)

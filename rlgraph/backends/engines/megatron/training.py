@@ -1,0 +1,146 @@
+"""Gradients of all ranks, added up, and the update that they make."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from torch import nn
+
+from rlgraph.backends.engines.base import HalfChanged, NotFinite, TrainOptions
+from rlgraph.backends.engines.megatron.arrival import Arrival
+from rlgraph.backends.engines.megatron.overlap import Overlap
+from rlgraph.backends.engines.optimizer import adamw
+
+BUCKET: int | None = None
+"""Gradients that copies add up at a time, at least; stages but the first, which end sooner, add up all at once. None:
+Megatron's own number, 40 million or a million for each copy."""
+
+
+class Trainer:
+    """Megatron's buffers of gradients around a model, and its AdamW; narrow weights are updated through float32 copies.
+
+    All ranks make it and call it together. It moves the parameters into buffers of its own: a view of one that was
+    taken before shows old weights after the first update.
+    """
+
+    def __init__(self, model: GPTModel, distributed: bool, later: bool) -> None:
+        """distributed: the moments, and the float32 copies, are split over the data-parallel ranks. later: what the
+        other ranks have updated comes while others work goes on, where somebody has to wait for it (`arrived`)."""
+        dtype = model.config.params_dtype
+        # The distributed optimizer does not know float64.
+        distributed = distributed and dtype != torch.float64
+        later = later and distributed and parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1
+        self.chunk = DistributedDataParallel(
+            model.config,
+            DistributedDataParallelConfig(
+                use_distributed_optimizer=distributed,
+                grad_reduce_in_fp32=dtype != torch.float64,
+                overlap_grad_reduce=True,
+                overlap_param_gather=later,
+                bucket_size=BUCKET,
+            ),
+            model,
+        )
+        self._overlap = Overlap(self.chunk)
+        self._arrival: Arrival | None = None
+        if later:
+            self.chunk.disable_forward_pre_hook(param_sync=False)
+            self._arrival = Arrival(self.chunk)
+        config = OptimizerConfig(
+            optimizer="adam",
+            # Set at each step, with the rest of its numbers.
+            lr=0.0,
+            clip_grad=0.0,
+            bf16=dtype == torch.bfloat16,
+            params_dtype=dtype,
+            use_distributed_optimizer=distributed,
+        )
+        self._adam = get_megatron_optimizer(config, [self.chunk], use_gloo_process_groups=False)
+
+    @property
+    def adam(self) -> Any:
+        """Megatron's optimizer."""
+        return self._adam
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self.chunk.zero_grad_buffer()
+        self._adam.zero_grad()
+        self._overlap.clear()
+
+    def arrived(self) -> None:
+        """Waits until the weights are those of the last update. Raises HalfChanged where they do not come."""
+        if self._arrival:
+            self._arrival.wait()
+
+    def complete(self, part: nn.Module) -> None:
+        """The next pass backward through a part of the model is the last one before the step: gradients travel as it
+        makes them."""
+        self._overlap.complete(part)
+
+    def sum(self) -> None:
+        """Adds up what all ranks have of each gradient."""
+        self._overlap.finish()
+        finalize_model_grads([self.chunk])
+
+    def step(self, options: TrainOptions, number: int, scale: float = 1.0) -> dict[str, float]:
+        """Update the weights with `scale` times the sum of all ranks' gradients: its norm before clipping, and the
+        learning rate.
+
+        A gradient that is not finite raises `NotFinite` on every rank and leaves the weights as they are.
+        """
+        self.sum()
+        self._adam.prepare_grads()
+        if scale != 1:
+            self._scale(scale)
+        norm = float(self._adam.get_grad_norm())
+        if not math.isfinite(norm):
+            # In the same words on every rank: none of them sees all of the gradient.
+            raise NotFinite(f"the gradient is not finite (its norm is {norm}): the weights were left as they are")
+        if options.clip_norm and norm > options.clip_norm:
+            self._scale(options.clip_norm / norm)
+        rate = options.learning_rate(number)
+        # Of all groups: Megatron would let biases and norms decay less.
+        for group in self._adam.param_groups:
+            group.update(lr=rate, **adamw(options))
+        # What it writes into may be on its way to others.
+        self.arrived()
+        try:
+            self._adam.step_with_ready_grads()
+            if self._arrival:
+                self._arrival.start()
+        except RuntimeError as error:
+            # Each copy updates a part, and the others get it from there.
+            raise HalfChanged(f"the update has ended in the midst: {error}") from error
+        return {"grad_norm": norm, "lr": rate}
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """What the optimizer keeps: moments, and the wide copies of narrow weights."""
+        for each in getattr(self._adam, "chained_optimizers", [self._adam]):
+            if (inner := each.optimizer) is not None:
+                yield from (weight for group in inner.param_groups for weight in group["params"])
+                yield from (kept for one in inner.state.values() for kept in one.values() if torch.is_tensor(kept))
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The buffers."""
+        return [buffer.grad_data for buffer in (*self.chunk.buffers, *self.chunk.expert_parallel_buffers)]
+
+    def reread(self) -> None:
+        """Take the model's weights over into the wide copies, after somebody else has set them."""
+        self.arrived()
+        self._adam.reload_model_params()
+
+    def _scale(self, factor: float) -> None:
+        grads = [weight.grad for group in self._adam.param_groups for weight in group["params"]]
+        torch._foreach_mul_([grad for grad in grads if grad is not None], factor)

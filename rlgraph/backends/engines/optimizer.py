@@ -1,0 +1,148 @@
+"""Weights that are trained, and how a gradient changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlgraph.backends.engines.base import HalfChanged, NotFinite, TrainOptions
+from rlgraph.backends.engines.moments import MASTER
+
+
+def adamw(options: TrainOptions) -> dict[str, Any]:
+    """The settings of AdamW as torch calls them."""
+    betas = options.setting("beta1"), options.setting("beta2")
+    return {"weight_decay": options.setting("weight_decay"), "betas": betas, "eps": options.setting("eps")}
+
+
+TORCH: Mapping[str, tuple[Callable[..., torch.optim.Optimizer], Callable[[TrainOptions], dict[str, Any]]]] = {
+    "adamw": (torch.optim.AdamW, adamw),
+}
+"""By name: torch's own, and its settings as torch calls them."""
+
+
+STEP = "step"
+"""Torch's word for how many updates a parameter has had."""
+
+
+class Optimizer:
+    """Steps of parameters; narrow ones are updated through float32 copies, so that small steps are not lost."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        together: Callable[[Tensor], Tensor] | None = None,
+        common: Collection[str] = (),
+        alike: int = 1,
+    ) -> None:
+        """parameters: by name those that are trained, or this rank's parts of them; others, which have no gradient,
+        would decay. together: sums numbers over the ranks that have the other parts. common: names of those that
+        several of these ranks have; alike: so many."""
+        self._names, self._parameters = list(parameters), list(parameters.values())
+        self._together, self._common, self._alike = together, common, alike
+        narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in self._parameters)
+        self._masters = [parameter.detach().float().clone() for parameter in self._parameters] if narrow else None
+        self._torch: torch.optim.Optimizer | None = None
+        """Made for the first step, which says which it is."""
+        self._loaded: dict[Tensor, dict[str, Tensor]] = {}
+        """For it: what was loaded before."""
+
+    def step(self, gradients: Sequence[Tensor | None], options: TrainOptions, number: int) -> dict[str, float]:
+        """Update the weights with a gradient (None is 0): the gradient's norm before clipping, and the
+        learning rate.
+
+        A gradient that is not finite raises `NotFinite` and leaves the weights as they are.
+        """
+        targets = self._masters or self._parameters
+        grads = [
+            torch.zeros_like(target) if gradient is None else _laid_out(gradient, target)
+            for target, gradient in zip(targets, gradients, strict=True)
+        ]
+        if self._together is None:
+            norm = torch.nn.utils.get_total_norm(grads)
+        else:
+            own = [grad for name, grad in zip(self._names, grads, strict=True) if name not in self._common]
+            norm = torch.nn.utils.get_total_norm(own).square()
+            if self._common:
+                several = [grad for name, grad in zip(self._names, grads, strict=True) if name in self._common]
+                norm = norm + torch.nn.utils.get_total_norm(several).square() / self._alike
+            norm = self._together(norm).sqrt()
+        if not bool(torch.isfinite(norm)):
+            self._refuse(grads)
+        if options.clip_norm and norm > options.clip_norm:
+            torch._foreach_mul_(grads, float(options.clip_norm / norm))
+        rate = options.learning_rate(number)
+        make, settings = TORCH[options.optimizer.name]
+        if self._torch is None:
+            self._torch = make(targets, fused=True)
+            self._torch.state.update(self._loaded)
+        for group in self._torch.param_groups:
+            group.update(lr=rate, **settings(options))
+        for target, gradient in zip(targets, grads, strict=True):
+            target.grad = gradient
+        try:
+            self._torch.step()
+            for target in targets:
+                target.grad = None
+            if self._masters is not None:
+                with torch.no_grad():
+                    for parameter, master in zip(self._parameters, self._masters, strict=True):
+                        parameter.copy_(master)
+        except RuntimeError as error:
+            raise HalfChanged(f"the update has ended in the midst: {error}") from error
+        return {"grad_norm": float(norm), "lr": rate}
+
+    def reread(self) -> None:
+        """Take the model's weights over into the wide copies, after somebody else has set them."""
+        for master, parameter in zip(self._masters or [], self._parameters, strict=False):
+            master.copy_(parameter.detach())
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What it keeps: moments and wide copies."""
+        made = self._loaded if self._torch is None else self._torch.state
+        yield from (value for kept in made.values() for value in kept.values() if isinstance(value, Tensor))
+        yield from self._masters or ()
+
+    def kept(self) -> dict[str, dict[str, Tensor]]:
+        """What the optimizer keeps for each weight, and the wide copies: by kind and parameter name, live."""
+        made = self._loaded if self._torch is None else self._torch.state
+        kinds: dict[str, dict[str, Tensor]] = {}
+        for name, target in zip(self._names, self._masters or self._parameters, strict=True):
+            for kind, value in made.get(target, {}).items():
+                kinds.setdefault(kind, {})[name] = value
+            if self._masters is not None:
+                kinds.setdefault(MASTER, {})[name] = target
+        return kinds
+
+    def begin(self, kinds: Iterable[str], steps: float) -> None:
+        """Continue after so many updates, with what is written into what `kept` has then."""
+        self._torch, self._loaded = None, {}
+        wanted = [kind for kind in kinds if kind != MASTER]
+        for target in (self._masters or self._parameters) if wanted else ():
+            # In the memory order of the weight: the fused AdamW walks over both as they lie.
+            self._loaded[target] = {kind: torch.empty_like(target) for kind in wanted}
+            self._loaded[target][STEP] = torch.tensor(steps, dtype=torch.float32, device=target.device)
+
+    def _refuse(self, gradients: Sequence[Tensor]) -> None:
+        odd = torch.stack([(~gradient.isfinite()).any() for gradient in gradients]).long()
+        if self._together is not None:
+            odd = self._together(odd)
+        bad = [name for name, ranks in zip(self._names, odd.tolist(), strict=True) if ranks]
+        if not bad:
+            raise NotFinite(
+                "the gradient's norm overflows: the loss is far too large; the weights were left as they are"
+            )
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise NotFinite(f"the gradient of {bad[0]}{more} is not finite: the weights were left as they are")
+
+
+def _laid_out(gradient: Tensor, target: Tensor) -> Tensor:
+    """The gradient in its parameter's dtype and memory order: the fused AdamW walks over both as they lie, whatever
+    their strides say."""
+    gradient = gradient.to(target.dtype)
+    if gradient.stride() == target.stride():
+        return gradient
+    return torch.empty_like(target).copy_(gradient)

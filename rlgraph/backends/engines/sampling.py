@@ -1,0 +1,77 @@
+"""Sampling one token for each row, with randomness that belongs to the row and not to the batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlgraph.backends.engines.base import EngineError, Sampling
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finalizer of splitmix64: a bijection of 64-bit integers whose output bits all depend on all input
+    bits."""
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    found: np.ndarray = x ^ (x >> np.uint64(31))
+    return found
+
+
+def uniforms(keys: np.ndarray, place: int | np.ndarray) -> Tensor:
+    """A number in [0, 1) for each row: a pure function of the row's key and the token's place, float64 [N].
+
+    keys: uint64 [N]. The keys are mixed first, so that keys 0, 1, 2, ... make independent streams. place: int64 [N], or
+    the same for all rows.
+    """
+    with np.errstate(over="ignore"):
+        bits = _mix(_mix(keys) + np.asarray(place + 1, dtype=np.uint64) * _GOLDEN)
+    return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
+def sample(
+    logits: Tensor, keys: np.ndarray, place: int | np.ndarray, sampling: Sampling, banned: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """A token for each row and its log-probability under the whole distribution: int64 [N], float [N].
+
+    logits: float [N, V], float32 or float64, overwritten. keys, place: as in `uniforms`. banned: tokens that must
+    not be sampled, int64 [B]; the log-probability is still taken over the whole vocabulary. A random token is
+    found by inverting the cumulative distribution at one uniform.
+    """
+    scaled = logits if sampling.temperature in (0, 1) else logits.div_(sampling.temperature)
+    forbidden = None if banned is None else scaled.index_select(1, banned)
+    allowed = scaled if banned is None else scaled.index_fill_(1, banned, -torch.inf)
+    top = allowed.amax(1, keepdim=True)
+    weights = (allowed - top).exp_()
+    cumulative = weights.cumsum(1)
+    log_total = top[:, 0] + cumulative[:, -1].log()
+    if forbidden is not None:
+        log_total = torch.logaddexp(log_total, forbidden.logsumexp(1))
+    if not bool(torch.isfinite(log_total).all()):
+        raise EngineError("the model's logits are not finite: its weights have diverged, or its dtype is too narrow")
+    if sampling.temperature == 0:
+        token = allowed.argmax(1)
+    else:
+        if sampling.top_k or sampling.top_p < 1:
+            cumulative = _restrict(weights, sampling).cumsum(1)
+        total = cumulative[:, -1]
+        point = uniforms(keys, place).to(device=total.device, dtype=total.dtype) * total
+        # Rounding may lift the point to the total itself, past the last token that has any weight.
+        point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
+        token = torch.searchsorted(cumulative, point[:, None], right=True)[:, 0]
+    return token, allowed.gather(1, token[:, None])[:, 0] - log_total
+
+
+def _restrict(weights: Tensor, sampling: Sampling) -> Tensor:
+    """`weights`, [N, V], with 0 for the tokens that top_k and then top_p exclude."""
+    ranked, order = weights.sort(dim=1, descending=True, stable=True)
+    if sampling.top_k:
+        ranked[:, sampling.top_k :] = 0
+    if sampling.top_p < 1:
+        before = ranked.cumsum(1) - ranked
+        ranked = ranked.masked_fill(before >= sampling.top_p * ranked.sum(1, keepdim=True), 0)
+    return torch.zeros_like(weights).scatter(1, order, ranked)

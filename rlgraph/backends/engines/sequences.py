@@ -1,0 +1,116 @@
+"""The data an engine works on: ragged token rows, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rlgraph.backends.engines.ragged import ragged_places
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """A batch of N token rows, one after the other: a prompt and its response, or the turns of an episode."""
+
+    tokens: Tensor
+    """int64 [total]: the rows' tokens, row after row."""
+    lengths: Tensor
+    """int64 [N]: tokens in each row."""
+    scored: Tensor
+    """bool [total]: True where the model wrote the token; log-probabilities, values and losses live exactly
+    there."""
+
+    def __post_init__(self) -> None:
+        assert self.tokens.shape == self.scored.shape and self.tokens.dim() == self.lengths.dim() == 1
+        assert self.scored.dtype == torch.bool
+
+    def __len__(self) -> int:
+        return self.lengths.shape[0]
+
+    @classmethod
+    def from_lists(cls, rows: Iterable[Sequence[int]], scored: Iterable[Sequence[bool]] | None = None) -> Sequences:
+        """From N lists of token ids, and N lists of flags of the same lengths (none: no token is scored)."""
+        lists = [list(row) for row in rows]
+        tokens = torch.tensor([token for row in lists for token in row], dtype=torch.long)
+        lengths = torch.tensor([len(row) for row in lists], dtype=torch.long)
+        if scored is None:
+            return cls(tokens, lengths, torch.zeros_like(tokens, dtype=torch.bool))
+        flags = [list(row) for row in scored]
+        assert [len(row) for row in flags] == lengths.tolist(), "a flag for each token"
+        return cls(tokens, lengths, torch.tensor([flag for row in flags for flag in row], dtype=torch.bool))
+
+    @classmethod
+    def from_pairs(cls, prompts: Iterable[Sequence[int]], responses: Iterable[Sequence[int]]) -> Sequences:
+        """From N prompts and N responses, of which only the responses are scored."""
+        pairs = [(list(prompt), list(response)) for prompt, response in zip(prompts, responses, strict=True)]
+        return cls.from_lists(
+            [prompt + response for prompt, response in pairs],
+            [[False] * len(prompt) + [True] * len(response) for prompt, response in pairs],
+        )
+
+    @classmethod
+    def concat(cls, batches: Sequence[Sequences]) -> Sequences:
+        """The rows of all `batches`, in order; of no batch, no rows."""
+        if not batches:
+            return cls.from_lists([])
+        return cls(
+            torch.cat([batch.tokens for batch in batches]),
+            torch.cat([batch.lengths for batch in batches]),
+            torch.cat([batch.scored for batch in batches]),
+        )
+
+    def take(self, index: Tensor) -> Sequences:
+        """The rows named by `index`, int64 [M], in that order; a row may be taken more than once."""
+        lengths = self.lengths[index]
+        flat = ragged_index(self.starts[index], lengths)
+        return Sequences(self.tokens[flat], lengths, self.scored[flat])
+
+    def cut(self, lengths: Tensor) -> Sequences:
+        """Of each row so many tokens from its start, int64 [N]."""
+        flat = ragged_index(self.starts, lengths)
+        return Sequences(self.tokens[flat], lengths, self.scored[flat])
+
+    def rows(self) -> list[list[int]]:
+        """The tokens as N lists."""
+        return [row.tolist() for row in self.tokens.split(self.lengths.tolist())]
+
+    def scored_rows(self) -> list[list[int]]:
+        """The scored tokens as N lists."""
+        return [row.tolist() for row in self.tokens[self.scored].split(self.counts().tolist())]
+
+    def padded(self, pad_id: int) -> tuple[Tensor, Tensor]:
+        """Rows padded on the right: ids int64 [N, T] and the mask of what is no padding, bool [N, T]."""
+        longest = int(self.lengths.max()) if len(self) else 0
+        mask = torch.arange(longest)[None] < self.lengths[:, None]
+        ids = torch.full((len(self), longest), pad_id, dtype=torch.long)
+        ids[mask] = self.tokens
+        return ids, mask
+
+    def counts(self) -> Tensor:
+        """Scored tokens in each row, int64 [N]."""
+        sums = torch.cat([torch.zeros(1, dtype=torch.long), self.scored.long().cumsum(0)])
+        return sums[self.starts + self.lengths] - sums[self.starts]
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """Where each row begins in `tokens`, int64 [N]."""
+        return self.lengths.cumsum(0) - self.lengths
+
+    @cached_property
+    def row_of(self) -> Tensor:
+        """The row that each token belongs to, int64 [total]."""
+        return torch.repeat_interleave(torch.arange(len(self)), self.lengths)
+
+    @cached_property
+    def column_of(self) -> Tensor:
+        """Each token's place in its row, counted from 0, int64 [total]."""
+        return torch.arange(self.tokens.shape[0]) - self.starts[self.row_of]
+
+
+def ragged_index(starts: Tensor, lengths: Tensor) -> Tensor:
+    """`ragged_places` of tensors on the CPU."""
+    return torch.from_numpy(ragged_places(starts.numpy(), lengths.numpy()))

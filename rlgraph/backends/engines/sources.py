@@ -1,0 +1,323 @@
+"""Where a model comes from: a folder, the Hugging Face hub, or random weights of a given shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlgraph.backends.engines.base import EngineError, HubError, NoHead
+from rlgraph.backends.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
+from rlgraph.catalog.models import hub
+from rlgraph.catalog.models.adapters import Adapters
+from rlgraph.catalog.models.families import ModelKind
+from rlgraph.catalog.models.shape import reach
+from rlgraph.errors import closest, listed
+
+# transformers' models take seconds to import, and neither the controller of a cluster nor who runs the user's functions
+# has one: what is needed of it is imported where it is used.
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_AUTO: Mapping[ModelKind, str] = {
+    "causal_lm": "AutoModelForCausalLM",
+    "value_lm": "AutoModelForTokenClassification",
+    "reward_lm": "AutoModelForSequenceClassification",
+}
+_SAFE = {"trust_remote_code": False}
+"""Where this is not said, transformers asks on the terminal whether the model's own Python may run."""
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class RandomSource:
+    """Random weights, always the same for the same seed; models of different kinds have the same backbone."""
+
+    family: str
+    """transformers' `model_type`: "qwen2", "llama", "gpt2"."""
+    config: Mapping[str, Any]
+    """The configuration's own field names; `vocab_size` may be left out: the tokenizer's."""
+    tokenizer: TokenizerSpec | str
+    """How to build the tokenizer, or the folder or hub name of one."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model to load."""
+
+    kind: ModelKind
+    """A language model, one with a scalar for each token, or one with a scalar for each row."""
+    source: str | RandomSource
+    """A local folder, a hub name, or random weights."""
+    dtype: str = "float32"
+    tokenizer: TokenizerSpec | str | None = None
+    """In place of the source's own."""
+    generates: bool = True
+    """It is asked to continue rows, for which an architecture needs more than for reading them."""
+    adapters: Adapters | None = None
+    """What is trained in place of the model itself; the source is their base."""
+    learns: bool = True
+    """It is trained, or a copy of it: a head that the source does not have begins with 0. Else there has to be one."""
+
+    @property
+    def begins_with_head(self) -> bool:
+        """A value or reward model's head has to be in the files of its source; that of a saved adapter is beside it."""
+        return self.kind != "causal_lm" and not self.learns and (self.adapters is None or self.adapters.start is None)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model, its tokenizer, and what the source did not say."""
+
+    model: PreTrainedModel
+    codec: Codec
+    new_parameters: tuple[str, ...] = field(default=())
+    """Parameters that the source's files do not hold: the head of a value model made from a language model,
+    set to 0."""
+
+
+def load(spec: ModelSpec, device: str = "cpu") -> Loaded:
+    """Load or make a model; a source that cannot be used raises `EngineError`."""
+    if spec.dtype not in _DTYPES:
+        raise EngineError(f"no dtype is called {spec.dtype!r}: there are {', '.join(_DTYPES)}")
+    new: tuple[str, ...] = ()
+    with quiet():
+        codec = load_codec(spec)
+        if isinstance(spec.source, RandomSource):
+            model = _random(spec.kind, spec.source, codec)
+            model = model.to(_DTYPES[spec.dtype])  # type: ignore[arg-type]  # transformers' decorator hides its types
+        else:
+            model, new = _pretrained(spec.kind, spec.source, _DTYPES[spec.dtype])
+            if spec.begins_with_head and {*_head(model)} <= {*new}:
+                raise NoHead(spec.kind, spec.source)
+    if spec.adapters is not None:
+        from rlgraph.backends.engines.adapters import attach
+
+        attach(model, spec.adapters, spec.kind)
+    # Dropout would make the log-probability of a row depend on the pass that computes it.
+    return Loaded(model.eval().to(device), codec, new)
+
+
+def load_codec(spec: ModelSpec) -> Codec:
+    """The tokenizer of a model, without its weights."""
+    own = spec.source.tokenizer if isinstance(spec.source, RandomSource) else spec.source
+    wanted = own if spec.tokenizer is None else spec.tokenizer
+    if not isinstance(wanted, str):
+        return Codec(build_tokenizer(wanted))
+    with quiet():
+        return Codec(_read(wanted, "tokenizer", _tokenizer_class(wanted)))
+
+
+def positions(spec: ModelSpec) -> int | None:
+    """Most tokens of a row of a model, from its configuration alone; None where that does not say."""
+    with quiet():
+        if isinstance(spec.source, RandomSource):
+            config = random_config(spec.source, load_codec(spec), spec.kind)
+        else:
+            from transformers import AutoConfig
+
+            config = _read(spec.source, "model", AutoConfig)
+    return positions_of(config)
+
+
+def positions_of(config: PretrainedConfig) -> int | None:
+    """The same, of a configuration. GPT-2 and others have names of their own for it, which it knows."""
+    found = config.get_text_config()
+    return reach({name: getattr(found, name, None) for name in ("max_position_embeddings", "rope_parameters")})
+
+
+def skeleton(spec: ModelSpec) -> PreTrainedModel:
+    """The model of a source without its weights, and without adapters."""
+    from transformers import AutoConfig
+
+    with quiet(), torch.device("meta"):
+        if isinstance(spec.source, RandomSource):
+            config = random_config(spec.source, load_codec(spec), spec.kind)
+        else:
+            labels = {} if spec.kind == "causal_lm" else {"num_labels": 1}
+            config = _read(spec.source, "model", AutoConfig, **labels)
+        model: PreTrainedModel = _auto(spec.kind).from_config(config, dtype=_DTYPES[spec.dtype])
+    return model
+
+
+def save_config(spec: ModelSpec, folder: str | Path) -> None:
+    """Write what says which model a folder holds, without its weights."""
+    model = skeleton(spec)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(str(folder))
+    settings = getattr(model, "generation_config", None)
+    if settings is not None:
+        settings.save_pretrained(str(folder))
+
+
+def _auto(kind: ModelKind) -> Any:
+    """transformers' class that makes models of a kind."""
+    import transformers
+
+    return getattr(transformers, _AUTO[kind])
+
+
+def _tokenizer_class(folder: str) -> Any:
+    """AutoTokenizer, but for a folder that asks for the plain class: it would take the model family's own in
+    its place."""
+    import transformers
+
+    try:
+        with open(os.path.join(folder, "tokenizer_config.json"), encoding="utf-8") as file:
+            wanted = json.load(file).get("tokenizer_class")
+    except (OSError, ValueError):
+        wanted = None
+    plain = wanted in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return transformers.PreTrainedTokenizerFast if plain else transformers.AutoTokenizer
+
+
+def _pretrained(kind: ModelKind, source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    labels = {} if kind == "causal_lm" else {"num_labels": 1}
+    options = {"dtype": dtype, "output_loading_info": True, "use_safetensors": True, **labels}
+    model, info = _read(source, "model", _auto(kind), **options)
+    new = tuple(sorted(info["missing_keys"]))
+    lacks = new if kind == "causal_lm" else tuple(name for name in new if name not in _head(model))
+    if lacks:
+        is_none = ": it is no causal language model" if kind == "causal_lm" else ""
+        raise EngineError(f"the model {source!r} lacks the weights {', '.join(lacks[:3])}{is_none}")
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name in new:
+            # transformers takes them from the global generator; at 0 they say nothing yet, and always the
+            # same.
+            parameters[name].zero_()
+    return model, new
+
+
+def _head(model: PreTrainedModel) -> list[str]:
+    """The parameters of a model that are not its decoder's."""
+    return [name for name, _ in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")]
+
+
+def _read(source: str, what: str, kind: Any, **options: Any) -> Any:
+    """What a class of transformers reads from a source, with what goes wrong said in the user's terms."""
+    # A folder with an adapter has a tokenizer, and no model.
+    needed = {"config.json", f"{what}_config.json"}
+    if os.path.isdir(source) and not any(os.path.exists(os.path.join(source, name)) for name in needed):
+        raise EngineError(f"the folder {source!r} holds no {what}: it has no config.json")
+    here = os.path.isdir(source)
+    place = "in the folder" if here else "as a local folder or on the Hugging Face hub"
+    try:
+        read = source if here else hub.place(source)
+    except LookupError as error:
+        raise HubError(f"cannot load the {what} {source!r}: {error.args[0]}", hub.hint(source)) from None
+    try:
+        return kind.from_pretrained(read, **options, **_SAFE)
+    # Files of a stranger can break what reads them in any way.
+    except Exception as error:
+        message = f"cannot load the {what} {source!r} {place}: {_why(error, source)}"
+        raise (EngineError(message) if here else HubError(message, hub.hint(source))) from error
+
+
+def _why(error: Exception, source: str) -> str:
+    if "trust_remote_code" in str(error):
+        return "it is computed by Python code of its own, which is never run"
+    if "ignore_mismatched_sizes" in str(error):
+        return "its weights have other shapes than its config.json says"
+    if os.path.isdir(source) and not any(name.endswith(".safetensors") for name in os.listdir(source)):
+        pickled = next((name for name in os.listdir(source) if name.endswith((".bin", ".pt", ".pth"))), None)
+        if pickled is not None and "safetensors" in str(error):
+            return f"its weights are in {pickled}, and only safetensors are read, in which nothing can be executed"
+    first = (str(error).strip().splitlines() or [""])[0][:300]
+    return first if isinstance(error, (OSError, ValueError)) and first else f"{type(error).__name__}: {first}"
+
+
+def random_config(source: RandomSource, codec: Codec, kind: ModelKind = "causal_lm") -> Any:
+    """The configuration of a random model; EngineError for one that there cannot be."""
+    from transformers import AutoConfig
+
+    fields = dict(source.config)
+    size = fields.setdefault("vocab_size", len(codec.tokenizer))
+    if size < len(codec.tokenizer):
+        raise EngineError(f"vocab_size is {size}, but the tokenizer has {len(codec.tokenizer)} tokens")
+    fields.setdefault("pad_token_id", codec.pad_id)
+    fields.setdefault("bos_token_id", None)
+    fields.setdefault("eos_token_id", codec.eos_id)
+    labels = {} if kind == "causal_lm" else {"num_labels": 1}
+    try:
+        config = AutoConfig.for_model(source.family, **fields, **labels)
+    except Exception as error:
+        raise EngineError(f"cannot make a random {source.family!r} model: {error}") from error
+    known = [each.name for each in dataclasses.fields(config)]
+    for name in source.config:
+        near = [each for each in known if name in each] or [*filter(None, [closest(name, known, 0.8)])]
+        if name not in known and name not in config.attribute_map and near and not _is_read(config, name):
+            raise EngineError(
+                f"the configuration of {source.family!r} has no {name}; did you mean {listed(near, 'or')}?"
+            )
+    return config
+
+
+def _is_read(config: Any, name: str) -> bool:
+    """Whether the code of a configuration, or of its model, asks for an attribute that is none of its fields, as some
+    do: transformers keeps any name."""
+    folder = Path(inspect.getfile(type(config))).parent
+    own = re.escape(name)
+    asked = re.compile(rf"config\.{own}\b|(?:getattr|hasattr|pop|get)\([^()]*[\"']{own}[\"']")
+    return any(asked.search(file.read_text()) for file in folder.glob("*.py"))
+
+
+def _random(kind: ModelKind, source: RandomSource, codec: Codec) -> PreTrainedModel:
+    """A model whose backbone depends on the seed and the configuration alone, the same for each kind."""
+    try:
+        base = _seeded("causal_lm", random_config(source, codec), source.seed)
+        if kind == "causal_lm":
+            return base
+        model = _seeded(kind, random_config(source, codec, kind), source.seed + 1)
+    except EngineError:
+        raise
+    except Exception as error:
+        raise EngineError(f"cannot make a random {source.family!r} model: {error}") from error
+    model.base_model.load_state_dict(base.base_model.state_dict())
+    return model
+
+
+def _seeded(kind: ModelKind, config: Any, seed: int) -> PreTrainedModel:
+    """A model of this configuration in float32, without touching the global random generator."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = _auto(kind).from_config(config, dtype=torch.float32)
+    return model
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' warnings and progress bars off the screen while a model is loaded; errors still
+    raise."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def on_any_rank(model: PreTrainedModel) -> Iterator[None]:
+    """Where processes are ranks of torch's, transformers writes on the first one alone, which may be gone."""
+    here: dict[str, object] = model.__dict__
+    here["should_save_on_this_rank"] = lambda is_main_process: is_main_process
+    try:
+        yield
+    finally:
+        del here["should_save_on_this_rank"]

@@ -1,0 +1,75 @@
+"""The ranks of a copy that no rank has all of: each has a part of every layer, or a share of the parameters, or a share
+of its part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlgraph.backends.engines.adapters import trained
+from rlgraph.backends.engines.transformers.meshes import device_mesh
+from rlgraph.backends.engines.transformers.shards import Shards
+from rlgraph.backends.engines.transformers.tensors import Tensors
+from rlgraph.catalog.models.families import ModelKind
+from rlgraph.ir.mesh import Mesh
+
+
+class Apart:
+    """The ranks of this process's copy. All of them make it and call it together."""
+
+    def __init__(self, mesh: Mesh, rank: int, device: str) -> None:
+        """After torch's default process group has this mesh's ranks."""
+        self.mesh, self.rank = mesh, rank
+        self.tensors = Tensors(mesh, rank, device) if mesh.length("tp") > 1 else None
+        self.shards = Shards(mesh, rank, device) if mesh.length("fsdp") > 1 else None
+        self._device = device
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the copy's first rank."""
+        return self.rank % self.mesh.copy_size == 0
+
+    @property
+    def copies(self) -> dist.ProcessGroup:
+        """Of those that have the same part of the other copies."""
+        return device_mesh(self.mesh, self._device)["dp"].get_group()
+
+    def split(self, model: PreTrainedModel, kind: ModelKind, lent: bool) -> None:
+        """Keeps this rank's part of a model that is on the host. Raises EngineError for one that cannot be split.
+
+        lent: its base is split already, and on the device; what is trained of it is not.
+        """
+        if self.tensors is not None:
+            if lent:
+                self.tensors.split_trained(model)
+            else:
+                self.tensors.split(model, kind)
+        if self.shards is not None:
+            self.shards.share_out(model)
+        else:
+            model.to(self._device)  # type: ignore[arg-type]
+
+    def gradients(self, loss: Tensor, parameters: Mapping[str, Tensor]) -> Sequence[Tensor | None]:
+        """This rank's part of those of the parameters that are trained; of ranks that share rows out the sum."""
+        if self.shards is not None:
+            found = self.shards.gradients(loss)
+        else:
+            found = list(torch.autograd.grad(loss, list(parameters.values()), allow_unused=True))
+        if self.tensors is not None:
+            self.tensors.add_up(dict(zip(parameters, found, strict=True)))
+        return found
+
+    def trained(self, model: PreTrainedModel) -> dict[str, Tensor]:
+        """By name: this rank's part of the parameters that training changes."""
+        found = trained(model)
+        return found if self.shards is None else {name: self.shards.parameters[name] for name in found}
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over the ranks, each of which has other parts of the parameters."""
+        for part in (self.shards, self.tensors):
+            values = values if part is None else part.sum(values)
+        return values

@@ -1,0 +1,476 @@
+"""Any Hugging Face model on one machine: generation, log-probabilities, values, scores and training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlgraph.backends.engines.adapters import attach, beside, duplicate, trained
+from rlgraph.backends.engines.base import (
+    EngineError,
+    Generation,
+    Micro,
+    NoRows,
+    Rank,
+    Refresh,
+    Sampling,
+    State,
+    TrainOptions,
+)
+from rlgraph.backends.engines.blocks import plan_blocks
+from rlgraph.backends.engines.device import device_here
+from rlgraph.backends.engines.moments import Moments
+from rlgraph.backends.engines.optimizer import Optimizer
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.sleeping import Sleeper, Switched
+from rlgraph.backends.engines.sources import Loaded, ModelSpec, load, positions_of
+from rlgraph.backends.engines.transformers.apart import Apart
+from rlgraph.backends.engines.transformers.attention import use_attention
+from rlgraph.backends.engines.transformers.copies import Copies
+from rlgraph.backends.engines.transformers.decode import Ends, generate
+from rlgraph.backends.engines.transformers.gradients import summed
+from rlgraph.backends.engines.transformers.layout import layout, local, own
+from rlgraph.backends.engines.transformers.linear import use_onednn
+from rlgraph.backends.engines.transformers.moments import moments
+from rlgraph.backends.engines.transformers.network import Network
+from rlgraph.backends.engines.transformers.norm import use_lean_norms
+from rlgraph.backends.engines.transformers.probe import probe, refusing
+from rlgraph.backends.engines.transformers.reading import Reader, entropy, logprobs, tempered
+from rlgraph.backends.engines.transformers.recompute import use_recomputation
+from rlgraph.backends.engines.transformers.writing import write
+from rlgraph.backends.engines.weights import blend, copied, same_names, take_over
+from rlgraph.backends.enginespec.spec import Grown
+from rlgraph.catalog.models.shape import UnsupportedModel, shape_of
+from rlgraph.ir.layout import Local
+from rlgraph.ir.mesh import mesh
+
+T = TypeVar("T")
+
+
+def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
+    """A copy of a model or a rank's part of it, which takes its optimizer's steps together with those of the other
+    ranks. Raises EngineError."""
+    device = device_here(rank.device)
+    copies = apart = None
+    if rank.mesh.size > 1:
+        rank.join()
+    if rank.mesh.copy_size > 1:
+        apart = Apart(rank.mesh, rank.number, device)
+    if rank.mesh.length("dp") > 1:
+        copies = Copies(apart.copies if apart else None)
+    # Micro-batches side by side are for cores: one of them fills a GPU, and all of them its memory.
+    threads = rank.threads if device == "cpu" and apart is None else 1
+    opened = TransformersEngine.open(
+        model,
+        threads=threads,
+        device=device,
+        recompute=rank.holding.recompute,
+        attention=rank.holding.attention,
+        gather=rank.holding.gather,
+        copies=copies,
+        apart=apart,
+        beside=rank.beside,
+        **rank.blocks(),
+    )
+    opened.rest = Sleeper(rank.arenas)
+    return opened
+
+
+class TransformersEngine:
+    """One model. Implements `Embedded`; `open` makes one from a source.
+
+    Where the ranks of a copy share it out they get the same calls with the same rows, in the same order, and each has
+    all results; such a copy does not save by itself, and generates where no parameters are shared out.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        spec: ModelSpec,
+        *,
+        threads: int = 1,
+        recompute: bool = False,
+        attention: str = "",
+        gather: str = "",
+        block_tokens: int = 2048,
+        logit_numbers: int = 1 << 25,
+        cache_tokens: int = Grown().places,
+        copies: Copies | None = None,
+        apart: Apart | None = None,
+    ) -> None:
+        """A model that is loaded.
+
+        threads: row blocks computed side by side, each by one thread; 1 leaves parallelism to torch's own
+        operators. recompute: training keeps what enters each layer alone, and computes what is inside again.
+        attention: as transformers calls a way to compute it; empty: the model's own choice. gather: for how long ranks
+        that share the model out have what they gather in training, as the spec says; empty: `layer`.
+        block_tokens: tokens in a block, padded ones where rows are padded. logit_numbers: most logits that are computed
+        at a time. cache_tokens: places of the key-value cache, of all rows together, that are decoded at a time.
+        copies: those in other processes that train on other rows. apart: the ranks that have split the model: those
+        that share it out compute with a share of the rows each, those that split its layers a part of all rows.
+        """
+        self.spec = spec
+        self.codec = loaded.codec
+        self.new_parameters = loaded.new_parameters
+        self.model = loaded.model
+        self.threads, self.copies, self._recompute = threads, copies, recompute
+        self._apart, self._gathers_once = apart, gather == "update"
+        self._shards, self._split = (apart.shards, apart.tensors) if apart else (None, None)
+        self._block_tokens, self._logit_numbers, self._cache_tokens = (
+            block_tokens,
+            logit_numbers,
+            cache_tokens,
+        )
+        use_onednn(self.model)
+        use_lean_norms(self.model)
+        use_attention(self.model, attention)
+        if recompute:
+            use_recomputation(self.model)
+        self._network = self._run(lambda: self._new_network())
+        self._packs = self._run(lambda: self._network.packs)
+        self._shares = self._run(lambda: self._network.shares)
+        self._optimizer: Optimizer | None = None
+        self._loss, self._busy = 0.0, 0
+        self._gradients: list[Tensor | None] = []
+        """Of what is trained, added up since they were cleared, with the loss and how many micro-batches had
+        rows."""
+        self.rest = Sleeper()
+        self._pool: Executor | None = None
+        if threads > 1:
+            self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
+        outputs = self.model.config.get_text_config().vocab_size if spec.kind == "causal_lm" else 1
+        places = max(1, logit_numbers // -(-outputs // (self._split.size if self._split else 1)))
+        self._reader = Reader(self._network, block_tokens, places, threads, self._pool, self._shards)
+
+    @classmethod
+    def open(
+        cls,
+        spec: ModelSpec,
+        *,
+        threads: int = 1,
+        device: str = "cpu",
+        recompute: bool = False,
+        attention: str = "",
+        gather: str = "",
+        copies: Copies | None = None,
+        apart: Apart | None = None,
+        beside: TransformersEngine | None = None,
+        **limits: int,
+    ) -> TransformersEngine:
+        """Load the model of `spec`. A source that cannot be used raises EngineError, a model that does not compute
+        what this engine asks of it ModelRefused.
+
+        beside: has the same base, which neither of them changes: there is no other copy of it.
+        """
+        # On the host, where it is split, since it may have no room on a device as a whole.
+        loaded = load(spec, device if apart is None else "cpu") if beside is None else beside._lend(spec)
+        if apart is not None:
+            apart.split(loaded.model, spec.kind, lent=beside is not None)
+        with refusing(loaded.model):
+            engine = cls(
+                loaded,
+                spec,
+                threads=threads,
+                recompute=recompute,
+                attention=attention,
+                gather=gather,
+                copies=copies,
+                apart=apart,
+                **limits,
+            )
+            generates = spec.kind == "causal_lm" and spec.generates and engine._shards is None
+            engine._run(lambda: probe(engine._network, generates))
+        return engine
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The tokens that end a response: the tokenizer's, and those of the model's generation settings."""
+        settings = getattr(self.model, "generation_config", None)
+        more = getattr(settings, "eos_token_id", None)
+        listed = [more] if isinstance(more, int) else list(more or [])
+        own = [] if self.codec.eos_id is None else [self.codec.eos_id]
+        return tuple(sorted({*own, *listed}))
+
+    def generate(
+        self,
+        prompts: Sequences,
+        n: int,
+        sampling: Sampling,
+        row_keys: np.ndarray,
+        weights: State | None = None,
+        refresh: Refresh | None = None,
+        expected: Sequence[float] | None = None,
+    ) -> Generation:
+        """Sample `n` responses for each prompt, with `weights` in place of the model's own if given. expected: for each
+        prompt the tokens of its responses; rows that have as many are sampled together, and those with most first."""
+        self._require("causal_lm", "generate")
+        assert self._shards is None, "the spec says that it does not"
+        ends = Ends(self.eos_ids, self.codec.pad_id, self.codec.start_id)
+        with nullcontext() if weights is None else self.weights(weights):
+            return generate(
+                self._network,
+                prompts,
+                n,
+                sampling,
+                row_keys,
+                ends,
+                pool=self._pool,
+                threads=self.threads,
+                block_tokens=self._cache_tokens,
+                refresh=refresh,
+                agreed=self._split.all if self._split else bool,
+                expected=expected,
+            )
+
+    def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
+        """log softmax(logits / temperature) of each scored token, float [total scored]."""
+        self._require("causal_lm", "log-probabilities")
+        return self._language(sequences, ("logprobs",), temperature)[0]
+
+    def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
+        """Entropy in nats of the distribution of each scored token, float [total scored]."""
+        self._require("causal_lm", "an entropy")
+        return self._language(sequences, ("entropy",), temperature)[0]
+
+    def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Both from one pass, float [total scored] each."""
+        self._require("causal_lm", "log-probabilities")
+        both = self._language(sequences, ("logprobs", "entropy"), temperature)
+        return both[0], both[1]
+
+    def _language(self, sequences: Sequences, asked: Sequence[str], temperature: float) -> list[Tensor]:
+        """What is asked of each scored token's distribution, float [total scored] each."""
+
+        def read(logits: Tensor, tokens: Tensor) -> list[Tensor]:
+            if self._split is not None:
+                said = self._split.said(tempered(logits, temperature), tokens)
+                return [said[each == "entropy"] for each in asked]
+            plain = {
+                "logprobs": lambda: logprobs(logits, tokens, temperature),
+                "entropy": lambda: entropy(logits, temperature),
+            }
+            return [plain[each]() for each in asked]
+
+        return self._reader.tokenwise(sequences, read, len(asked))
+
+    def values(self, sequences: Sequences) -> Tensor:
+        """The value of the state before each scored token, float [total scored]."""
+        self._require("value_lm", "values")
+        return self._reader.tokenwise(sequences, lambda outputs, tokens: [outputs[:, 0]], 1)[0]
+
+    def score(self, sequences: Sequences) -> Tensor:
+        """The scalar at each row's last token, float [N]."""
+        self._require("reward_lm", "a score")
+        if len(sequences) and int(sequences.lengths.min()) == 0:
+            raise EngineError("a row without tokens has no score")
+        return self._reader.last(sequences)
+
+    def train_step(
+        self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
+    ) -> dict[str, float]:
+        """One update with the gradient of the sum of the losses of `micro(block)`: its `loss`, `grad_norm` before
+        clipping, and `lr`."""
+        self.clear_gradients()
+        if self.copies is not None and self._apart is None and self._pool is None and blocks:
+            self.add_gradients(blocks[:-1], micro)
+            with self.copies.during(self._gradients, list(self._trained.values())):
+                self.add_gradients(blocks[-1:], micro)
+        else:
+            self.add_gradients(blocks, micro)
+        return self.apply_gradients(options, step)
+
+    def clear_gradients(self) -> None:
+        """Forget what was added up."""
+        self._loss, self._busy, self._gradients = 0.0, 0, []
+
+    def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> None:
+        """Add the gradient of the sum of the losses of `micro(block)` to what is there.
+
+        The blocks' gradients are added in the blocks' order, so that neither threads nor their timing change the
+        result.
+        """
+        todo = self._differentiate, blocks, micro, self._pool, self.threads
+        with self._shards.once() if self._shards and self._gathers_once else nullcontext():
+            loss, busy, self._gradients = summed(self, *todo, self._gradients)
+        self._loss, self._busy = self._loss + loss, self._busy + busy
+
+    def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
+        """One update with the gradients that were added up, and those of other copies, times `scale`."""
+        parameters = list(self._trained.values())
+        loss, busy, gradients = self._loss, self._busy, self._gradients or [None] * len(parameters)
+        self.clear_gradients()
+        if self.copies is not None:
+            loss, busy, gradients = self.copies.sum(loss, busy, gradients, parameters)
+        if not busy:
+            raise NoRows
+        if self._optimizer is None:
+            self._optimizer = self._new_optimizer()
+        self.rest.changed()
+        if scale != 1:
+            torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], scale)
+        return {"loss": scale * loss, **self._optimizer.step(gradients, options, step)}
+
+    def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
+        """Blocks for `train_step`: row indices, as `rlgraph.backends.engines.blocks.plan_blocks` cuts them for this
+        engine's threads. Ranks that share the model out take a share of each block's rows."""
+        ranks = self._shards.size if self._shards else 1
+        budget, ordered = (token_budget or self._block_tokens) * ranks, self._packs and self._shares
+        return plan_blocks(lengths, budget, self.threads, packed=self._packs, ordered=ordered)
+
+    def state(self) -> State:
+        """A copy of the weights."""
+        return copied(self.tensors())
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over these weights; the optimizer's moments stay."""
+        take_over(self.tensors(), state)
+        self.written()
+
+    def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
+        """Move towards `other`: weights = ema * weights + (1 - ema) * other."""
+        blend(self.tensors(), other, ema)
+        self.written()
+
+    @contextmanager
+    def weights(self, state: State) -> Iterator[None]:
+        """Compute with the tensors of `state` while the context lasts; nothing is copied. Not for two threads
+        at a time."""
+        assert self._shards is None, "only what generates has older weights"
+        tensors = self.tensors()
+        same_names(tensors, state)
+        own = {name: tensor.data for name, tensor in tensors.items()}
+        try:
+            for name, tensor in tensors.items():
+                tensor.data = state[name]
+            yield
+        finally:
+            for name, tensor in tensors.items():
+                tensor.data = own[name]
+
+    def moments(self) -> Moments:
+        """What the optimizer keeps, live; nothing before the first update."""
+        return moments(self._optimizer, self.layout(), self._trained, self.rest)
+
+    def begin_moments(self, kinds: Collection[str], steps: float) -> Moments:
+        """Continue after so many updates, with what is written into these."""
+        self._optimizer = self._new_optimizer()
+        self.rest.changed()
+        self._optimizer.begin(kinds, steps)
+        return self.moments()
+
+    def save(self, folder: str | Path) -> None:
+        """Write model and tokenizer as a folder that `from_pretrained` and a model source can read; of a model with
+        adapters these, as PEFT does."""
+        assert self._apart is None, "no rank has all of it"
+        held = self.rest.here(self.model.state_dict())
+        write(self.model, held, self.tensors(), self.spec, self.codec, Path(folder))
+
+    def _lend(self, spec: ModelSpec) -> Loaded:
+        """The model of `spec`, on this one's base."""
+        model = beside(self.model, spec.kind)
+        if spec.adapters is not None:
+            attach(model, spec.adapters, spec.kind)
+        return Loaded(model, self.codec, self.new_parameters)
+
+    def copy(self) -> TransformersEngine:
+        """The same model with weights of its own, those of a base aside that adapters share, and no optimizer."""
+        assert self._apart is None, "each rank opens its part"
+        return TransformersEngine(
+            Loaded(duplicate(self.model), self.codec, self.new_parameters),
+            self.spec,
+            threads=self.threads,
+            recompute=self._recompute,
+            block_tokens=self._block_tokens,
+            logit_numbers=self._logit_numbers,
+            cache_tokens=self._cache_tokens,
+            copies=self.copies,
+        )
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens of a row; None: positions have no end."""
+        return positions_of(self.model.config)
+
+    @property
+    def speaks(self) -> bool:
+        """Each rank is a whole copy, with results of its own, or the first one of those that share one out."""
+        return self._apart is None or self._apart.speaks
+
+    def layout(self) -> tuple[Local, ...]:
+        """All of every tensor, or this rank's part; in the terms of its family where that is known, else each by its
+        own name."""
+        split, rank = (self._apart.mesh, self._apart.rank) if self._apart else (mesh(), 0)
+        try:
+            shape = shape_of(self.model.config.get_text_config().to_dict())
+        except UnsupportedModel:
+            shapes = self._shards.shapes if self._shards else {}
+            return tuple(
+                local(name, shapes[name], own(split, rank, shapes[name][0]))
+                if name in shapes
+                else local(name, tuple(tensor.shape), None)
+                for name, tensor in self.tensors().items()
+            )
+        return layout(replace(shape, adapters=self.spec.adapters), split, rank, self.spec.kind)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The live parameters and persistent buffers by name, tied ones once; of a model with adapters these: the
+        others are the same everywhere."""
+        return self.rest.here(self._held if self.spec.adapters is None else self._trained)
+
+    def written(self) -> None:
+        """Takes the weights over into the optimizer's wide copies."""
+        if self.rest.changed() and self._optimizer is not None:
+            self._optimizer.reread()
+
+    def sleep(self, keep: bool = True) -> Switched:
+        """Gives the memory of weights, moments and gradients back, of the base of adapters, too."""
+        lost = () if keep else self.tensors().values()
+        kept = [*self._held.values(), *(self._optimizer.tensors() if self._optimizer is not None else ())]
+        gradients = [gradient for gradient in self._gradients if gradient is not None]
+        return self.rest.sleep(kept, once=gradients, lost=lost)
+
+    def wake(self) -> Switched:
+        """Takes it again."""
+        return self.rest.wake(self.written)
+
+    @property
+    def _held(self) -> dict[str, Tensor]:
+        """By name: all parameters and persistent buffers, or this rank's parts of them."""
+        saved = self.model.state_dict().keys()
+        named: dict[str, Tensor] = dict(self.model.named_parameters())
+        here = self._shards.parameters if self._shards else named
+        return here | {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
+
+    @property
+    def _trained(self) -> dict[str, Tensor]:
+        """By name: what is here of the parameters that are trained."""
+        return self._apart.trained(self.model) if self._apart else trained(self.model)
+
+    def _new_optimizer(self) -> Optimizer:
+        common, alike = (self._split.common, self._split.size) if self._split else ((), 1)
+        return Optimizer(self._trained, self._apart.sum if self._apart else None, common, alike)
+
+    def _new_network(self) -> Network:
+        gathered = {"gathered": self._split.gathered} if self._split and self.spec.kind == "causal_lm" else {}
+        return Network(self.model, self.codec.pad_id, **gathered)
+
+    def _run(self, work: Callable[[], T]) -> T:
+        """`work` that calls the model."""
+        return self._shards.run(work) if self._shards else work()
+
+    def _differentiate(self, loss: Tensor) -> Sequence[Tensor | None]:
+        if self._apart:
+            return self._apart.gradients(loss, self._trained)
+        return torch.autograd.grad(loss, list(self._trained.values()), allow_unused=True)
+
+    def _require(self, kind: str, what: str) -> None:
+        if self.spec.kind != kind:
+            raise EngineError(f"a {self.spec.kind} does not give {what}: that needs a {kind}")

@@ -1,0 +1,93 @@
+"""The gradient of a step: the sum of those of its micro-batches, which threads compute side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rlgraph.backends.engines.base import Call, Micro, Scores
+from rlgraph.backends.engines.sequences import Sequences
+
+
+class Answers(Scores, Protocol):
+    """Who answers what losses ask."""
+
+    def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Both from one pass over the model."""
+        ...
+
+
+def summed(
+    engine: Answers,
+    differentiate: Callable[[Tensor], Sequence[Tensor | None]],
+    blocks: Sequence[Any],
+    micro: Callable[[Any], Micro],
+    pool: Executor | None,
+    threads: int,
+    before: Sequence[Tensor | None] = (),
+) -> tuple[float, int, list[Tensor | None]]:
+    """The sum over blocks of the loss, how many of them have rows, and the sum of the gradients, added in the blocks'
+    order; no gradients where nothing was differentiated. differentiate: from a loss to its gradient for each parameter.
+    before: a sum to which gradients are added in its place."""
+
+    def one(block: Any) -> tuple[float, bool, Sequence[Tensor | None]]:
+        with torch.enable_grad():
+            part = micro(block)
+            value = part.loss(_answers(engine, part.calls))
+            if not value.requires_grad:
+                return float(value), part.has_rows, []
+            return float(value.detach()), part.has_rows, differentiate(value)
+
+    total, busy, sums = 0.0, 0, list(before)
+    for value, has_rows, gradients in _in_order(one, blocks, pool, threads):
+        total, busy = total + value, busy + has_rows
+        if sums and gradients:
+            sums = [plus(old, new) for old, new in zip(sums, gradients, strict=True)]
+        else:
+            sums = sums or list(gradients)
+    return total, busy, sums
+
+
+def _answers(engine: Answers, calls: Sequence[Call]) -> list[Tensor]:
+    """What the model says to each call; log-probabilities and entropies of the same rows come from one pass."""
+    found: dict[int, Tensor] = {}
+    for place, call in enumerate(calls):
+        if place in found:
+            continue
+        twin = next((at for at, other in enumerate(calls) if at > place and _one_pass(call, other)), None)
+        if twin is not None:
+            both = engine.logprobs_and_entropy(call.sequences, call.temperature)
+            found[place], found[twin] = both if call.op == "logprobs" else both[::-1]
+        elif call.op in ("logprobs", "entropy"):
+            found[place] = getattr(engine, call.op)(call.sequences, call.temperature)
+        else:
+            found[place] = getattr(engine, call.op)(call.sequences)
+    return [found[place] for place in range(len(calls))]
+
+
+def _one_pass(a: Call, b: Call) -> bool:
+    return {a.op, b.op} == {"logprobs", "entropy"} and a.sequences is b.sequences and a.temperature == b.temperature
+
+
+def _in_order(work: Callable[[Any], Any], items: Sequence[Any], pool: Executor | None, ahead: int) -> Iterator[Any]:
+    """Results in the order of `items`, with at most `ahead` of them under way or waiting."""
+    if pool is None or len(items) < 2:
+        yield from (work(item) for item in items)
+        return
+    waiting = [pool.submit(work, item) for item in items[:ahead]]
+    for index in range(len(items)):
+        result = waiting.pop(0).result()
+        if index + ahead < len(items):
+            waiting.append(pool.submit(work, items[index + ahead]))
+        yield result
+
+
+def plus(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+    """The sum, in the place of the old one; None is 0."""
+    if old is None or new is None:
+        return new if old is None else old
+    return old.add_(new)

@@ -1,0 +1,25 @@
+"""What the optimizer of a transformers model keeps: of each parameter, or of this rank's part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from rlgraph.backends.engines.moments import Moments
+from rlgraph.backends.engines.optimizer import STEP, Optimizer
+from rlgraph.backends.engines.sleeping import Sleeper
+from rlgraph.backends.engines.weights import locals_of
+from rlgraph.ir.layout import Local
+
+
+def moments(
+    optimizer: Optimizer | None, layout: Iterable[Local], trained: Mapping[str, Tensor], rest: Sleeper
+) -> Moments:
+    """layout: of all the rank's tensors. rest: where these are, if the model sleeps."""
+    if optimizer is None:
+        return Moments()
+    kinds = {kind: rest.here(tensors) for kind, tensors in optimizer.kept().items()}
+    counts = kinds.pop(STEP, {})
+    own = [local for local in locals_of(layout, trained) if local.name in trained]
+    return Moments(tuple(own), kinds, float(next(iter(counts.values()), 0.0)))

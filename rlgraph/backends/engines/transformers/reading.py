@@ -1,0 +1,161 @@
+"""What a model says of rows: at each scored token, or at the last one, block by block and in the order of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+import torch
+from torch import Tensor
+
+from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.blocks import plan_blocks
+from rlgraph.backends.engines.chunks import in_chunks
+from rlgraph.backends.engines.sequences import Sequences, ragged_index
+from rlgraph.backends.engines.transformers.network import Network
+from rlgraph.backends.engines.transformers.shards import Shards
+
+Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
+"""From what the head says at some places, [M, outputs], and the tokens that follow, [M], to results of M
+entries each."""
+
+
+class Reader:
+    def __init__(
+        self,
+        network: Network,
+        block_tokens: int,
+        places: int,
+        threads: int = 1,
+        pool: Executor | None = None,
+        shards: Shards | None = None,
+    ) -> None:
+        """block_tokens: tokens in a block, padded ones where rows are padded. places: for which the head is computed at
+        a time. pool: of so many threads, each of which computes a block. shards: the ranks that have shared the model
+        out."""
+        self._network, self._block_tokens, self._places = network, block_tokens, places
+        self._threads, self._pool, self._shards = threads, pool, shards
+
+    def tokenwise(self, sequences: Sequences, read: Read, results: int) -> list[Tensor]:
+        """`read` of what the head says before each scored token: `results` tensors [total scored]."""
+        if bool(((sequences.column_of == 0) & sequences.scored).any()):
+            raise EngineError("a row's first token cannot be scored: there is nothing before it to predict it from")
+        counts = sequences.counts()
+
+        def block(rows: Tensor) -> Sequence[Tensor]:
+            part = sequences.take(rows)
+            where = part.scored.nonzero()[:, 0]
+            # What follows the last scored token of a row, and that token itself, need not be fed.
+            fed = part.cut(part.column_of[where[part.counts().cumsum(0) - 1]])
+            before = fed.starts[part.row_of[where]] + part.column_of[where] - 1
+            # What stands before a row's first scored token: the rows of a group have it in common.
+            ends = part.counts().cumsum(0)
+            prompts = part.column_of[where[ends - part.counts()]]
+            return self._read(fed, before, part.tokens[where], read, prompts)
+
+        return self._over_blocks(sequences.lengths, counts, block, results)
+
+    def last(self, sequences: Sequences) -> Tensor:
+        """What the head says at each row's last token, float [N]."""
+
+        def block(rows: Tensor) -> tuple[Tensor]:
+            part = sequences.take(rows)
+            hidden = self._network.hidden(part, part.lengths.cumsum(0) - 1)
+            return (_wide(self._network.head(hidden))[:, 0],)
+
+        return self._over_blocks(sequences.lengths, torch.ones(len(sequences), dtype=torch.long), block, 1)[0]
+
+    def _read(
+        self, rows: Sequences, places: Tensor, tokens: Tensor, read: Read, beginnings: Tensor
+    ) -> Sequence[Tensor]:
+        """`read` at some places of one block, of so many at a time that there are never more logits than allowed."""
+        hidden = self._network.hidden(rows, places, beginnings)
+        return in_chunks(
+            lambda part, follow: read(_wide(self._network.head(part)), follow),
+            self._places,
+            hidden,
+            tokens.to(hidden.device),
+        )
+
+    def _over_blocks(
+        self, lengths: Tensor, counts: Tensor, block: Callable[[Tensor], Sequence[Tensor]], results: int
+    ) -> list[Tensor]:
+        """The results of blocks of rows, counts[i] entries for row i, put in the order of the rows."""
+        device = self._network.device
+        busy = counts.nonzero()[:, 0]
+        if not busy.shape[0]:
+            return [torch.zeros(0, dtype=_wide_dtype(self._network.model.dtype), device=device) for _ in range(results)]
+        if self._shards is not None:
+            return self._over_ranks(self._shards, lengths[busy], busy, counts, block)
+        if torch.is_grad_enabled():
+            # With gradients the caller has chosen the block: this is it.
+            whole = busy.shape[0] == lengths.shape[0]
+            return list(block(torch.arange(lengths.shape[0]) if whole else busy))
+        plan = [busy[rows] for rows in self._plan(lengths[busy])]
+        done = self._map(block, plan)
+        order = torch.cat(plan)
+        starts = counts.cumsum(0) - counts
+        back = ragged_index(starts[order], counts[order]).to(device)
+        joined = [torch.cat(parts) for parts in zip(*done, strict=True)]
+        return [torch.empty_like(values).index_copy_(0, back, values) for values in joined]
+
+    def _plan(self, lengths: Tensor) -> list[Tensor]:
+        packed, ordered = self._network.packs, self._network.shares
+        return plan_blocks(lengths, self._block_tokens, self._threads, packed=packed, ordered=ordered)
+
+    def _over_ranks(
+        self,
+        shards: Shards,
+        lengths: Tensor,
+        busy: Tensor,
+        counts: Tensor,
+        block: Callable[[Tensor], Sequence[Tensor]],
+    ) -> list[Tensor]:
+        """The same, of ranks that share the model out: each computes with its rows, and has the results of all."""
+        starts = counts.cumsum(0) - counts
+
+        def mine() -> list[Tensor]:
+            places, done = [torch.zeros(0, dtype=torch.long)], []
+            for rows, own_rows in shards.turns(lengths, self._block_tokens, self._network.packs):
+                values, at = block(busy[rows]), busy[rows]
+                places.append(ragged_index(starts[at], counts[at])[: None if own_rows else 0])
+                done.append([each if own_rows else each[:0] for each in values])
+            joined = [torch.cat(parts) for parts in zip(*done, strict=True)]
+            return shards.exchanged(torch.cat(places).to(joined[0].device), joined, int(counts.sum()))
+
+        return shards.run(mine)
+
+    def _map(self, work: Callable[[Tensor], Sequence[Tensor]], plan: list[Tensor]) -> list[Sequence[Tensor]]:
+        """`work` on each block without gradients, side by side where the engine has threads."""
+        if self._pool is None or len(plan) == 1:
+            return [work(rows) for rows in plan]
+
+        def quietly(rows: Tensor) -> Sequence[Tensor]:
+            with torch.no_grad():
+                return work(rows)
+
+        return list(self._pool.map(quietly, plan))
+
+
+def logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    """log softmax(logits / temperature) of some tokens."""
+    return -torch.nn.functional.cross_entropy(tempered(logits, temperature), tokens, reduction="none")
+
+
+def entropy(logits: Tensor, temperature: float) -> Tensor:
+    """In nats."""
+    log_p = tempered(logits, temperature).log_softmax(1)
+    return -(log_p.exp() * log_p).sum(1)
+
+
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    """Temperature 0, greedy decoding, is scored at temperature 1."""
+    return logits if temperature in (0, 1) else logits / temperature
+
+
+def _wide(outputs: Tensor) -> Tensor:
+    return outputs.to(_wide_dtype(outputs.dtype))
+
+
+def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

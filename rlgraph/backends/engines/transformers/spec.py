@@ -1,0 +1,74 @@
+"""What the engine of Hugging Face models is for: everything, with models that one process computes with."""
+
+from __future__ import annotations
+
+from rlgraph.backends.engines.transformers.layout import layout
+from rlgraph.backends.enginespec.legal import tensor_misfits
+from rlgraph.backends.enginespec.spec import Attention, EngineSpec, Grown, Memory, Shares
+from rlgraph.catalog.clusters.cluster import DeviceKind
+from rlgraph.catalog.models.shape import Shape
+from rlgraph.errors import DISTRIBUTION
+
+
+def _fused_norms(device: DeviceKind, dtype: str) -> bool:
+    return device == "cpu" and dtype == "float32"
+
+
+SHARES = Shares(
+    # Keys and values of a beginning are there for each row, for the gradient, and nothing else is: with an eighth less
+    # tokens a layer keeps less in all, also where as many heads have keys as queries and the network has no gate.
+    worth=1 / 8,
+    # Of longer rows attention is much of the work, and torch's kernel is slower where queries begin in a row's midst.
+    longest=4096,
+    # With a mask torch's kernels for GPUs want keys and values for each head.
+    devices=frozenset({"cpu"}),
+)
+
+_UNPLANNED = ("phi3", "qwen2_moe", "deepseek_v3")
+"""Families whose layers the plan of transformers (`base_model_tp_plan`) does not split, or not whole."""
+
+
+def _tensors(shape: Shape, tp: int) -> list[str]:
+    if tp > 1 and shape.family in _UNPLANNED:
+        return [f"is not for {shape.family} models, whose layers transformers has no plan to split"]
+    found = tensor_misfits(shape, tp)
+    if not found and shape.kv_heads % tp:
+        found.append(f"does not divide the {shape.kv_heads} key-value heads")
+    return found if tp <= shape.vocab else [*found, "is more than there are tokens"]
+
+
+SPEC = EngineSpec(
+    name="transformers",
+    opens="rlgraph.backends.engines.transformers.engine:open_rank",
+    operations=frozenset({"train", "generate", "interact", "logprobs", "entropy", "values", "score"}),
+    axes=("dp", "fsdp", "tp"),
+    misfits={"tp": _tensors},
+    # All parameters would be gathered for each token.
+    whole={"fsdp": frozenset({"generate", "interact"})},
+    layout=layout,
+    experts=True,
+    every_model=True,
+    packs=True,
+    shares=SHARES,
+    attention={
+        "sdpa": Attention(),
+        "eager": Attention(packs=False, scores=True),
+        "flash_attention_2": Attention(packs=False, devices=frozenset({"gpu"})),
+    },
+    threads=True,
+    orders=True,
+    rereads=True,
+    accumulates=True,
+    keeps_moments=True,
+    sleeps=True,
+    saves=True,
+    adapters=("apart",),
+    own_adapters=True,
+    gather=("layer", "update"),
+    memory=Memory(fused_norms=_fused_norms, cache=Grown()),
+    settings=frozenset({"recompute"}),
+    preference=1,
+    embedded=True,
+    requires=("torch", "transformers"),
+    install=f"{DISTRIBUTION}[run]",
+)

@@ -1,0 +1,42 @@
+"""A model of transformers on its way into a folder, from a rank that has all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlgraph.backends.engines.adapters import base_of, is_adapter, save
+from rlgraph.backends.engines.sources import ModelSpec, on_any_rank, quiet
+from rlgraph.backends.engines.tokenizers import Codec
+
+
+def write(
+    model: PreTrainedModel,
+    held: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+    spec: ModelSpec,
+    codec: Codec,
+    folder: Path,
+) -> None:
+    """Model and tokenizer as a folder that `from_pretrained` and a model source can read; of a model with adapters
+    these, as PEFT does. held: all that it has, wherever that is now. tensors: those that travel."""
+    with quiet(), on_any_rank(model):
+        if spec.adapters is None:
+            model.save_pretrained(str(folder), state_dict=dict(held))
+        else:
+            base = _base(model, held, spec, codec, folder)
+            save(model, tensors, spec.adapters, spec.kind, base, folder)
+        codec.save(folder)
+
+
+def _base(model: PreTrainedModel, held: Mapping[str, Tensor], spec: ModelSpec, codec: Codec, folder: Path) -> str:
+    """Where the base of saved adapters is; one that was made here is saved beside them."""
+    base, made = base_of(spec.source, folder)
+    if made:
+        weights = {name: tensor for name, tensor in held.items() if not is_adapter(name)}
+        model.save_pretrained(base, state_dict=weights)
+        codec.save(base)
+    return base

@@ -1,0 +1,90 @@
+"""Adapters that vLLM computes beside the weights: its own LoRA, with one adapter that all rows have. Nothing is merged,
+so that there is no copy of the base; each layer that has one does two small products more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rlgraph.backends.engines.vllm.spec import SPEC
+from rlgraph.catalog.models.adapters import CONFIG, PREFIX, WEIGHTS, Adapters, pair
+from rlgraph.catalog.models.families import linear
+from rlgraph.catalog.models.shape import Shape
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+
+_NUMBER = 1
+"""vLLM's of the adapter: it counts from 1."""
+
+
+def options(adapters: Adapters, shape: Shape) -> dict[str, Any]:
+    """What vLLM is started with."""
+    chosen = adapters.chosen(linear(shape))
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_cpu_loras": 1,
+        "max_lora_rank": SPEC.adapter_rank(adapters.rank),
+        "lora_target_modules": sorted({name.rpartition(".")[2] for name in chosen}),
+    }
+
+
+class Beside:
+    """The adapters of a rank, and vLLM's places for them."""
+
+    def __init__(self, engine: Any, adapters: Adapters, tensors: dict[str, Tensor]) -> None:
+        """engine: vLLM's own, started with `options`. tensors: all of each adapter, by name."""
+        self.tensors, self._scale = tensors, adapters.scale
+        self.request: LoRARequest = _announced(engine, adapters, tensors)
+        manager = engine.model_executor.driver_worker.worker.model_runner.lora_manager._adapter_manager
+        self._place: int = manager.lora_index_to_id.index(_NUMBER)
+        self._layers: list[tuple[Any, list[str]]] = [
+            (layer, manager.packed_modules.get(name, [name])) for name, layer in manager.modules.items()
+        ]
+        self.renew()
+
+    def held(self) -> Iterator[Tensor]:
+        """All that has to be there while it samples."""
+        yield from self.tensors.values()
+        for layer, _ in self._layers:
+            yield from (*layer.lora_a_stacked, *layer.lora_b_stacked)
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """After new adapters came."""
+        for layer, parts in self._layers:
+            pairs = [(self.tensors.get(a), self.tensors.get(b)) for a, b in map(pair, parts)]
+            first = [a for a, _ in pairs]
+            second = [None if b is None else b * self._scale for _, b in pairs]
+            # vLLM wants a list of what it has put into one matrix. Of its own it takes a rank's part.
+            layer.set_lora(self._place, *((first, second) if len(parts) > 1 else (first[0], second[0])))
+
+
+def _announced(engine: Any, adapters: Adapters, tensors: Mapping[str, Tensor]) -> LoRARequest:
+    """vLLM takes an adapter from files, once."""
+    from vllm.lora.request import LoRARequest
+
+    modules = {name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")}
+    config = {
+        "peft_type": "LORA",
+        "r": adapters.rank,
+        "lora_alpha": adapters.alpha,
+        "bias": "none",
+        "target_modules": sorted({name.rpartition(".")[2] for name in modules}),
+    }
+    with TemporaryDirectory() as folder:
+        # Distinct storages: those of a sleeping model may lie in one.
+        save_file({f"{PREFIX}{name}": each.cpu().clone() for name, each in tensors.items()}, Path(folder) / WEIGHTS)
+        (Path(folder) / CONFIG).write_text(json.dumps(config), "utf-8")
+        request = LoRARequest("adapter", _NUMBER, folder)
+        assert engine.add_lora(request), "vLLM does not take the adapter"
+    assert engine.pin_lora(_NUMBER), "vLLM does not keep the adapter"
+    return request

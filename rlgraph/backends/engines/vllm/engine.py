@@ -1,0 +1,578 @@
+"""Generation with vLLM, for one tensor-parallel rank of one copy of a model."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from itertools import accumulate, chain, count, pairwise
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlgraph.backends.engines.base import (
+    Admission,
+    Begun,
+    EngineError,
+    Generation,
+    GivenUp,
+    Rank,
+    Refresh,
+    Sampling,
+    State,
+)
+from rlgraph.backends.engines.first import decided
+from rlgraph.backends.engines.merging import Merged, begun
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.sleeping import Arenas, Switched
+from rlgraph.backends.engines.sources import ModelSpec
+from rlgraph.backends.engines.vllm.beside import Beside
+from rlgraph.backends.engines.vllm.calls import Call, Desk, Sample
+from rlgraph.backends.engines.vllm.environment import on_cpu, prepare
+from rlgraph.backends.engines.vllm.experts import Experts
+from rlgraph.backends.engines.vllm.layout import layout, ranks
+from rlgraph.backends.engines.vllm.sleeping import cache, sleeper, weights
+from rlgraph.backends.engines.vllm.source import Source, read
+from rlgraph.backends.engines.vllm.spec import SPEC
+from rlgraph.backends.engines.vllm.start import Limits, cache_for, limits_of, start
+from rlgraph.backends.engines.weights import blend, copied, fill, take_over
+from rlgraph.catalog.clusters.cluster import DeviceKind
+from rlgraph.ir.layout import Local
+from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.plan import Holding
+
+if TYPE_CHECKING:
+    from rlgraph.backends.engines.vllm.sampling import Row
+
+_ALONE = mesh()
+_VIEWS = (".W_UV", ".W_UK_T")
+"""Parts of the matrix that makes keys and values, in its memory and with names of their own: who writes into that one
+has written into them."""
+_WRAPPED = ".base_layer"
+"""In the name of a layer that has an adapter beside it."""
+_NOBODY = 1 << 62
+"""More than the number of any call."""
+
+
+def _generation(starts: Sequence[list[int]], samples: Sequence[Sample], known: Mapping[int, int]) -> Generation:
+    """known: by the engine's count of its weights the versions that they are, where somebody has told them."""
+    logprobs = [logprob for sample in samples for logprob in sample.logprobs]
+    versions = [
+        known[version] for sample in samples for version, *span in sample.versions for _ in range(*span) if known
+    ]
+    return Generation(
+        Sequences.from_pairs(starts, [sample.tokens for sample in samples]),
+        torch.tensor(logprobs, dtype=torch.float32),
+        torch.tensor([sample.finished for sample in samples], dtype=torch.bool),
+        torch.tensor(versions, dtype=torch.int64) if known else None,
+    )
+
+
+def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
+    """This rank's part of a copy of a model. Raises EngineError."""
+    limits = asdict(limits_of(rank.holding))
+    opened = VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, **limits)
+    opened.holding, opened.keeps = rank.holding, rank.holding.keep
+    opened.rest = sleeper(opened._engine, rank.arenas)
+    return opened
+
+
+def _way(spec: ModelSpec, source: Source, said: str) -> str:
+    """How adapters are held: as is said, else in the first way that is exact. Raises EngineError where there is
+    none."""
+    if spec.adapters is None:
+        return ""
+    device: DeviceKind = "cpu" if on_cpu() else "gpu"
+    ways = SPEC.adapts(source.shape, spec.dtype, device)
+    if (said or ways) and (not said or said in ways):
+        return said or ways[0]
+    asked = [said] if said else SPEC.adapters
+    wrong = [text for way in asked for text in SPEC.unheld(way, source.shape, spec.dtype, device)]
+    raise EngineError(f"the engine vllm {', and '.join(wrong)}")
+
+
+class VllmEngine:
+    """One rank's part of a language model that generates. Implements `Admits`.
+
+    All ranks of a copy, each in a process of its own, get the same calls in the same order. Copies
+    along dp know nothing of each other. The rows of several calls are sampled together: whoever takes a step, takes it
+    for all of them.
+    """
+
+    def __init__(self, spec: ModelSpec, source: Source, engine: Any, mesh: Mesh, rank: int) -> None:
+        """Of a vLLM engine that is started; `open` does it."""
+        self.spec, self.codec, self.eos_ids = spec, source.codec, source.eos_ids
+        self.version = 0
+        """Counts how often somebody wrote into the weights."""
+        self.holding = Holding("", "")
+        """What the plan says of the model here."""
+        self.keeps = False
+        """Rows that are being generated go on with what was computed of them with older weights."""
+        self._calls: dict[int, Call] = {}
+        """Those whose rows are being generated, as they began."""
+        self._begun = count()
+        self._desk = Desk()
+        self._shape, self._engine, self._mesh, self._rank = source.shape, engine, mesh, rank
+        self._experts = Experts(self.model)
+        self.rest = sleeper(engine, Arenas())
+        self._merged: Merged | None = None
+        """Adapters, where the model has some and they are merged into its weights."""
+        self._beside: Beside | None = None
+        """Those that are not."""
+
+    @classmethod
+    def open(
+        cls, spec: ModelSpec, mesh: Mesh = _ALONE, rank: int = 0, *, address: str | None = None, **limits: Any
+    ) -> VllmEngine:
+        """Start the engine and load this rank's part of the model of `spec`.
+
+        address: of `rlgraph.backends.engines.joining.listen`, where the ranks of this copy meet.
+        limits: the fields of `rlgraph.backends.engines.vllm.start.Limits`. Raises EngineError where it cannot be done.
+        """
+        # vLLM keeps the frames of whoever imports it first, and with them all that these had: this one has no weights.
+        prepare()
+        return cls._loaded(spec, mesh, rank, address, Limits(**limits))
+
+    @classmethod
+    def _loaded(cls, spec: ModelSpec, mesh: Mesh, rank: int, address: str | None, limits: Limits) -> VllmEngine:
+        source = read(spec, mesh)
+        limits = replace(limits, adapters=_way(spec, source, limits.adapters))
+        beside = limits.adapters == "apart"
+        with TemporaryDirectory() as folder:
+            source.describe(folder)
+            engine = start(folder, spec, source.shape, mesh, rank, address, limits)
+        opened = cls(spec, source, engine, mesh, rank)
+        own, places = opened._own(), layout(opened._shape, mesh, rank, spec.kind)
+        fill(own, places, source.weights)
+        if spec.adapters is not None and beside:
+            some = next(iter(own.values()))
+            opened._beside = Beside(engine, spec.adapters, begun(spec.adapters, opened.layout(), some))
+        elif spec.adapters is not None:
+            opened._merged = Merged(spec.adapters, opened.layout(), own, places)
+        opened._experts.pack()
+        opened._forget()
+        return opened
+
+    @property
+    def model(self) -> nn.Module:
+        """vLLM's own module, of this rank."""
+        found: nn.Module = self._engine.model_executor.driver_worker.worker.model_runner.model
+        return found
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a row, prompt and response together."""
+        return int(self._engine.model_config.max_model_len)
+
+    def roomier(self, tokens: int) -> Holding | None:
+        """What a plan has to say for rows of so many tokens; None if it says nothing of the cache, or they are longer
+        than positions reach."""
+        if not self.holding.kv_bytes or tokens > self._shape.positions:
+            return None
+        return replace(self.holding, kv_bytes=cache_for(self.spec, self._shape, self._mesh, tokens))
+
+    def generate(
+        self,
+        prompts: Sequences,
+        n: int,
+        sampling: Sampling,
+        row_keys: np.ndarray,
+        weights: State | None = None,
+        refresh: Refresh | None = None,
+        admission: Admission | None = None,
+        expected: Sequence[float] | None = None,
+    ) -> Generation:
+        """Sample `n` responses for each prompt, with `weights`, of this rank's tensors, in place of its own if
+        given."""
+        if weights is not None and admission is None:
+            with self.weights(weights):
+                return self.generate(prompts, n, sampling, row_keys, expected=expected)
+        [(_, made)] = self.parts(prompts, n, sampling, row_keys, [len(prompts)], refresh, admission, weights, expected)
+        return made
+
+    def parts(
+        self,
+        prompts: Sequences,
+        n: int,
+        sampling: Sampling,
+        row_keys: np.ndarray,
+        sizes: Sequence[int],
+        refresh: Refresh | None = None,
+        admission: Admission | None = None,
+        weights: State | None = None,
+        expected: Sequence[float] | None = None,
+    ) -> Iterator[tuple[int, Generation]]:
+        """What `generate` gives, of the first so many prompts, of the next ones, and so on: each part when its last row
+        ends, with its number. weights: with an admission alone."""
+        starts = self._started(prompts).rows()
+        bounds = [(first * n, last * n) for first, last in pairwise(accumulate(sizes, initial=0))]
+        part_of = np.repeat(np.arange(len(sizes)), [last - first for first, last in bounds])
+        missing = [last - first for first, last in bounds]
+        ended: dict[int, Sample] = {}
+        known: dict[int, int] = {}
+        yield from ((part, _generation([], [], known)) for part, rows in enumerate(missing) if not rows)
+        try:
+            for sample in self.stream(prompts, n, sampling, row_keys, refresh, known, admission, weights, expected):
+                ended[sample.row] = sample
+                part = int(part_of[sample.row])
+                missing[part] -= 1
+                if not missing[part]:
+                    rows = range(*bounds[part])
+                    yield part, _generation([starts[row // n] for row in rows], [ended.pop(row) for row in rows], known)
+        except GivenUp as left:
+            assert admission is not None
+            there = {row: Begun(each.tokens, each.logprobs, True, each.finished) for row, each in ended.items()}
+            there |= left.rows
+            going = [part for part, rows in enumerate(missing) if rows]
+            admission.left = {part: [there[row] for row in range(*bounds[part])] for part in going}
+
+    def stream(
+        self,
+        prompts: Sequences,
+        n: int,
+        sampling: Sampling,
+        row_keys: np.ndarray,
+        refresh: Refresh | None = None,
+        known: dict[int, int] | None = None,
+        admission: Admission | None = None,
+        weights: State | None = None,
+        expected: Sequence[float] | None = None,
+    ) -> Generator[Sample, None, None]:
+        """The samples of `generate`, each as soon as it ends. known: gets the version of each weights that `refresh`
+        brings, by this engine's count. expected: for each prompt the tokens of its samples; those with most begin
+        first.
+
+        Between two of them somebody may write into `tensors` and say so: what is being generated goes on with the new
+        weights. Several streams may be open, and go on together. A stream that is closed gives its other rows up. A row
+        of which it is certain that it is not one of `sampling.first` is given up, too: it comes without tokens.
+        """
+        keys = np.ascontiguousarray(row_keys, dtype=np.uint64)
+        prompts = self._started(prompts)
+        self._check(prompts, n, sampling, keys)
+        if not sampling.max_tokens or not len(keys):
+            yield from (Sample(row, [], [], False, ()) for row in range(len(keys)))
+            return
+        from rlgraph.backends.engines.vllm.sampling import Batch
+
+        batch = Batch(sampling, self._stops(sampling), admission)
+        known = {} if known is None else known
+        call = Call(batch, prompts.rows(), n, keys.tolist(), refresh, known, admission, weights, expected)
+        if admission is not None:
+            try:
+                call.hand_on()
+                self._desk.hand(admission.number, call)
+                for _ in keys:
+                    yield call.next()
+            finally:
+                call.dropped = True
+            return
+        self._admit(call)
+        try:
+            for _ in keys:
+                while call.samples.empty():
+                    self._step()
+                yield call.next()
+        finally:
+            self._drop(call)
+
+    def drive(self, number: int) -> None:
+        """Samples until nothing more comes of the call of this number, once its rows are handed over; rows of calls
+        that join come in between two tokens."""
+        call = self._desk.wait(number)
+        try:
+            if call is not None:
+                self._drive(number, call)
+        except BaseException as error:
+            told = [*self._calls.values(), *([call] if call else [])]
+            for each in told:
+                each.samples.put(error)
+            for each in told:
+                self._drop(each)
+            raise
+        finally:
+            self._desk.over(number)
+
+    def _drive(self, number: int, call: Call) -> None:
+        if call.weights is not None:
+            with self.weights(call.weights):
+                self._finish(number)
+        else:
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        while not self._let_in(number):
+            if self._calls:
+                self._step()
+            else:
+                self._desk.await_more(number)
+
+    def leave(self, number: int) -> None:
+        """Has the call of this number give up the rows that have not ended."""
+        self._desk.leave(number)
+
+    def limit(self, number: int, tokens: int) -> None:
+        """Has the call of this number give up the rows that have so many tokens and have not ended."""
+        self._desk.limit(number, tokens)
+
+    def dismiss(self, number: int) -> None:
+        """Who made the call of this number, or failed to, is done with it."""
+        self._desk.dismiss(number)
+
+    def _let_in(self, driven: int) -> bool:
+        """The rows of the next call that may begin, once all ranks have them; whether the one that is driven is over
+        at all of them."""
+        number = self._desk.following(driven)
+        number = _NOBODY if number is None else number
+        leaving = self._desk.leaving()
+        leaving = _NOBODY if leaving is None else leaving
+        limited, tokens = self._desk.limited() or (_NOBODY, 0)
+        here = [number, -number, leaving, -leaving, limited, -limited, tokens, -tokens]
+        first, last, least, most, *limits, over = self._least([*here, int(self._desk.ended(driven))])
+        if limits[0] == -limits[1] < _NOBODY and limits[2] == -limits[3]:
+            admission = self._desk.agreed(limits[0], limits[2]).admission
+            assert admission is not None
+            admission.limit = limits[2]
+        if least == -most < _NOBODY:
+            self._give_up(self._desk.left(least))
+            return bool(over)
+        if first == -last < _NOBODY:
+            call = self._desk.wait(first)
+            assert call is not None
+            self._admit(call)
+        return bool(over)
+
+    def _admit(self, call: Call) -> None:
+        """Begins with a call: its rows come behind those of earlier ones."""
+        from rlgraph.backends.engines.vllm.sampling import Row
+
+        number, call.begun = next(self._begun), True
+        call.waiting = {
+            f"{number}/{index}": Row(call.batch, index, key, [*before.logprobs], before.tokens)
+            for index, key in enumerate(call.keys)
+            if not (before := call.of(index)).over
+        }
+        if call.waiting:
+            self._calls[number] = call
+        call.coming.extend(call.in_turn())
+
+    def _give_up(self, call: Call) -> None:
+        """Somebody else goes on with the rows that have not ended."""
+        if call.waiting:
+            given_up = call.given_up()
+            self._drop(call)
+            call.samples.put(given_up)
+
+    def _fill(self) -> None:
+        """Hands rows to vLLM, no more than the largest call has at a time: those of a later one take the places of rows
+        that have ended, and do not slow the others down. Those that others have begun come beside them."""
+        width = max((len(call.keys) for call in self._calls.values()), default=0)
+        width += sum(len(call.keys) for call in self._calls.values() if call.moved)
+        here = sum(len(call.waiting) - len(call.coming) for call in self._calls.values())
+        for call in self._calls.values():
+            taken = [call.coming.popleft() for _ in range(min(len(call.coming), width - here))]
+            self._add(call, {name: call.waiting[name] for name in taken})
+            here += len(taken)
+
+    def _step(self) -> None:
+        """A token for all rows that are being generated."""
+        refresh = next((call.refresh for call in self._calls.values() if call.refresh is not None), None)
+        if refresh is not None and self._all(refresh.waits):
+            refresh.take()
+        for call in self._calls.values():
+            # They may have been brought since the last step, too.
+            if call.refresh is not None:
+                call.known[self.version] = call.refresh.version
+        self._fill()
+        outputs = self._engine.step()
+        for call in [call for call in self._calls.values() if call.batch.failure is not None or call.dropped]:
+            if call.batch.failure is not None:
+                call.samples.put(call.batch.failure)
+            self._drop(call)
+        for output in outputs:
+            own = self._calls.get(int(output.request_id.partition("/")[0]))
+            if own is not None:
+                sample = _sample(own.waiting.pop(output.request_id), output.outputs[0])
+                own.ended.setdefault(sample.row // own.n, []).append(len(sample.tokens))
+                own.samples.put(sample)
+        for number, call in list(self._calls.items()):
+            limit = None if call.admission is None else call.admission.limit
+            if call.batch.sampling.first or limit is not None:
+                given_up = _given_up(call.waiting, call.ended, call.n, call.batch.sampling.first, limit)
+                self._engine.abort_request(given_up)
+                call.coming = deque(name for name in call.coming if name not in given_up)
+                for name in given_up:
+                    call.samples.put(Sample(call.waiting.pop(name).index, [], [], False, ()))
+            if not call.waiting:
+                del self._calls[number]
+
+    def _drop(self, call: Call) -> None:
+        """Gives the rows up that have not ended."""
+        self._calls = {number: each for number, each in self._calls.items() if each is not call}
+        self._engine.abort_request(list(call.waiting))
+        call.waiting = {}
+        call.coming.clear()
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the first rank of its copy: the others generate the same."""
+        return ranks(self._mesh, self._rank)[1] == 0
+
+    def layout(self) -> tuple[Local, ...]:
+        """The tensors that this rank holds, in global terms; of a model with adapters all of these."""
+        return SPEC.carried(self._shape, self._mesh, self._rank, self.spec.kind)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters by vLLM's names: live ones, and of experts that vLLM packs what `written` packs. Of a model
+        with adapters these, which `written` merges into the parameters."""
+        return self.rest.here(self._own() if self._adapted is None else self._adapted.tensors)
+
+    @property
+    def _adapted(self) -> Merged | Beside | None:
+        return self._beside if self._merged is None else self._merged
+
+    def _own(self) -> dict[str, Tensor]:
+        named = self.model.named_parameters()
+        own = {name.replace(_WRAPPED, ""): each.data for name, each in named if not name.endswith(_VIEWS)}
+        return own | {**self._experts.tensors}
+
+    def written(self) -> None:
+        """The weights are new ones: what was computed with the old ones is computed again, also for rows that are being
+        generated, and the next tokens carry the next version."""
+        if not self.rest.changed():
+            return
+        self.version += 1
+        if self._adapted is not None:
+            self._adapted.renew()
+        self._experts.pack()
+        self._forget()
+
+    def sleep(self, keep: bool = True) -> Switched:
+        """Gives the memory of weights and cache back; nothing is being generated. Of a model with adapters the base is
+        kept in any case: others bring adapters alone."""
+        assert not self._calls, "rows are being generated"
+        self._forget()
+        lost = [*cache(self._engine), *(() if keep else self.tensors().values())]
+        if not keep and self._adapted is None:
+            # Packed experts are made of those that come.
+            lost += self.model.parameters()
+        return self.rest.sleep(weights(self.model, self._experts.tensors, self._adapted), lost=lost)
+
+    def wake(self) -> Switched:
+        """Takes it again."""
+        return self.rest.wake(self.written)
+
+    def state(self) -> State:
+        """A copy of this rank's weights."""
+        return copied(self.tensors())
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over weights that `state` gave."""
+        take_over(self.tensors(), state)
+        self.written()
+
+    def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
+        """Move towards `other`: weights = ema * weights + (1 - ema) * other."""
+        blend(self.tensors(), other, ema)
+        self.written()
+
+    @contextmanager
+    def weights(self, state: State) -> Iterator[None]:
+        """Generate with `state` in place of the weights while the context lasts: they are copied in, and back."""
+        own = self.state()
+        self.load_state(state)
+        try:
+            yield
+        finally:
+            self.load_state(own)
+
+    def _all(self, here: bool) -> bool:
+        """Whether something holds at all ranks of this copy, which ask before the same step."""
+        return bool(self._least([int(here)])[0])
+
+    def _least(self, here: list[int]) -> list[int]:
+        """Of each number the least that any rank of this copy has; all ask before the same step."""
+        if ranks(self._mesh, self._rank)[0] == 1:
+            return here
+        from vllm.distributed.parallel_state import get_tp_group
+
+        least = torch.tensor(here, dtype=torch.int64)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=get_tp_group().cpu_group)
+        return [int(each) for each in least]
+
+    def _started(self, prompts: Sequences) -> Sequences:
+        """`prompts`, an empty one begun with the token that begins a text."""
+        if not len(prompts) or int(prompts.lengths.min()) > 0:
+            return prompts
+        start = self.codec.start_id
+        if start is None:
+            raise EngineError("an empty prompt, and the tokenizer has no token that a text begins with")
+        return Sequences.from_lists([row or [start] for row in prompts.rows()])
+
+    def _check(self, prompts: Sequences, n: int, sampling: Sampling, keys: np.ndarray) -> None:
+        count = len(prompts) * n
+        if keys.shape != (count,):
+            raise EngineError(f"{len(prompts)} prompts with {n} samples need {count} row keys, got {keys.shape}")
+        most = int(prompts.lengths.max()) if count else 0
+        if most + sampling.max_tokens > self.longest:
+            raise EngineError(
+                f"a prompt of {most} tokens and up to {sampling.max_tokens} generated ones are more than the "
+                f"{self.longest} that a row of this model may have: shorten the prompts or lower max_tokens"
+            )
+
+    def _stops(self, sampling: Sampling) -> tuple[int, ...]:
+        """The tokens that end a row."""
+        known = {*self.eos_ids, *sampling.stop_ids}
+        return tuple(sorted(stop for stop in known if 0 <= stop < self._shape.vocab))
+
+    def _add(self, call: Call, rows: Mapping[str, Row]) -> None:
+        for name, row in rows.items():
+            # Keys and values are shared by rows that began with the same weights.
+            prompt = {"prompt_token_ids": call.prompt(row), "cache_salt": str(self.version)}
+            self._engine.add_request(name, prompt, row.request(), lora_request=self._beside and self._beside.request)
+
+    def _forget(self) -> None:
+        """Drop the keys and values of old weights, of running rows, too, which are then computed again, unless they are
+        kept. Rows without a token have not begun."""
+        if self.keeps and self._engine.has_unfinished_requests():
+            early = [
+                (
+                    call,
+                    {name: row for name, row in call.waiting.items() if not row.logprobs and name not in call.coming},
+                )
+                for call in self._calls.values()
+            ]
+            self._engine.abort_request([name for _, rows in early for name in rows])
+            for call, rows in early:
+                self._add(call, rows)
+            self._engine.set_weight_version(str(self.version))
+            return
+        assert self._engine.reset_prefix_cache(reset_running_requests=True), "vLLM keeps its key-value cache"
+        self._engine.set_weight_version(str(self.version))
+
+
+def _given_up(
+    waiting: Mapping[str, Row], ended: Mapping[int, list[int]], n: int, first: int, limit: int | None
+) -> list[str]:
+    """The requests that can be ended: of prompts of which it is certain which samples end first, and those with as many
+    tokens as the limit says. `ended` has the tokens of the rows of each prompt that have."""
+    # Of a row whose tokens are read anew, the last one may not have been taken.
+    least = {name: len(row.logprobs) - 1 for name, row in waiting.items()}
+    groups: dict[int, list[str]] = {}
+    for name, row in waiting.items():
+        if first and len(ended.get(row.index // n, ())) >= first:
+            groups.setdefault(row.index // n, []).append(name)
+    over = [names for group, names in groups.items() if decided(ended[group], [least[each] for each in names], first)]
+    long = [name for name in waiting if least[name] >= limit] if limit is not None else []
+    return list(dict.fromkeys([*chain.from_iterable(over), *long]))
+
+
+def _sample(row: Row, output: Any) -> Sample:
+    """From vLLM's record of an output."""
+    tokens = [*row.begun, *output.token_ids]
+    versions = tuple((int(span.version), span.start, span.end) for span in output.weight_versions)
+    return Sample(row.index, tokens, row.logprobs, tokens[-1] in row.batch.stops, versions)

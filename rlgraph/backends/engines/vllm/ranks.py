@@ -1,0 +1,59 @@
+"""The part of a vLLM engine that runs the model, as one tensor-parallel rank in this very process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from vllm.distributed.parallel_state import _groups, get_world_group
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from rlgraph.backends.engines.vllm.environment import on_cpu
+
+_SEGMENTS = Path("/dev/shm")
+
+
+class RankExecutor(UniProcExecutor):
+    """The other ranks are other processes with an engine each. All of them get the same requests in the same order, and
+    their schedulers, which are deterministic, then agree on each step.
+
+    The engine's `additional_config` says where the ranks meet, `url`, and which one this is, `rank`.
+    """
+
+    def _init_executor(self) -> None:
+        super()._init_executor()
+        _unnamed(self._place["rank"])
+
+    def _distributed_args(self) -> tuple[str, int, int]:
+        # By a URL, not by the variables of `torchrun`: vLLM names the shared memory after the port.
+        rank = int(self._place["rank"])
+        # Where each process is given a GPU of its own, that one is its first.
+        return self._place["url"], rank, rank if on_cpu() else rank % torch.cuda.device_count()
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return cast(dict[str, Any], self.vllm_config.additional_config)
+
+    def determine_available_memory(self) -> list[int]:
+        """The least that any rank has, in bytes: all have as many blocks of the key-value cache."""
+        least = torch.tensor(super().determine_available_memory(), dtype=torch.int64)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=get_world_group().cpu_group)
+        return least.tolist()
+
+
+def _unnamed(rank: int) -> None:
+    """All ranks have mapped the memory that they share: its names would outlive processes that are killed, as those of
+    a run are in the end."""
+    ident = os.environ.get("VLLM_DIST_IDENT")
+    # On a CPU what tensors go through.
+    for segment in _SEGMENTS.glob(f"{ident}-*cpushm_{rank}") if ident else []:
+        segment.unlink(missing_ok=True)
+    # What objects go through, on GPUs too. vLLM would take the name away when the queue ends, which is not to come.
+    groups = [found for known in _groups.values() if (found := known()) is not None]
+    queues = [group.mq_broadcaster for group in groups if group.mq_broadcaster is not None]
+    for buffer in [queue.buffer for queue in queues if queue.buffer is not None and queue.buffer.is_creator]:
+        buffer.shared_memory.unlink()
+        buffer.is_creator = False

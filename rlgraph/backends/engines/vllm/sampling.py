@@ -1,0 +1,137 @@
+"""Sampling tokens inside vLLM exactly as `rlgraph.backends.engines.sampling` samples them: by the row's key and the
+token's place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
+
+from rlgraph.backends.engines.base import Admission, Begun, EngineError, Sampling
+from rlgraph.backends.engines.sampling import sample
+
+_FIELD = "rlgraph"
+"""Of a request's `extra_args`: its `Row`."""
+
+
+@dataclass
+class Batch:
+    """How the rows of one call are sampled. The engine and its logits processor share this object, and those of its
+    rows: both are in one process."""
+
+    sampling: Sampling
+    stops: tuple[int, ...]
+    """The tokens that end a row."""
+    admission: Admission | None = None
+    failure: EngineError | None = None
+    """Why nothing could be sampled. It is not raised inside vLLM, which would print all it knows."""
+
+
+@dataclass
+class Row:
+    """A row, and what vLLM does not tell of its response."""
+
+    batch: Batch
+    index: int
+    key: int
+    logprobs: list[float] = field(default_factory=list)
+    """Of its tokens so far, under the whole distribution."""
+    begun: list[int] = field(default_factory=list)
+    """Tokens of its response that it came with."""
+    response: list[int] = field(default_factory=list)
+    """Those that vLLM has added since."""
+
+    def progress(self) -> Begun:
+        """What there is of it."""
+        tokens = [*self.begun, *self.response]
+        # vLLM may have asked for a token that it has not taken, or have taken one that is not noted yet.
+        count = min(len(tokens), len(self.logprobs))
+        return Begun(tokens[:count], self.logprobs[:count])
+
+    def request(self) -> SamplingParams:
+        """What vLLM is to do: take the likeliest of the logits that `RowSampling` leaves."""
+        return SamplingParams(
+            temperature=0,
+            max_tokens=self.batch.sampling.max_tokens - len(self.begun),
+            stop_token_ids=list(self.batch.stops),
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
+            extra_args={_FIELD: self},
+        )
+
+
+class RowSampling(LogitsProcessor):
+    """Samples a token for each row of vLLM's batch, makes it the likeliest, and notes its log-probability."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+        self._entries: dict[int, tuple[Row, list[int]]] = {}
+        """By place in the batch; the list is the response so far, which vLLM extends."""
+        self._rows: list[Row] = []
+        self._responses: list[list[int]] = []
+        self._keys = np.zeros(0, dtype=np.uint64)
+        self._batches = self._min_tokens = self._before = np.zeros(0, dtype=np.int64)
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow who entered and left the batch, and who changed places."""
+        if not process_dict_updates(self._entries, batch_update, _entry):
+            return
+        self._rows = [self._entries[place][0] for place in sorted(self._entries)]
+        self._responses = [self._entries[place][1] for place in sorted(self._entries)]
+        self._keys = np.array([row.key for row in self._rows], dtype=np.uint64)
+        self._min_tokens = np.array([row.batch.sampling.min_tokens for row in self._rows])
+        self._batches = np.array([id(row.batch) for row in self._rows])
+        self._before = np.array([len(row.begun) for row in self._rows], dtype=np.int64)
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Sample for all rows, float32 [N, V]; rows that are sampled in the same way together."""
+        places = np.array([len(response) for response in self._responses]) + self._before
+        short = places < self._min_tokens
+        for batch in np.unique(self._batches):
+            self._count(batch)
+            for forbids in (False, True):
+                rows = np.flatnonzero((self._batches == batch) & (short == forbids))
+                if len(rows):
+                    self._sample(logits, rows, places[rows], forbids)
+        return logits
+
+    def _count(self, batch: int) -> None:
+        """How many rows of others are sampled together with those of a batch."""
+        mine = self._batches == batch
+        admission = self._rows[int(mine.argmax())].batch.admission
+        if admission is not None:
+            admission.beside = max(admission.beside, int((~mine).sum()))
+
+    def _sample(self, logits: Tensor, rows: np.ndarray, places: np.ndarray, forbids: bool) -> None:
+        """For some rows of one batch, at these places; `forbids`: no stop token."""
+        batch = self._rows[rows[0]].batch
+        banned = torch.tensor(batch.stops, device=logits.device) if forbids and batch.stops else None
+        where = torch.from_numpy(rows).to(logits.device)
+        some = logits if len(rows) == len(logits) else logits[where]
+        try:
+            tokens, logprobs = sample(some, self._keys[rows], places, batch.sampling, banned)
+        except EngineError as error:
+            batch.failure = error
+            logits[where] = 0
+            return
+        logits[where, tokens] = torch.inf
+        for row, place, logprob in zip(rows.tolist(), places.tolist(), logprobs.tolist(), strict=True):
+            # vLLM also asks for rows whose prompt it has not read to its end, and drops what is sampled then.
+            self._rows[row].logprobs[place:] = [logprob]
+
+
+def _entry(params: SamplingParams, prompt: list[int] | None, response: list[int]) -> tuple[Row, list[int]]:
+    row: Row = (params.extra_args or {})[_FIELD]
+    row.response = response
+    return row, response

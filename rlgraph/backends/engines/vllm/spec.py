@@ -1,0 +1,88 @@
+"""What vLLM's engine is for: generation, whose rows leave it as they end."""
+
+from __future__ import annotations
+
+from rlgraph.backends.engines.vllm.layout import layout, padded_vocab
+from rlgraph.backends.enginespec.legal import expert_misfits, tensor_misfits
+from rlgraph.backends.enginespec.rates import Rates
+from rlgraph.backends.enginespec.spec import EngineSpec, Memory, Reserved
+from rlgraph.catalog.models.shape import Shape
+from rlgraph.errors import DISTRIBUTION
+
+_DTYPES = frozenset({"float32", "bfloat16"})
+
+
+def _tensors(shape: Shape, tp: int, entire: bool = False) -> list[str]:
+    found, rows = tensor_misfits(shape, tp, entire), padded_vocab(shape)
+    return [*found, f"does not divide the {rows} rows of the padded vocabulary"] if rows % tp else found
+
+
+def _experts(shape: Shape, ep: int) -> list[str]:
+    """Ranks that have whole experts split all else as those of a layer do."""
+    return [*expert_misfits(shape, ep), *_tensors(shape, ep, entire=True)]
+
+
+_ROUNDED = dict.fromkeys(
+    ("bfloat16", "float16"), "which round away what is learned: all of a step at lr=1e-5, 64% of one at lr=1e-3"
+)
+"""What is lost where adapters are merged into narrow weights: measured in bfloat16, of one step of AdamW."""
+
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def _apart(shape: Shape) -> list[str]:
+    """Why vLLM's own LoRA is not for a model."""
+    found = ["holds adapters apart only for models without experts"] if shape.experts else []
+    if shape.adapters and shape.adapters.rank > _RANKS[-1]:
+        found.append(f"holds adapters apart only up to rank {_RANKS[-1]}")
+    return found
+
+
+SPEC = EngineSpec(
+    name="vllm",
+    opens="rlgraph.backends.engines.vllm.engine:open_rank",
+    operations=frozenset({"generate", "interact"}),
+    axes=("dp", "ep", "tp"),
+    columns=("tp", "ep"),
+    misfits={"ep": _experts, "tp": _tensors},
+    experts=True,
+    layout=layout,
+    dtypes={"cpu": _DTYPES, "gpu": _DTYPES},
+    adapters=("merged", "apart"),
+    apart_faults=_apart,
+    adapter_dtypes={"merged": _ROUNDED},
+    # vLLM 0.32, `MaxLoRARanks` in `vllm/config/lora.py`.
+    adapter_ranks=_RANKS,
+    streams=True,
+    admits=True,
+    orders=True,
+    rereads=True,
+    keeps=True,
+    sleeps=True,
+    # A process has 0.33 to 0.39 GiB that are not torch's (vllm issues 14452 and 11251), and graphs of decoding steps of
+    # several sizes, 0.36 to 0.46 GiB (gpustack/runner pull request 251, vllm issue 57475).
+    memory=Memory(
+        cache=Reserved(), process=1 << 30, cpu_dtype="float32", cpu_packs_experts=True, cpu_adapters_by_token=True
+    ),
+    # Shares of what the largest products and long copies reach, and seconds of a step's layers and rows, fitted to GA01
+    # to GA17 of docs/accuracy.md: one model of 32 billion parameters on two, four and eight H100. The attention of
+    # prompts is fitted to VP05, VP07, VR01 and VR03: of 1,024 to 32,000 tokens, on an A100 and on a 4090.
+    # An adapter beside a matrix: 4.4 to 4.7 ms of a step of 8 to 48 rows, of four matrices in each of 48 layers, on a
+    # B200 (unslothai/unsloth pull request 5123).
+    # On a CPU a decoded row takes what docs/calibration.md has measured.
+    rates={
+        "gpu": {
+            "generate": Rates(
+                0.75, 0.95, adapted=2.5e-5, call=0.02, layer=2.3e-5, row=4.9e-5, reduce=4.4e-6, attention=0.6
+            )
+        },
+        "cpu": {
+            "generate": Rates(0.4, 0.5, adapted=1.4e-4, call=1e-2, block=3e-3, layer=4e-4, row=1.4e-5, hidden=2.7e-7)
+        },
+    },
+    absorbs=True,
+    settings=frozenset({"kv_bytes"}),
+    preference=2,
+    requires=("vllm",),
+    install=f"{DISTRIBUTION}[vllm]",
+)

@@ -1,0 +1,177 @@
+"""Of a message only what changed since the same one of the last time, to the bit.
+
+Where an element changed is told by how many did not since the last one that did: a byte each, and 255 for 255 elements
+of which none did. So an element that changed takes a byte beside itself, and 255 others at most one. Where that is more
+than the message, it goes whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.exchange.link import Post
+from rlgraph.backends.exchange.mailbox import Kind, Mailbox
+
+_HEAD = 3
+"""Numbers that say what comes: which time it is, elements that changed, bytes that say where."""
+_NONE = 255
+_ALL = -1
+"""In the place of the bytes that say where: the message is whole."""
+
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+_Key = tuple[int, int]
+"""A peer, and the number of a message among those to or from it."""
+
+
+class Changes:
+    """Sends and receives the same messages again and again. Both ends keep the last of each, on the CPU, whatever
+    becomes of the tensors that it was taken from or went to."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self.mailbox = mailbox
+        self.senders: dict[_Key, Sender] = {}
+        self.receivers: dict[_Key, Receiver] = {}
+
+    def run(self) -> _Run:
+        """For messages that go once each, in the same order every time."""
+        return _Run(self)
+
+
+class _Run:
+    direct = True
+
+    def __init__(self, changes: Changes) -> None:
+        self.changes, self.name, self.device = changes, changes.mailbox.name, changes.mailbox.device
+        self._sent, self._received = Counter[int](), Counter[int]()
+
+    def room(self, size: int) -> Tensor:
+        raise AssertionError("messages go from where they lie")
+
+    def go(self) -> None:
+        """Nothing is put off."""
+
+    def send(self, message: Tensor, to: int) -> Post:
+        key = to, self._sent[to]
+        self._sent[to] += 1
+        head, body = self.changes.senders.setdefault(key, Sender()).next(message)
+        mailbox = self.changes.mailbox
+        return _Leaving(message, mailbox.send(head, to, Kind.HEAD), mailbox.send(body, to))
+
+    def receive(self, message: Tensor, source: int) -> Post:
+        key = source, self._received[source]
+        self._received[source] += 1
+        receiver = self.changes.receivers.setdefault(key, Receiver(message))
+        head = torch.empty(_HEAD, dtype=torch.int64)
+        return _Arriving(
+            message, self.changes.mailbox, source, receiver, self.changes.mailbox.receive(head, source, Kind.HEAD)
+        )
+
+
+class _Leaving:
+    def __init__(self, message: Tensor, *parts: Post) -> None:
+        self.message, self._parts = message, parts
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self._parts)
+
+    def wait(self) -> None:
+        for part in self._parts:
+            part.wait()
+
+    def release(self) -> None:
+        """Nothing was received."""
+
+
+class _Arriving:
+    """Those from the same peer are waited for in their order."""
+
+    def __init__(self, message: Tensor, mailbox: Mailbox, source: int, receiver: Receiver, head: Post) -> None:
+        self.message, self.size = message, 0
+        self._mailbox, self._source, self._receiver, self._head = mailbox, source, receiver, head
+
+    def wait(self) -> None:
+        self._head.wait()
+        body = self._mailbox.receive(self._receiver.room(self._head.message), self._source)
+        body.wait()
+        self.message.view(-1).copy_(self._receiver.next(self._head.message, body.message))
+        self.size = self._head.size + body.size
+
+    def release(self) -> None:
+        """Both ends have copies of their own."""
+
+
+class Sender:
+    """One end of messages of one shape and dtype."""
+
+    def __init__(self) -> None:
+        self._time = 0
+        self._last: np.ndarray | None = None
+        """The bits of the last message, a copy."""
+
+    def next(self, message: Tensor) -> tuple[Tensor, Tensor]:
+        """What travels: the head, int64 [3], and the body, uint8: the elements that changed, then where. message:
+        contiguous, on the CPU."""
+        now = _bits(message)
+        self._time += 1
+        last, self._last = self._last, now.copy()
+        if last is not None:
+            places = np.flatnonzero(now != last)
+            where = _gaps(places)
+            if places.size * now.itemsize + where.size < now.nbytes:
+                body = np.concatenate([now[places].view(np.uint8), where])
+                return torch.tensor([self._time, places.size, where.size]), torch.from_numpy(body)
+        return torch.tensor([self._time, now.size, _ALL]), torch.from_numpy(self._last.view(np.uint8))
+
+
+class Receiver:
+    """The other end."""
+
+    def __init__(self, message: Tensor) -> None:
+        """message: of the shape and dtype of those that will come."""
+        self._time = 0
+        self._last = torch.empty(message.numel(), dtype=message.dtype)
+
+    def room(self, head: Tensor) -> Tensor:
+        """For the body. Raises EngineError where it says what changed since a message that never came."""
+        time, changed, where = head.tolist()
+        if where != _ALL and time != self._time + 1:
+            raise EngineError(
+                f"weights arrived as what changed since transfer {time - 1}, and the last one that came is {self._time}"
+            )
+        return torch.empty(changed * self._last.element_size() + max(where, 0), dtype=torch.uint8)
+
+    def next(self, head: Tensor, body: Tensor) -> Tensor:
+        """The message, flat; valid until the next one."""
+        self._time, changed, where = head.tolist()
+        last, got = _bits(self._last), body.numpy()
+        elements = got[: changed * last.itemsize].view(last.dtype)
+        last[slice(None) if where == _ALL else _places(got[elements.nbytes :])] = elements
+        return self._last
+
+
+def _bits(message: Tensor) -> np.ndarray:
+    """Flat, sharing memory."""
+    return message.detach().view(-1).view(torch.uint8).numpy().view(_BITS[message.element_size()])
+
+
+def _gaps(places: np.ndarray) -> np.ndarray:
+    """Ascending numbers of elements as bytes."""
+    gaps = np.diff(places, prepend=-1) - 1
+    lengths = gaps // _NONE + 1
+    found = np.full(lengths.sum(), _NONE, dtype=np.uint8)
+    found[np.cumsum(lengths) - 1] = gaps % _NONE
+    return found
+
+
+def _places(gaps: np.ndarray) -> np.ndarray:
+    """What `_gaps` was made of."""
+    ends = gaps != _NONE
+    found: np.ndarray = np.cumsum(gaps + ends.astype(np.int64))[ends] - 1
+    return found

@@ -1,0 +1,411 @@
+"""Carries out a transfer: what one place sends and receives, round by round.
+
+Messages are cut by what travels alone, so that both ends cut them alike. A large message that lies in one piece of
+memory is sent from where it is, and received where it belongs, by links that can; the others go through a buffer, which
+is kept for the next time. Where only changes travel, both ends keep the last messages.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.exchange.changes import Changes
+from rlgraph.backends.exchange.link import Link, Post
+from rlgraph.backends.exchange.mailbox import Mailbox
+from rlgraph.errors import counted
+from rlgraph.ir.carriers import Ways
+from rlgraph.ir.layout import Box, Local, Piece, at_layer, common, volume, without
+from rlgraph.ir.transfer import TensorBox, Transfer
+
+_ALONE = 1 << 18
+"""Bytes from which on a part of one tensor is a message of its own."""
+
+_Slices = tuple[slice, ...]
+_NO_WAYS = Ways()
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a place did."""
+
+    sent: int
+    """Bytes."""
+    received: int
+    seconds: float
+    peak: int
+    """The most bytes of buffers that a round used."""
+    start: float = 0.0
+    """By the process's clock, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A message at which a place is, for whoever asks meanwhile: it may wait for the other end."""
+
+    about: str
+    """What it has, from whom it goes to whom, in which round, over what."""
+    peer: str
+    """As messages call the other end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A box of a message and where it lies in a local tensor."""
+
+    tensor: str
+    at: _Slices
+    start: int
+    """The first element in the message of the part that the box belongs to."""
+    shape: tuple[int, ...]
+    """Of that part."""
+    inner: _Slices | None
+    """Which of its elements these are; None for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    elements: int
+    peer: int
+    """From whom it comes, or to whom it goes first."""
+    forwarded: bool
+    """Whether it is taken from the destination's tensors, where it arrived."""
+    copies: tuple[_Copy, ...]
+    about: str
+    """What is in it, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    sends: tuple[_Message, ...]
+    posts: tuple[tuple[int, int], ...]
+    """To whom each send goes: peer, number of the message. What several peers get is packed once, if it is in the same
+    memory for them."""
+    receives: tuple[_Message, ...]
+
+
+class Exchange:
+    """One place's end of a transfer. All places that take part call `run` at the same time."""
+
+    def __init__(
+        self,
+        transfer: Transfer,
+        mailbox: Mailbox,
+        *,
+        source: Sequence[Local] = (),
+        destination: Sequence[Local] = (),
+        dtype: torch.dtype = torch.float32,
+        delta: bool = False,
+        links: Mapping[int, Link] | None = None,
+        ways: Ways = _NO_WAYS,
+    ) -> None:
+        """The layouts are those of this place on both sides, and `dtype` is the one that travels: the narrower of both
+        sides'. delta: from the second time on only the elements that changed travel; the same at all places, and by the
+        mailbox. links: by peer, what carries messages to and from it; the mailbox, to and from all others. ways: what
+        messages call the places."""
+        if dtype.itemsize != transfer.itemsize:
+            raise EngineError(
+                f"the transfer was planned for elements of {transfer.itemsize} bytes, and {dtype} has {dtype.itemsize}"
+            )
+        self._transfer, self._mailbox, self._dtype = transfer, mailbox, dtype
+        self._links: Mapping[int, Link] = {} if delta else links or {}
+        self._ways = ways
+        self._held, self._needed = _Holding(source), _Holding(destination)
+        self._kept = tuple(_kept(self._held, destination))
+        self._routes = [(move, route) for move in transfer.moves for route in move.routes if mailbox.place in route[:2]]
+        self._rounds = tuple(self._scheduled(index) for index in range(transfer.rounds)) if self._routes else ()
+        self._buffers: dict[torch.device, Tensor] = {}
+        self._changes = Changes(mailbox) if delta else None
+        self.pending: Pending | None = None
+        """While `run` is at a message. Another thread may read it."""
+
+    @torch.no_grad()
+    def run(
+        self, source: Mapping[str, Tensor], destination: Mapping[str, Tensor], *, ema: float | None = None
+    ) -> Moved:
+        """Write what the destination needs into its tensors, `ema` of the old value and the rest of what arrives.
+
+        The tensors have the layouts' names, a layer's number in place of `*`. Raises EngineError naming the peer that
+        is gone or does not answer.
+        """
+        if ema is not None and self._transfer.forwards:
+            raise EngineError(
+                "a moving average needs a transfer in which no place passes on what it got: plan it with forward=False"
+            )
+        start, began = time.time(), time.perf_counter()
+        for have, need in self._kept:
+            _store(destination[need.tensor][need.at], source[have.tensor][have.at], ema)
+        mail: Link = self._changes.run() if self._changes else self._mailbox
+        sent = received = peak = 0
+        for number, each in enumerate(self._rounds, start=1):
+            leaving, arriving, used = self._round(number, each, mail, source, destination, ema)
+            sent += sum(post.size for post in leaving)
+            received += sum(post.size for post in arriving)
+            peak = max(peak, used)
+        return Moved(sent, received, time.perf_counter() - began, peak, start)
+
+    # Schedule
+
+    def _scheduled(self, index: int) -> _Round:
+        """What this place does in a round. What it has passed to it, and what others had first, are told apart at both
+        ends."""
+        outgoing: dict[tuple[int, bool], list[TensorBox]] = {}
+        incoming: dict[tuple[int, bool], list[TensorBox]] = {}
+        for move, (source, destination, hop) in self._routes:
+            ours, peer = (outgoing, destination) if source == self._mailbox.place else (incoming, source)
+            ours.setdefault((peer, hop > 0), []).extend(self._transfer.section(move, index - hop))
+        return _Round(*self._sends(outgoing), tuple(self._receives(incoming)))
+
+    def _sends(
+        self, outgoing: Mapping[tuple[int, bool], Sequence[TensorBox]]
+    ) -> tuple[tuple[_Message, ...], tuple[tuple[int, int], ...]]:
+        numbers: dict[tuple[Link | torch.device, bool, tuple[TensorBox, ...]], int] = {}
+        posts: list[tuple[int, int]] = []
+        sends: list[_Message] = []
+        for (peer, forwarded), parts in sorted(outgoing.items()):
+            holding = self._needed if forwarded else self._held
+            for content in _messages(parts, self._dtype.itemsize):
+                owner = _owner(self._links.get(peer, self._mailbox))
+                number = numbers.setdefault((owner, forwarded, content), len(numbers))
+                if number == len(sends):
+                    sends.append(_message(content, peer, forwarded, holding))
+                posts.append((peer, number))
+        return tuple(sends), tuple(posts)
+
+    def _receives(self, incoming: Mapping[tuple[int, bool], Sequence[TensorBox]]) -> Iterator[_Message]:
+        for (peer, _), parts in sorted(incoming.items()):
+            for content in _messages(parts, self._dtype.itemsize):
+                yield _message(content, peer, False, self._needed)
+
+    # Work
+
+    def _round(
+        self,
+        number: int,
+        each: _Round,
+        mail: Link,
+        source: Mapping[str, Tensor],
+        destination: Mapping[str, Tensor],
+        ema: float | None,
+    ) -> tuple[list[Post], list[Post], int]:
+        """Run one round: what left, what arrived, and how many bytes of buffers it took."""
+
+        def link(peer: int) -> Link:
+            return self._links.get(peer, mail)
+
+        places = [destination if message.forwarded else source for message in each.sends]
+        ready = [
+            self._direct(message, link(message.peer), tensors)
+            for message, tensors in zip(each.sends, places, strict=True)
+        ]
+        open_ = [
+            self._direct(message, link(message.peer), destination) if ema is None else None for message in each.receives
+        ]
+        # What a link that is not direct brings lies with the sender.
+        lacking = [message for message, direct in zip(each.sends, ready, strict=True) if direct is None]
+        lacking += [
+            message
+            for message, direct in zip(each.receives, open_, strict=True)
+            if direct is None and link(message.peer).direct
+        ]
+        buffers, used = self._rooms(number, [(link(message.peer), message) for message in lacking])
+        arriving: list[Post] = []
+        for message, direct in zip(each.receives, open_, strict=True):
+            with self._told(number, message.about, message.peer, link(message.peer), sends=False):
+                arriving.append(self._receiving(message, link(message.peer), buffers.get(id(message), direct)))
+        leaving: list[Post] = []
+        packed: dict[int, Tensor] = {}
+        for peer, index in each.posts:
+            if index not in packed:
+                message, direct = each.sends[index], ready[index]
+                packed[index] = buffers[id(message)] if direct is None else direct
+                if direct is None:
+                    for view, part in _views(message, packed[index], places[index]):
+                        part.copy_(view)
+            with self._told(number, each.sends[index].about, peer, link(peer), sends=True):
+                leaving.append(link(peer).send(packed[index], peer))
+        for carrier in dict.fromkeys([*self._links.values(), mail]):
+            with self._told(number, "all messages", None, carrier, sends=True):
+                carrier.go()
+        for message, direct, post in zip(each.receives, open_, arriving, strict=True):
+            with self._told(number, message.about, message.peer, link(message.peer), sends=False):
+                post.wait()
+                if direct is None:
+                    for view, part in _views(message, post.message, destination):
+                        _store(view, part, ema)
+                post.release()
+        for (peer, index), post in zip(each.posts, leaving, strict=True):
+            with self._told(number, each.sends[index].about, peer, link(peer), sends=True):
+                post.wait()
+        return leaving, arriving, used
+
+    def _receiving(self, message: _Message, link: Link, into: Tensor | None) -> Post:
+        if into is None:
+            into = torch.empty(message.elements, dtype=self._dtype, device="meta")
+        return link.receive(into, message.peer)
+
+    def _direct(self, message: _Message, link: Link, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """Where the message lies in one piece of memory, as it travels."""
+        if not link.direct or len(message.copies) != 1 or message.elements * self._dtype.itemsize < _ALONE:
+            return None
+        copy = message.copies[0]
+        view = tensors[copy.tensor][copy.at]
+        fits = copy.inner is None and view.is_contiguous() and view.dtype == self._dtype and view.device == link.device
+        return view.detach() if fits else None
+
+    def _rooms(self, number: int, wanted: Sequence[tuple[Link, _Message]]) -> tuple[dict[int, Tensor], int]:
+        """A buffer for each message, by its identity, and the bytes of all."""
+        sizes: dict[Link | torch.device, int] = {}
+        for link, message in wanted:
+            owner = _owner(link)
+            sizes[owner] = sizes.get(owner, 0) + message.elements * self._dtype.itemsize
+        rooms = {owner: self._kept_buffer(number, owner, size) for owner, size in sizes.items()}
+        found: dict[int, Tensor] = {}
+        for link, message in wanted:
+            owner, size = _owner(link), message.elements * self._dtype.itemsize
+            found[id(message)], rooms[owner] = rooms[owner][:size].view(self._dtype), rooms[owner][size:]
+        return found, sum(sizes.values())
+
+    def _kept_buffer(self, number: int, owner: Link | torch.device, size: int) -> Tensor:
+        """So many bytes, of a link or of our own."""
+        if not isinstance(owner, torch.device):
+            with self._told(number, "all messages", None, owner, sends=True):
+                there = owner.room(size)
+            return there
+        kept = self._buffers.get(owner)
+        if kept is None or kept.nbytes < size:
+            kept = self._buffers[owner] = torch.empty(size, dtype=torch.uint8, device=owner)
+        return kept
+
+    @contextmanager
+    def _told(self, number: int, about: str, peer: int | None, link: Link, *, sends: bool) -> Iterator[None]:
+        """Says in which move a link has failed, and at which this place is meanwhile."""
+        ways = self._ways
+        ends = [ways.name(self._mailbox.place), "its peers" if peer is None else ways.name(peer)]
+        one, other = ends if sends else ends[::-1]
+        where = (
+            f"{about} of {ways.what} from {one} to {other} (round {number} of {len(self._rounds)}, over {link.name})"
+        )
+        self.pending = None if peer is None else Pending(where, ways.name(peer))
+        try:
+            yield
+        except EngineError as error:
+            raise type(error)(f"{where}: {error}") from None
+        finally:
+            self.pending = None
+
+
+def _owner(link: Link) -> Link | torch.device:
+    """Whose memory messages are packed in."""
+    return link.device if link.direct else link
+
+
+class _Holding:
+    """Where the boxes of global tensors lie in a place's own."""
+
+    def __init__(self, layout: Sequence[Local]) -> None:
+        self.pieces: dict[str, list[tuple[str, Piece]]] = {}
+        for local in layout:
+            for piece in local.pieces:
+                self.pieces.setdefault(piece.name, []).append((local.name, piece))
+
+    def copies(self, parts: Iterable[TensorBox]) -> Iterator[_Copy]:
+        """For parts that lie behind each other in a message."""
+        start = 0
+        for name, box in parts:
+            shape = _shape(box)
+            for local, piece in self.pieces.get(name, ()):
+                shared = common(box, piece.box)
+                if shared is not None:
+                    for layer in _layers(local, shared):
+                        inner = None if layer == box else _within(box, layer)
+                        yield _Copy(*_located(local, piece, layer), start, shape, inner)
+            start += math.prod(shape)
+
+
+def _kept(held: _Holding, destination: Sequence[Local]) -> Iterator[tuple[_Copy, _Copy]]:
+    """What a place needs and has itself: where it is, and where it goes."""
+    for local in destination:
+        for piece in local.pieces:
+            left = [piece.box]
+            for name, other in held.pieces.get(piece.name, ()):
+                for box in filter(None, [common(each, other.box) for each in left]):
+                    for layer in _layers(name + local.name, box):
+                        yield (
+                            _Copy(*_located(name, other, layer), 0, _shape(layer), None),
+                            _Copy(*_located(local.name, piece, layer), 0, _shape(layer), None),
+                        )
+                left = [rest for each in left for rest in without(each, other.box)]
+
+
+def _message(content: Sequence[TensorBox], peer: int, forwarded: bool, holding: _Holding) -> _Message:
+    name, box = content[0]
+    more = f" and {counted(len(content) - 1, 'more part')}" if len(content) > 1 else ""
+    about = f"{name}[{', '.join(f'{low}:{high}' for low, high in box)}]{more}"
+    return _Message(_elements(content), peer, forwarded, tuple(holding.copies(content)), about)
+
+
+def _messages(parts: Iterable[TensorBox], itemsize: int) -> Iterator[tuple[TensorBox, ...]]:
+    """What travels together: large parts of one tensor alone, all the others in one message."""
+    together = []
+    for name, box in parts:
+        for layer in _layers(name, box):
+            if volume(layer) * itemsize >= _ALONE:
+                yield ((name, layer),)
+            else:
+                together.append((name, layer))
+    if together:
+        yield tuple(together)
+
+
+def _layers(name: str, box: Box) -> list[Box]:
+    """A tensor for each layer cannot be copied at once."""
+    if "*" not in name:
+        return [box]
+    return [((layer, layer + 1), *box[1:]) for layer in range(*box[0])]
+
+
+def _located(local: str, piece: Piece, box: Box) -> tuple[str, _Slices]:
+    """The tensor that a box inside a piece lies in, and where."""
+    starts = [at + low - first for at, (low, _), (first, _) in zip(piece.at, box, piece.box, strict=True)]
+    slices = tuple(slice(start, start + high - low) for start, (low, high) in zip(starts, box, strict=True))
+    if "*" not in local:
+        return local, slices
+    return at_layer(local, starts[0]), slices[1:]
+
+
+def _within(outer: Box, inner: Box) -> _Slices:
+    return tuple(slice(low - first, high - first) for (first, _), (low, high) in zip(outer, inner, strict=True))
+
+
+def _shape(box: Box) -> tuple[int, ...]:
+    return tuple(high - low for low, high in box)
+
+
+def _elements(parts: Iterable[TensorBox]) -> int:
+    return sum(volume(box) for _, box in parts)
+
+
+def _views(message: _Message, buffer: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each copy the part of the local tensor and the part of the message."""
+    for copy in message.copies:
+        part = buffer[copy.start : copy.start + math.prod(copy.shape)].view(copy.shape)
+        if copy.inner is not None:
+            part = part[copy.inner]
+        local = tensors[copy.tensor][copy.at]
+        # A layer's tensor lacks the dimension of the layers.
+        yield local, part if part.dim() == local.dim() else part.squeeze(0)
+
+
+def _store(view: Tensor, arriving: Tensor, ema: float | None) -> None:
+    if ema is None:
+        view.copy_(arriving)
+    else:
+        view.lerp_(arriving.to(view), 1 - ema)

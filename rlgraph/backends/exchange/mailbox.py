@@ -1,0 +1,123 @@
+"""Messages between any two of some processes, whatever their own torch groups are."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.joining import INTERFACES
+from rlgraph.backends.exchange.link import LinkError
+from rlgraph.ir.carriers import GLOO
+
+_THREADS = 2
+"""Of gloo's own."""
+
+
+class Kind(IntEnum):
+    """Messages of each kind have an order of their own."""
+
+    WHOLE = 7
+    HEAD = 8
+    """How long another message is."""
+    NOTICE = 9
+    """Where in memory that both ends have a message is."""
+    HANDLE = 10
+    """Of such memory."""
+    READ = 11
+    """It has been read there."""
+
+
+class Mailbox:
+    """The carrier that goes everywhere: a gloo group of its own, beside the default group of each process. Two places
+    are connected when they exchange their first message: of many places each has few peers."""
+
+    name, device, direct = GLOO.name, torch.device("cpu"), True
+
+    def __init__(
+        self, place: int, places: Sequence[int], store: Store, *, name: str = "mail", seconds: float = 120.0
+    ) -> None:
+        """All `places` make one, at the same time, with the same store and name. No wait is longer than `seconds`."""
+        self.place = place
+        self._ranks = {each: rank for rank, each in enumerate(sorted(places))}
+        self.seconds = seconds
+        self._limit = timedelta(seconds=seconds)
+        # The group itself does not keep a store that is written in Python.
+        self.store = store
+        try:
+            self._group = dist.ProcessGroupGloo(
+                PrefixStore(name, store), self._ranks[place], len(self._ranks), _options(self._limit)
+            )
+        except RuntimeError as error:
+            raise EngineError(f"place {place} could not reach the other {len(places) - 1} places: {error}") from None
+
+    def room(self, size: int) -> Tensor:
+        raise AssertionError("messages go from where they lie")
+
+    def send(self, message: Tensor, to: int, kind: Kind = Kind.WHOLE) -> Whole:
+        return self._post("send", message, to, kind)
+
+    def receive(self, message: Tensor, source: int, kind: Kind = Kind.WHOLE) -> Whole:
+        return self._post("recv", message, source, kind)
+
+    def go(self) -> None:
+        """Nothing is put off."""
+
+    def _post(self, call: str, message: Tensor, peer: int, kind: Kind) -> Whole:
+        began = time.monotonic()
+        try:
+            work = getattr(self._group, call)([message], self._ranks[peer], kind)
+        except RuntimeError as error:  # With the first one they are connected.
+            raise lost(error, time.monotonic() - began) from None
+        return Whole(work, message, self._limit)
+
+
+def _options(limit: timedelta) -> Any:
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout, options._threads = limit, _THREADS
+    # As torch's default group does, which looks for the variable itself.
+    named = [each for each in os.environ.get(INTERFACES, "").split(",") if each]
+    options._devices = [gloo.create_device(interface=each, lazy_init=True) for each in named] or [
+        gloo.create_default_device(lazy_init=True)
+    ]
+    return options
+
+
+class Whole:
+    """A message that goes as it is."""
+
+    def __init__(self, work: dist.Work, message: Tensor, limit: timedelta) -> None:
+        self._work, self._limit = work, limit
+        self.message = message
+
+    @property
+    def size(self) -> int:
+        return self.message.nbytes
+
+    def wait(self) -> None:
+        began = time.monotonic()
+        try:
+            self._work.wait(self._limit)
+        except RuntimeError as error:
+            raise lost(error, time.monotonic() - began) from None
+
+    def release(self) -> None:
+        """It is the receiver's own."""
+
+
+def lost(error: RuntimeError, seconds: float = 0.0) -> LinkError:
+    """Why a message does not come to its end. seconds: that somebody has waited for it."""
+    # Without the line of torch's source, and its general advice.
+    reason = re.sub(r"^\[\S+:\d+\] |\. This is typically .*", "", str(error).strip().splitlines()[0])
+    return LinkError(f"the other end is gone or does not answer, after {seconds:.1f} s: {reason}")

@@ -1,0 +1,167 @@
+"""Messages from GPU to GPU. NCCL has a stream of its own, which waits by an event for what this process has given to
+its device before a message goes, and for which what comes after it waits by another one: no tensor passes through the
+memory of a host.
+
+All messages of a round are one group of calls: two that send to each other would wait for ever otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from rlgraph.backends.exchange.link import Post
+from rlgraph.backends.exchange.mailbox import lost
+from rlgraph.ir.carriers import NCCL
+
+_LATER = 600.0
+"""Seconds longer than we do NCCL's own watchdog waits, which ends the process."""
+_LOOK = 1e-4
+"""Seconds between two looks at whether messages are through."""
+
+Backend = Callable[[Store, int, int, timedelta], Any]
+"""One of torch's: by a store, a rank, how many ranks, and how long it waits."""
+
+
+def backend(store: Store, rank: int, ranks: int, limit: timedelta) -> Any:
+    """Torch's NCCL, which its builds for CPUs do not have."""
+    nccl: Any = dist.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = limit + timedelta(seconds=_LATER)
+    return nccl(store, rank, ranks, options)
+
+
+class Nccl:
+    """One place's end of all that goes so."""
+
+    name, direct = NCCL.name, True
+
+    def __init__(
+        self,
+        place: int,
+        clubs: Sequence[Sequence[int]],
+        store: Store,
+        device: torch.device,
+        *,
+        name: str,
+        seconds: float,
+        backend: Backend = backend,
+    ) -> None:
+        """All places of a club make it at the same time; those that are in several have them in the same order."""
+        self.device = device
+        self._clubs = [_Club(place, club, store, device, name, seconds, backend) for club in clubs]
+        self._of = {peer: club for club in self._clubs for peer in club.ranks if peer != place}
+
+    def room(self, size: int) -> Tensor:
+        raise AssertionError("messages go from where they lie")
+
+    def send(self, message: Tensor, to: int) -> Post:
+        return self._of[to].post("send", message, to)
+
+    def receive(self, message: Tensor, source: int) -> Post:
+        return self._of[source].post("recv", message, source)
+
+    def go(self) -> None:
+        # In the same order everywhere: the first pair of all that have not exchanged yet waits for nobody else.
+        for club in self._clubs:
+            club.go()
+
+
+class _Club:
+    """A communicator."""
+
+    def __init__(
+        self,
+        place: int,
+        places: Sequence[int],
+        store: Store,
+        device: torch.device,
+        name: str,
+        seconds: float,
+        backend: Backend,
+    ) -> None:
+        self.ranks = {each: rank for rank, each in enumerate(places)}
+        self._device, self._seconds = device, seconds
+        own = PrefixStore(f"{name} {NCCL.name} {'-'.join(map(str, places))}", store)
+        rank, ranks = self.ranks[place], len(places)
+        try:
+            self._backend = backend(own, rank, ranks, timedelta(seconds=seconds))
+            self._group: Any = dist.ProcessGroup(own, rank, ranks)
+            kind = getattr(dist.ProcessGroup.BackendType, self._backend.name().upper())
+            self._group._register_backend(device, kind, self._backend)
+            self._group._set_default_backend(kind)
+            if device.type == "cuda":
+                # Who has nothing to send in the first round is waited for here, and not in the midst of it.
+                self._backend.eager_connect_single_device(device)
+        except RuntimeError as error:
+            raise lost(error) from None
+        self._batch = _Batch(seconds)
+
+    def post(self, call: str, message: Tensor, peer: int) -> Post:
+        self._batch.calls.append((call, message, self.ranks[peer]))
+        return _Message(message, self._batch)
+
+    def go(self) -> None:
+        batch, self._batch = self._batch, _Batch(self._seconds)
+        if not batch.calls:
+            return
+        together = self._backend.supports_coalescing
+        try:
+            if together:
+                self._group._start_coalescing(self._device)
+            works = [getattr(self._group, call)([message], peer, 0) for call, message, peer in batch.calls]
+            batch.works = [self._group._end_coalescing(self._device)] if together else works
+        except RuntimeError as error:
+            raise lost(error) from None
+        batch.abort = self._backend.abort
+
+
+@dataclass
+class _Batch:
+    """The messages of a round, which are through together."""
+
+    seconds: float
+    calls: list[tuple[str, Tensor, int]] = field(default_factory=list)
+    works: list[Any] = field(default_factory=list)
+    abort: Callable[[], None] = lambda: None
+
+    def wait(self) -> None:
+        began = time.monotonic()
+        try:
+            while self.works:
+                self._wait(self.works[-1], began)
+                self.works.pop()
+        except RuntimeError as error:
+            self.abort()
+            raise lost(error, time.monotonic() - began) from None
+
+    def _wait(self, work: Any, began: float) -> None:
+        # NCCL only has what comes after it on the device wait for it; a process that is gone would never be told of.
+        work.wait(timedelta(seconds=self.seconds))
+        while not work.is_completed():
+            if time.monotonic() - began > self.seconds:
+                raise RuntimeError("no message has come")
+            time.sleep(_LOOK)
+
+
+class _Message:
+    def __init__(self, message: Tensor, batch: _Batch) -> None:
+        self.message, self._batch = message, batch
+
+    @property
+    def size(self) -> int:
+        return self.message.nbytes
+
+    def wait(self) -> None:
+        self._batch.wait()
+
+    def release(self) -> None:
+        """It is the receiver's own."""

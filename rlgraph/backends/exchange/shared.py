@@ -1,0 +1,195 @@
+"""Messages through memory that both processes have mapped. The sender packs one there and says where it is; the
+receiver takes it from there to where it belongs, and says that it has. A handle of the memory goes once to each peer.
+
+On a CPU that is memory of the machine (a file that is nowhere but in memory, which the other process opens by way of
+`/proc`, and which is gone when both are); on a GPU it is CUDA IPC. What is said goes by gloo, some bytes for a message.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from contextlib import suppress
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.exchange.link import Post
+from rlgraph.backends.exchange.mailbox import Kind, Mailbox
+from rlgraph.ir.carriers import SHARED
+
+_NOTICE = 3
+"""Numbers that say where a message is: first byte, bytes, and those of a handle that follows."""
+
+
+class Memory(Protocol):
+    """Bytes that another process can map."""
+
+    bytes: Tensor
+    """uint8, flat."""
+
+    def handle(self) -> str:
+        """By which it is opened."""
+        ...
+
+
+class OfTheMachine:
+    """Memory of this process, on the host. It has no name that another could guess or meet, no part in `/dev/shm`, and
+    goes with the last process that has it, however that ends."""
+
+    def __init__(self, size: int) -> None:
+        """Raises EngineError where there is none."""
+        try:
+            self._file = os.memfd_create("rlgraph")
+            os.ftruncate(self._file, size)
+            self.bytes = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
+        except (AttributeError, OSError) as error:  # Python has it on Linux alone, and not in all builds.
+            raise EngineError(f"there are no {size} bytes of memory that another process can map: {error}") from None
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, OSError):  # It was never made.
+            os.close(self._file)
+
+    def handle(self) -> str:
+        return json.dumps([os.getpid(), self._file, len(self.bytes)])
+
+
+def of_another(handle: str) -> Tensor:
+    """Memory that another process of this machine has."""
+    process, file, size = json.loads(handle)
+    try:
+        opened = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
+        try:
+            return torch.frombuffer(mmap.mmap(opened, size), dtype=torch.uint8)
+        finally:
+            os.close(opened)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"the memory of process {process} cannot be mapped: {error}") from None
+
+
+class OfADevice:
+    """Memory of this process, on a GPU. Tests on a CPU never come here."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def handle(self) -> str:
+        _, *parts = self.bytes.untyped_storage()._share_cuda_()
+        return json.dumps([part.hex() if isinstance(part, bytes) else part for part in parts])
+
+
+def of_another_on(handle: str, device: torch.device) -> Tensor:
+    """Memory that another process has on this GPU, which may have another number there."""
+    memory, size, start, counter, counted, event, waits = json.loads(handle)
+    storage = torch.UntypedStorage._new_shared_cuda(
+        torch.device(device).index or 0,
+        bytes.fromhex(memory),
+        size,
+        start,
+        bytes.fromhex(counter),
+        counted,
+        bytes.fromhex(event),
+        waits,
+    )
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+
+
+class Shared:
+    """One place's end of all that goes so."""
+
+    name, direct = SHARED.name, False
+
+    def __init__(self, mailbox: Mailbox, device: torch.device) -> None:
+        self.device = device
+        self._mailbox = mailbox
+        self._own: Memory | None = None
+        self._told: set[int] = set()
+        """Peers that have its handle."""
+        self._theirs: dict[int, Tensor] = {}
+
+    def room(self, size: int) -> Tensor:
+        if self._own is None or size > len(self._own.bytes):
+            self._own = OfADevice(size, self.device) if self.device.type == "cuda" else OfTheMachine(size)
+            self._told.clear()
+        return self._own.bytes[:size]
+
+    def send(self, message: Tensor, to: int) -> Post:
+        assert self._own is not None
+        self.settle()
+        handle = b"" if to in self._told else self._own.handle().encode()
+        self._told.add(to)
+        start = message.data_ptr() - self._own.bytes.data_ptr()
+        said = [self._mailbox.send(torch.tensor([start, message.nbytes, len(handle)]), to, Kind.NOTICE)]
+        if handle:
+            said.append(self._mailbox.send(torch.tensor(list(handle), dtype=torch.uint8), to, Kind.HANDLE))
+        read = self._mailbox.receive(torch.empty(1, dtype=torch.uint8), to, Kind.READ)
+        return _Handed(message, [*said, read])
+
+    def receive(self, message: Tensor, source: int) -> Post:
+        notice = self._mailbox.receive(torch.empty(_NOTICE, dtype=torch.int64), source, Kind.NOTICE)
+        return _Taken(self, message, source, notice)
+
+    def go(self) -> None:
+        """Nothing is put off."""
+
+    def settle(self) -> None:
+        """What was given to the device is done: the other process does not see its streams."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def found(self, source: int, start: int, size: int, handle: int) -> Tensor:
+        """Bytes of another's memory. handle: how many of a handle follow."""
+        if handle:
+            told = torch.empty(handle, dtype=torch.uint8)
+            self._mailbox.receive(told, source, Kind.HANDLE).wait()
+            text = bytes(told.tolist()).decode()
+            cuda = self.device.type == "cuda"
+            self._theirs[source] = of_another_on(text, self.device) if cuda else of_another(text)
+        return self._theirs[source][start : start + size]
+
+    def read(self, source: int) -> None:
+        self.settle()
+        self._mailbox.send(torch.empty(1, dtype=torch.uint8), source, Kind.READ).wait()
+
+
+class _Handed:
+    """Through when it has been read."""
+
+    def __init__(self, message: Tensor, said: list[Post]) -> None:
+        self.message, self._said = message, said
+
+    @property
+    def size(self) -> int:
+        return self.message.nbytes
+
+    def wait(self) -> None:
+        for each in self._said:
+            each.wait()
+
+    def release(self) -> None:
+        """Nothing was received."""
+
+
+class _Taken:
+    """Those from the same peer are waited for in their order."""
+
+    def __init__(self, link: Shared, wanted: Tensor, source: int, notice: Post) -> None:
+        self.message = wanted
+        self._link, self._source, self._notice = link, source, notice
+
+    @property
+    def size(self) -> int:
+        return self.message.nbytes
+
+    def wait(self) -> None:
+        self._notice.wait()
+        found = self._link.found(self._source, *self._notice.message.tolist())
+        if found.nbytes != self.message.nbytes:
+            raise EngineError(f"{found.nbytes} bytes came, and {self.message.nbytes} were expected")
+        self.message = found.view(self.message.dtype)
+
+    def release(self) -> None:
+        self._link.read(self._source)

@@ -1,0 +1,58 @@
+"""Where this process has its tensors, and the links that lead from there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+
+from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.exchange.link import Link
+from rlgraph.backends.exchange.mailbox import Mailbox
+from rlgraph.backends.exchange.nccl import Nccl
+from rlgraph.backends.exchange.shared import OfTheMachine, Shared, of_another
+from rlgraph.ir.carriers import NCCL, SHARED, Site, Ways
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_PROCESSES = "/proc/self/ns/pid"
+
+
+def site(device: torch.device) -> Site:
+    """Of the tensors that this process has on a device."""
+    if device.type == "cuda":
+        return Site(device.type, str(torch.cuda.get_device_properties(device).uuid), _machine(), os.getpid())
+    machine = _machine() if _maps() else uuid4().hex
+    return Site(device.type, machine, machine, os.getpid())
+
+
+def _machine() -> str:
+    """The same in processes that can map each other's memory: one kernel, one numbering of processes, one user. Without
+    such files nobody else says it."""
+    try:
+        return f"{_BOOT.read_text().strip()} {os.readlink(_PROCESSES)} {os.getuid()}"
+    except OSError:
+        return uuid4().hex
+
+
+def _maps() -> bool:
+    """Whether memory of this process can be mapped here: not on every system, nor in every sandbox."""
+    try:
+        memory = OfTheMachine(1)
+        of_another(memory.handle())
+    except EngineError:
+        return False
+    return True
+
+
+def open_links(mailbox: Mailbox, ways: Ways, device: torch.device, name: str) -> dict[int, Link]:
+    """By peer, but for those that the mailbox leads to. All who exchange something so open theirs at the same time, for
+    a transfer of this name."""
+    made: dict[str, Link] = {}
+    if SHARED.name in ways.carriers.values():
+        made[SHARED.name] = Shared(mailbox, device)
+    if NCCL.name in ways.carriers.values():
+        store, seconds = mailbox.store, mailbox.seconds
+        made[NCCL.name] = Nccl(mailbox.place, ways.clubs, store, device, name=name, seconds=seconds)
+    return {peer: made[carrier] for peer, carrier in ways.carriers.items() if carrier in made}

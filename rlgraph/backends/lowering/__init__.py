@@ -1,0 +1,1 @@
+"""From the tensor mathematics of a graph to torch code."""

@@ -1,0 +1,123 @@
+"""Work on what lives across steps: keyed states and buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlgraph.backends.engines.ragged import ragged_places
+from rlgraph.backends.executor import Made
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.rows import Rows, TableData, join
+from rlgraph.backends.worker.columns import numbers_of
+from rlgraph.backends.worker.sampling import inner_rows
+from rlgraph.backends.worker.session import Session
+from rlgraph.errors import Diagnostic, RunError
+from rlgraph.ir.graph import Node
+from rlgraph.ir.types import Table, axis_of
+from rlgraph.ir.types import Tensor as TensorType
+
+
+def lookup(node: Node, frame: Frame, session: Session) -> Made:
+    known, keys = (frame.values[name] for name in node.inputs)
+    kind: Any = frame.types[node.inputs[0]]
+    initial = session.initial[kind.name]
+    found = [known.get(key, initial) for key in _keys(keys, node, frame)]
+    return Made({node.outputs[0].name: torch.tensor(found, dtype=session.dtype)})
+
+
+def assign(node: Node, frame: Frame, session: Session) -> Made:
+    known, keys, values = (frame.values[name] for name in node.inputs)
+    sums: dict[Any, list[float]] = {}
+    if isinstance(values, list):
+        axis = axis_of(frame.types[node.inputs[2]])
+        assert axis
+        values = numbers_of(values, node.inputs[2], frame.rows[axis.key].who, node.span, session.dtype)
+    numbers = [float(value) for value in values.tolist()]
+    for key, value in zip(_keys(keys, node, frame), numbers, strict=True):
+        sums.setdefault(key, []).append(value)
+    return Made({node.outputs[0].name: {**known, **{key: sum(of) / len(of) for key, of in sums.items()}}})
+
+
+def _keys(column: Any, node: Node, frame: Frame) -> list[Any]:
+    found = column.tolist() if isinstance(column, Tensor) else column
+    if None in found:
+        axis = axis_of(frame.types[node.inputs[1]])
+        assert axis
+        message = f"`{node.inputs[1]}` of {frame.rows[axis.key].who(found.index(None))} is null, and no key"
+        raise RunError(Diagnostic("E0735", message, node.span, "write a text or a whole number in every row"))
+    return [repr(key) if isinstance(key, (list, dict)) else key for key in found]
+
+
+def push(node: Node, frame: Frame, session: Session) -> Made:
+    """A buffer is a frame with one table in it."""
+    held, table, *extra = (frame.values[name] for name in node.inputs)
+    kind: Any = frame.types[node.inputs[1]]
+    named = dict(zip(node.attr("names"), extra, strict=True))
+    table = replace(table, columns={**table.columns, **named})
+    axis = kind.axis
+    lengths = {k.key: np.bincount(frame.index(k.key, axis.key), minlength=len(table.data)) for k in (kind.token,) if k}
+    full = replace(kind, turn=None, extra=(*kind.extra, *_extra_types(node, frame)))
+    table.columns.pop("reward", None)
+    table.columns.pop("turns", None)
+    new = Stored(full, table, frame.rows[axis.key].known, lengths[kind.token.key])
+    capacity = _capacity(node, session)
+    return Made({node.outputs[0].name: new.after(held, capacity)})
+
+
+def _extra_types(node: Node, frame: Frame) -> list[tuple[str, TensorType]]:
+    kinds = (frame.types[name] for name in node.inputs[2:])
+    return [(n, k) for n, k in zip(node.attr("names"), kinds, strict=True) if isinstance(k, TensorType)]
+
+
+def _capacity(node: Node, session: Session) -> int:
+    kind: Any = node.outputs[0].type
+    outside = next(o for o in session.program.outside if o.name == kind.name)
+    return int(outside.record.option("capacity"))
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """What a buffer holds: rows of a table that have left their batch."""
+
+    kind: Table
+    table: TableData
+    ids: tuple[Any, ...]
+    lengths: np.ndarray
+    """int64: of each row its tokens."""
+
+    def after(self, held: Stored | None, capacity: int) -> Stored:
+        """These rows behind those that were there; the oldest leave."""
+        if held is not None:
+            table = join([held.table, self.table])
+            joined = Stored(self.kind, table, held.ids + self.ids, np.concatenate([held.lengths, self.lengths]))
+        else:
+            joined = self
+        over = len(joined.ids) - capacity
+        return joined.take(np.arange(over, len(joined.ids))) if over > 0 else joined
+
+    def take(self, places: np.ndarray) -> Stored:
+        starts = self.lengths.cumsum() - self.lengths
+        chosen = {self.kind.axis.key: places}
+        if self.kind.token:
+            chosen[self.kind.token.key] = ragged_places(starts[places], self.lengths[places])
+        table = self.table.take(self.kind, chosen)
+        return Stored(self.kind, table, tuple(self.ids[i] for i in places.tolist()), self.lengths[places])
+
+
+def sample(node: Node, frame: Frame, session: Session) -> Made:
+    """Rows of a buffer without repetition; all of them if it holds fewer."""
+    held: Stored | None = frame.values[node.inputs[0]]
+    kind = node.outputs[0].type
+    assert isinstance(kind, Table)
+    assert held is not None, "the checker has seen a push above"
+    count = min(node.attr("rows"), len(held.ids))
+    places = frame.step.sampler(node.attr("key")).sample(range(len(held.ids)), count)
+    taken = held.take(np.array(sorted(places), dtype=np.int64))
+    assert kind.token
+    rows = [Rows(kind.axis, count, None, taken.ids), inner_rows(kind.token, taken.lengths)]
+    return Made({node.outputs[0].name: taken.table}, rows)

@@ -1,0 +1,410 @@
+"""What each operation does in this process, one function for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.executor import Made
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.lowering.lower import Lowered, lower
+from rlgraph.backends.rows import Rows, TableData, pick, show_id
+from rlgraph.backends.selection import selected
+from rlgraph.backends.step import Step
+from rlgraph.backends.worker.columns import Who, arguments, finite, inputs_of, numbers_of
+from rlgraph.backends.worker.expecting import expect, learn
+from rlgraph.backends.worker.lasting import assign, lookup, push, sample
+from rlgraph.backends.worker.sampling import data_column, generate, inner_rows, interact
+from rlgraph.backends.worker.session import ModelState, Session, engine_failure, too_long
+from rlgraph.data import Cursor
+from rlgraph.errors import Diagnostic, RunError, counted
+from rlgraph.ir.graph import Apply, Node
+from rlgraph.ir.types import Axis, Table, axis_of
+from rlgraph.ops import NODES, attr
+
+Work = Callable[[Node, Frame, Session], Made]
+
+
+def read(node: Node, frame: Frame, session: Session) -> Made:
+    kind = _table(node)
+    name = kind.axis.name
+    rows, ids, cursor = session.readers[name].next(frame.values[node.inputs[0]])
+    known = tuple((name, found.epoch, found.row) for found in ids)
+    session.notes.add(frame.step, "read", node.name, known)
+    made = TableData(tuple(rows))
+    assert isinstance(cursor, Cursor)
+    return Made({node.outputs[0].name: made, node.outputs[1].name: cursor}, [Rows(kind.axis, len(rows), None, known)])
+
+
+def encode(node: Node, frame: Frame, session: Session) -> Made:
+    """With the tokenizer of the first model that is declared."""
+    kind = _table(node)
+    rows = frame.rows[kind.axis.key]
+    prompts, answers = (frame.values[name] for name in node.inputs)
+    owner = next(iter(session.models.values()))
+    codec = owner.engine.codec
+    pairs = []
+    for place, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        if not isinstance(prompt, (str, list)) or not isinstance(answer, str):
+            raise RunError(Diagnostic("E0732", f"{rows.who(place)} has no text to encode: {answer!r:.60}", node.span))
+        try:
+            pairs.append((codec.encode_prompt(prompt), codec.encode_response(answer)))
+        except (EngineError, TypeError, KeyError) as error:
+            raise engine_failure(node, "the prompt cannot be used", error) from None
+    sequences = Sequences.from_pairs([p for p, _ in pairs], [a for _, a in pairs])
+    # The columns of the data come along, so that functions can be called on the table.
+    data = tuple({"prompt": prompt, "response": answer} for prompt, answer in zip(prompts, answers, strict=True))
+    assert kind.token
+    table = TableData(data, tuple(prompts), sequences, {}, owner.model.name)
+    return Made({node.outputs[0].name: table}, [inner_rows(kind.token, sequences.counts().numpy())])
+
+
+def length(node: Node, frame: Frame, session: Session) -> Made:
+    """With the tokenizer of the first model that is declared."""
+    kind = frame.types[node.inputs[0]]
+    texts, axis = frame.values[node.inputs[0]], axis_of(kind)
+    assert axis
+    codec = next(iter(session.models.values())).engine.codec
+    wrong = next((place for place, text in enumerate(texts) if not isinstance(text, (str, list))), None)
+    if wrong is not None:
+        who, what = frame.rows[axis.key].who(wrong), f"{texts[wrong]!r:.60}"
+        raise RunError(Diagnostic("E0732", f"{who} has no text whose tokens could be counted: {what}", node.span))
+    try:
+        counts = codec.prompt_lengths(texts)
+    except (EngineError, TypeError, KeyError) as error:
+        raise engine_failure(node, "the tokens of a column cannot be counted", error) from None
+    return Made({node.outputs[0].name: torch.tensor(counts, dtype=torch.long)})
+
+
+def column(node: Node, frame: Frame, session: Session) -> Made:
+    kind = frame.types[node.inputs[0]]
+    assert isinstance(kind, Table)
+    table = frame.values[node.inputs[0]]
+    if node.attr("name") == "age" and kind.sampled and "age" not in table.columns:
+        # Rows of a batch that goes on in later steps may be of newer weights than the step that began it.
+        found = (session.versions.at(table.owner, frame.step) - table.columns["version"]).clamp(min=0)
+    else:
+        found = column_of(node, table, session, frame.rows[kind.axis.key])
+    return Made({node.outputs[0].name: found})
+
+
+def column_of(node: Node, table: TableData, session: Session, rows: Rows | None = None) -> Any:
+    """The column of a table that a node asks for, unless it is one that a step has a say in; `rows` tell who lacks
+    it."""
+    name = node.attr("name")
+    if name in table.columns:
+        return table.columns[name]
+    if table.sequences is not None:
+        sequences = table.sequences
+        if name == "tokens":
+            return sequences.tokens[sequences.scored]
+        if name == "length":
+            return sequences.counts()
+        if name == "end":
+            last = sequences.counts().cumsum(0) - 1
+            end = torch.zeros(int(sequences.scored.sum()), dtype=torch.bool)
+            end[last[sequences.counts() > 0]] = True
+            return end
+        if name == "text":
+            codec = session.models[table.owner].engine.codec
+            return [codec.decode(row) for row in sequences.scored_rows()]
+    return list(data_column(table, name, rows, node))
+
+
+def sequences_for(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequences]:
+    """A model's engine and a table's tokens, in that model's own tokens, all of which it can read."""
+    state, sequences = _retold(node, frame, session)
+    longest = state.longest
+    if longest is not None and len(sequences) and int(sequences.lengths.max()) > longest:
+        place = int(sequences.lengths.argmax())
+        kind = frame.types[node.inputs[1]]
+        assert isinstance(kind, Table)
+        who, tokens = frame.rows[kind.axis.key].who(place), int(sequences.lengths[place])
+        raise too_long(node, f"{who} has {counted(tokens, 'token')}, and is", tokens, state, longest)
+    return state.engine, sequences
+
+
+def _retold(node: Node, frame: Frame, session: Session) -> tuple[ModelState, Sequences]:
+    state = session.models[frame.values[node.inputs[0]]]
+    table: TableData = frame.values[node.inputs[1]]
+    assert table.sequences is not None
+    owner = session.models[table.owner].engine.codec
+    own = state.engine.codec
+    if own is owner or own.tokenizer.get_vocab() == owner.tokenizer.get_vocab():
+        return state, table.sequences
+    made = axis_of(node.outputs[0].type)
+    if made is not None and made.inner:
+        # What is told of each token would be told of other tokens.
+        raise RunError(
+            Diagnostic(
+                "E0734",
+                f"`{state.model.name}` and `{table.owner}` split texts into other tokens",
+                node.span,
+                "only `score` can read rows of a model with another tokenizer",
+            )
+        )
+    texts = [owner.decode(row) for row in table.sequences.scored_rows()]
+    pairs = [(own.encode_prompt(p), own.encode_response(t)) for p, t in zip(table.prompts, texts, strict=True)]
+    return state, Sequences.from_pairs([p for p, _ in pairs], [t for _, t in pairs])
+
+
+def options(node: Node) -> dict[str, Any]:
+    """What a model is told beside its rows."""
+    return {each.name: attr(node, each.name) for each in NODES[node.op].attributes}
+
+
+def forward(node: Node, frame: Frame, session: Session) -> Made:
+    """`logprobs`, `entropy`, `values`, `score`: with a gradient exactly inside `train`."""
+    engine, sequences = sequences_for(node, frame, session)
+    try:
+        value = getattr(engine, node.op)(sequences, **options(node))
+    except EngineError as error:
+        raise engine_failure(node, f"`{node.op}` failed", error) from None
+    return Made({node.outputs[0].name: value.to("cpu", session.dtype)})
+
+
+def call(node: Node, frame: Frame, session: Session) -> Made:
+    """A Python function of the user's, with the signature that reward functions have elsewhere."""
+    table: TableData = frame.values[node.inputs[0]]
+    kind = frame.types[node.inputs[0]]
+    assert isinstance(kind, Table) and table.sequences is not None
+    rows = frame.rows[kind.axis.key]
+    codec = session.models[table.owner].engine.codec
+    ids = table.sequences.scored_rows()
+    function, own_columns = session.functions[node.attr("func")], node.attr("names")
+    takes: Callable[[str], bool] = lambda name: name not in own_columns and function.takes(name)  # noqa: E731
+    columns: dict[str, Any] = arguments(table.data, rows, node.span, takes)
+    for name, source in zip(node.attr("names"), node.inputs[1:], strict=True):
+        value, own = frame.values[source], frame.types[source]
+        if own.axis.key != kind.axis.key:  # type: ignore[union-attr]
+            value = pick(value, frame.index(kind.axis.key, own.axis.key))  # type: ignore[union-attr]
+        columns[name] = value.tolist() if isinstance(value, Tensor) else value
+    shown = [show_id(row) for row in rows.known]
+    func = node.attr("func")
+    groups = None if kind.axis.parent is None else frame.index(kind.axis.key, kind.axis.root.key).tolist()
+    found = function(list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown, groups)
+    rewards = finite(found, lambda place: f"what `{func}` gives for {rows.who(place)}", node.span, session.dtype)
+    return Made({node.outputs[0].name: rewards})
+
+
+@cache
+def _lowered(node: Node) -> Lowered:
+    return lower(node)
+
+
+def tensor(node: Node, frame: Frame, session: Session) -> Made:
+    given = {name: frame.values[name] for name in node.inputs}
+    values = inputs_of(node, given, {name: _who(frame, name) for name in node.inputs}, session.dtype)
+    try:
+        found = dict(_lowered(replace(node, unit=None))(values, _AxisRows(frame, session.dtype)))
+    except OverflowError as error:
+        message = f"`{node.name}` comes to {error}"
+        hint = "calculate with real numbers: `float(x)` of a column"
+        raise RunError(Diagnostic("E0731", message, node.span, hint)) from None
+    except RuntimeError as error:
+        if "ZeroDivisionError" not in str(error):
+            raise
+        message = f"`{node.name}` divides a whole number by 0"
+        raise RunError(Diagnostic("E0731", message, node.span, "`max(x, 1)` is never 0")) from None
+    exprs = {let.name: let.expr for let in node.body}
+    for value in node.outputs:
+        expr = exprs[value.name]
+        if isinstance(expr, Apply) and expr.type.dtype == "row" and expr.type.axis and expr.args[0].type.axis:
+            # A chosen row is known by its place in its group: that is the same in every slice and block.
+            starts = torch.from_numpy(_starts(frame, expr.args[0].type.axis, expr.type.axis))
+            found[value.name] = torch.where(found[value.name] < 0, -1, found[value.name] - starts)
+    return Made(found)
+
+
+@dataclass(frozen=True)
+class _AxisRows:
+    """The rows of a frame, for tensors."""
+
+    frame: Frame
+    dtype: torch.dtype
+
+    def index(self, child: str, ancestor: str) -> Tensor:
+        return torch.from_numpy(self.frame.index(child, ancestor))
+
+    def size(self, axis: str) -> int:
+        return self.frame.size(axis)
+
+
+def _starts(frame: Frame, axis: Axis, group: Axis) -> np.ndarray:
+    """The first row of an axis in each row of the group's, int64."""
+    counts = np.bincount(frame.index(axis.key, group.key), minlength=frame.size(group.key))
+    first: np.ndarray = counts.cumsum() - counts
+    return first
+
+
+def _who(frame: Frame, name: str) -> Who:
+    """The rows of a value, for a message."""
+    axis = axis_of(frame.types[name])
+    return frame.rows[axis.key].who if axis else lambda place: f"row {place}"
+
+
+def size(node: Node, frame: Frame, session: Session) -> Made:
+    return Made({node.outputs[0].name: frame.size(node.attr("axis"))})
+
+
+def keep(node: Node, frame: Frame, session: Session) -> Made:
+    """Rows of an axis where a condition holds; the kept rows are those of new axes."""
+    return selected(node, frame, chosen_places(node, frame, session))
+
+
+def chosen_places(node: Node, frame: Frame, session: Session) -> np.ndarray:
+    """Which rows a node takes that only selects some, int64."""
+    axis, places = _CHOOSE[node.op](node, frame, session)
+    if session.notes.wanted:
+        known, kept = frame.rows[axis].known, set(places.tolist())
+        dropped = [row for place, row in enumerate(known) if place not in kept]
+        session.notes.add(frame.step, "dropped", node.name, dropped)
+    return places
+
+
+def _kept_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
+    """An axis, and which of its rows are kept, int64."""
+    mask, kind = frame.values[node.inputs[0]], frame.types[node.inputs[0]]
+    axis = axis_of(kind)
+    assert axis is not None
+    if isinstance(mask, list):
+        mask = numbers_of(mask, node.inputs[0], _who(frame, node.inputs[0]), node.span, torch.float64)
+    kept = np.flatnonzero(np.asarray(mask, dtype=bool)[frame.index(node.attr("axis"), axis.key)])
+    return node.attr("axis"), kept
+
+
+def _recent_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
+    """An axis, and which of its rows have nothing in them that is too old, int64."""
+    kind = axis_of(frame.types[node.inputs[0]])
+    assert kind is not None
+    axis, versions = node.attr("axis"), frame.values[node.inputs[0]].numpy()
+    age = session.versions.at(node.attr("model"), frame.step) - versions
+    old = frame.index(kind.key, axis)[age > node.attr("oldest")]
+    return axis, np.setdiff1d(np.arange(frame.size(axis)), old)
+
+
+def _aged_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
+    """An axis, and its rows in the order of the age of the oldest that lies in them, older ones first, int64."""
+    axis = node.attr("axis")
+    sampled = zip(node.inputs, node.attr("models"), strict=True)
+    ages = [(name, session.versions.at(model, frame.step) - frame.values[name].numpy()) for name, model in sampled]
+    return axis, np.argsort(-frame.greatest(axis, ages), kind="stable")
+
+
+def _soonest_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
+    """An axis, and its rows by the tokens of the longest answer in each, the shortest first, int64. A row that was
+    given up has none, and is longer than any other."""
+    axis = node.attr("axis")
+    lengths = [(name, frame.values[name].numpy()) for name in node.inputs]
+    longest = frame.greatest(axis, [(name, np.where(each > 0, each, np.inf)) for name, each in lengths])
+    return axis, np.argsort(longest, kind="stable")
+
+
+def choose(node: Node, frame: Frame, session: Session) -> Made:
+    """`pick`: one row of each group."""
+    made = selected(node, frame, chosen_places(node, frame, session))
+    table, kind = made.values[node.name], _table(node)
+    assert kind.token
+    made.rows.append(inner_rows(kind.token, table.sequences.counts().numpy()))
+    if kind.turn:
+        made.rows.append(inner_rows(kind.turn, table.columns["turns"].numpy()))
+    return made
+
+
+def _picked_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
+    """A table's axis, and which of its rows each group's chosen one is, int64."""
+    index: np.ndarray = frame.values[node.inputs[1]].numpy()
+    kind, made = frame.types[node.inputs[0]], _table(node)
+    assert isinstance(kind, Table)
+    if bool((index < 0).any()):
+        place = int((index < 0).argmax())
+        who = frame.rows[made.axis.key].who(place)
+        raise RunError(
+            Diagnostic(
+                "E0736",
+                f"{who} has no rows left to pick from",
+                node.span,
+                f"drop it first: `keep {made.axis.name} where ...`",
+            )
+        )
+    places: np.ndarray = index + _starts(frame, kind.axis, made.axis)
+    return kind.axis.key, places
+
+
+def update(node: Node, frame: Frame, session: Session) -> Made:
+    target, source = (frame.values[name] for name in node.inputs)
+    take_over(node, frame.step, session, target, source)
+    return Made({node.outputs[0].name: target})
+
+
+def take_over(node: Node, step: Step, session: Session, target: str, source: str) -> None:
+    """Gives a model another's weights, or moves it towards them."""
+    to, weights, ema = session.models[target], session.models[source].engine.state(), node.attr("ema")
+    session.changing(target, step)
+    try:
+        if ema is None:
+            to.engine.load_state(weights)
+        else:
+            to.engine.blend(weights, ema)
+    except EngineError as error:
+        raise engine_failure(node, "the weights do not fit", error) from None
+
+
+def report(node: Node, frame: Frame, session: Session) -> Made:
+    named = zip(node.attr("names"), node.inputs, strict=True)
+    return Made(metrics={name: float(frame.values[source]) for name, source in named})
+
+
+def _table(node: Node) -> Table:
+    kind = node.outputs[0].type
+    assert isinstance(kind, Table)
+    return kind
+
+
+_CHOOSE: Mapping[str, Callable[[Node, Frame, Session], tuple[str, np.ndarray]]] = {
+    "keep": _kept_places,
+    "pick": _picked_places,
+    "recent": _recent_places,
+    "aged": _aged_places,
+    "soonest": _soonest_places,
+}
+"""By operation."""
+
+WORK: dict[str, Work] = {
+    "read": read,
+    "encode": encode,
+    "column": column,
+    "length": length,
+    "generate": generate,
+    "interact": interact,
+    "logprobs": forward,
+    "entropy": forward,
+    "values": forward,
+    "score": forward,
+    "call": call,
+    "tensor": tensor,
+    "size": size,
+    "expect": expect,
+    "learn": learn,
+    "keep": keep,
+    "pick": choose,
+    "lookup": lookup,
+    "assign": assign,
+    "push": push,
+    "sample": sample,
+    "update": update,
+    "report": report,
+}
+
+
+def work(node: Node, frame: Frame, session: Session) -> Made:
+    """Does the work of one node on the rows of a frame."""
+    return WORK[node.op](node, frame, session)

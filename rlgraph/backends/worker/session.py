@@ -1,0 +1,380 @@
+"""What lives as long as a run: models and their engines, readers, functions, environments, states."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from rlgraph.backends.engines.base import Caches, Embedded, Engine, EngineError, HubError, ModelRefused, NoHead, Rank
+from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
+from rlgraph.backends.enginespec.registry import embedded, opener
+from rlgraph.backends.history import History
+from rlgraph.backends.notes import Notes
+from rlgraph.backends.recording import Recorder, Replay
+from rlgraph.backends.step import Step
+from rlgraph.backends.versions import PastWeights, Versions
+from rlgraph.backends.worker.judging import judge, limits
+from rlgraph.catalog.models.adapters import CONFIG, UnsupportedAdapter, adapters_of, find_adapter
+from rlgraph.catalog.models.heads import told
+from rlgraph.data import Cursor, Reader, check_source, open_source
+from rlgraph.dsl.columns import misused
+from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
+from rlgraph.ir.graph import Constant, Model, Node, Outside, Program, Record, plain
+from rlgraph.ir.plan import Holding
+from rlgraph.ir.types import Handle
+from rlgraph.ops.bases import bases, learnt
+from rlgraph.ops.nodes import NODES, model_of
+from rlgraph.user_code import (
+    Ask,
+    Away,
+    Environment,
+    Failure,
+    RewardFunction,
+    Workers,
+    open_environment,
+    open_function,
+)
+from rlgraph.user_code.files import Folders
+from rlgraph.user_code.spec import Spec
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run; nothing here changes what is computed, but for the order of float sums."""
+
+    seed: int = 0
+    threads: int = 1
+    block: int | None = None
+    """Rows of its unit that every node takes at a time; None: what the plan says, or the batch."""
+    token_budget: int | None = None
+    """Padded tokens of a micro-batch at most; None: the engine's own."""
+    micro_rows: int | None = None
+    """Rows of a micro-batch at most, instead of a token budget."""
+    folder: Path = field(default_factory=Path)
+    """The program's."""
+    here: Path = field(default_factory=Path.cwd)
+    """The folder in which the command runs, whatever that of this process is."""
+    record: Path | None = None
+    """A folder for all that is sampled, which `recording` has claimed."""
+    replay: Path | None = None
+    """A recording, whose rows take the place of sampling."""
+    skips: bool = False
+    """An update whose gradient is not finite is left out, and the run goes on."""
+    device: str | None = None
+    """Of the models, where they are all in this process, as torch names it; None: the engine chooses."""
+    saves: bool = False
+    """What steps leave of models is written while others go on."""
+
+    @property
+    def folders(self) -> Folders:
+        """Where relative paths of the program begin."""
+        return Folders(self.folder, self.here)
+
+
+@dataclass
+class ModelState:
+    """A model in a run."""
+
+    engine: Engine
+    model: Model
+    past: PastWeights
+    updates: int = 0
+    """Optimizer steps."""
+    skipped: tuple[Step | None, int] = (None, 0)
+    """The last step in which updates were left out because their gradient was not finite, and how many."""
+    empty: tuple[Step | None, int] = (None, 0)
+    """The same of updates that had no rows."""
+    odd: list[str] = field(default_factory=list)
+    """Rows of the micro-batches of an update whose loss is not finite, for a message."""
+    gathers: Step | None = None
+    """The step of which gradients have been added up."""
+    gate: threading.Condition = field(default_factory=threading.Condition)
+    torn: bool = False
+    """A change has ended in the midst: its weights are neither the old ones nor the new ones."""
+    held: bool = False
+    """Its weights are being written to the disk: who would change them waits at the gate."""
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens of a row; None: any number, or the engine does not say."""
+        found: int | None = getattr(self.engine, "longest", None)
+        return found
+
+    def roomier(self, tokens: int) -> Holding | None:
+        """What the plan has to say of the model for a row of so many tokens; None where that would not help."""
+        return cast(Caches, self.engine).roomier(tokens) if hasattr(self.engine, "roomier") else None
+
+
+OpenEngine = Callable[[Model, ModelSpec, "Session"], Any]
+"""Makes the engine of a model, or a stand-in that only has its `codec`; an `EngineError` says why it cannot."""
+
+
+def _open_here(model: Model, spec: ModelSpec, session: Session) -> Engine:
+    beside = session.beside(model)
+    if model.copy_of and beside is None:
+        return cast(Embedded, session.models[model.copy_of].engine).copy()
+    rank = Rank(threads=session.settings.threads, device=session.settings.device, beside=beside)
+    found: Embedded = opener(embedded())(spec, rank)
+    return found
+
+
+class Session:
+    """Opens everything that a program names, before the first step.
+
+    A process that does a part of the work only opens that part: `open_engine` makes the engines, `outside` names what
+    else.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        settings: Settings,
+        note: Note = lambda text: None,
+        *,
+        open_engine: OpenEngine = _open_here,
+        outside: Container[str] | None = None,
+        spread: bool = True,
+        who: str = "",
+    ) -> None:
+        """spread: functions and environments have as many processes as the program says; otherwise one. who: the name
+        of this process in a recording."""
+        self.spread = spread
+        self.program, self.settings = program, settings
+        self.versions = Versions(program)
+        self.bases = bases(program)
+        self.notes = Notes(program)
+        self._open_engine = open_engine
+        self.workers = Workers()
+        self.models: dict[str, ModelState] = {}
+        self.readers: dict[str, Reader] = {}
+        self.functions: dict[str, RewardFunction] = {}
+        self.environments: dict[str, Environment] = {}
+        self.history = History()
+        self.first: dict[str, Any] = {}
+        """Values of things that live across steps, as they are before the first one, by name."""
+        self.recorder = Recorder(settings.record, who) if settings.record else None
+        self.replay = Replay(settings.replay, program.name, settings.seed) if settings.replay else None
+        try:
+            self._open(note, [each for each in program.outside if outside is None or each.name in outside])
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, note: Note, wanted: Sequence[Outside]) -> None:
+        problems: list[Diagnostic] = []
+        for outside in wanted:
+            note(f"opening {outside.name}")
+            with _collected(problems):
+                self._open_outside(outside)
+        if not problems:
+            known = {name: reader.source.columns for name, reader in self.readers.items()}
+            problems += misused(self.program, known, self.functions)
+        if problems:
+            raise ProgramError(problems)
+        for model in self.program.models:
+            where = f" on {self.settings.device} in {self.program.dtype(model)}" if self.settings.device else ""
+            note(f"loading {model.name}{where}")
+            with _collected(problems):
+                self._open_model(model)
+        if problems:
+            raise ProgramError(problems)
+        self.judged = judge(self.readers, limits(self.program, self.readers, self.models), note)
+        """What was done with rows that are too long, in sentences."""
+        self.dtype = width(self.program)
+        for state in self.program.states:
+            self.first[state.name] = {} if state.keyed else torch.tensor(state.initial, dtype=self.dtype)
+        self.initial = {state.name: state.initial for state in self.program.states}
+
+    def _open_outside(self, outside: Outside) -> None:
+        folders = self.settings.folders
+        if outside.kind == "buffer":
+            self.first[outside.name] = None
+            return
+        own = {} if self.spread or outside.kind == "data" else {"workers": 1}
+        spec = _spec(outside, own)
+        if outside.kind == "data":
+            check_source(spec)
+            source = open_source(spec, folders, self.workers)
+            self.readers[outside.name] = Reader(source, outside.name, self.settings.seed)
+            self.first[outside.name] = Cursor()
+        elif outside.kind == "func":
+            self.functions[outside.name] = open_function(spec, folders, self.workers)
+        else:
+            self.environments[outside.name] = open_environment(spec, folders, self.workers)
+
+    def reach(self, name: str, asks: Sequence[Ask], caller: int) -> None:
+        """Opens an environment whose processes are elsewhere. caller: a number of its own for each session that has
+        them."""
+        outside = next(each for each in self.program.outside if each.name == name)
+        away = Workers(lambda code, slot: Away(code, asks[slot], caller))
+        self.environments[name] = open_environment(_spec(outside, {"workers": len(asks)}), self.settings.folders, away)
+
+    def answer(
+        self, name: str, generation: int, operation: str, arguments: tuple[Any, ...], limit_s: float
+    ) -> tuple[int, Any]:
+        """What the process of an environment here has to say to `Ask`."""
+        worker = self.environments[name].workers[0]
+        found: Any
+        try:
+            found = worker.request_of(generation, operation, *arguments, limit_s=limit_s)
+        except Failure as failure:
+            found = failure
+        return worker.generation, found
+
+    def _open_model(self, model: Model) -> None:
+        if model.copy_of and model.copy_of not in self.models:
+            return  # The original could not be loaded, and that has been said.
+        try:
+            engine = self._open_engine(model, model_spec(self.program, model, self.settings.folders), self)
+        except ModelRefused as error:
+            hint = "take a model of another architecture: `rlgraph explain E0746` says what is tried"
+            raise ProgramError(
+                Diagnostic("E0746", f"`{model.name}` would come out wrong: {error}", _place(model), hint)
+            ) from None
+        except NoHead as error:
+            raise ProgramError(told(model.name, str(error), _place(model))) from None
+        except EngineError as error:
+            hint = error.hint if isinstance(error, HubError) else "give a folder, a hub name, or `random(...)`"
+            raise ProgramError(
+                Diagnostic("E0730", f"`{model.name}` cannot be loaded: {error}", _place(model), hint)
+            ) from None
+        self.models[model.name] = ModelState(engine, model, PastWeights(model.name, self.versions))
+        self.first[model.name] = model.name
+
+    def beside(self, model: Model) -> Any:
+        """The engine here of a model that is opened, and has the same weights, which never change; None: there is
+        none."""
+        base = self.bases.get(model.name)
+        held = [state.engine for name, state in self.models.items() if base and self.bases.get(name) == base]
+        return next((engine for engine in held if hasattr(engine, "tensors")), None)
+
+    def changing(self, name: str, step: Step) -> None:
+        """A model's weights are about to change, once nobody holds them; its past ones are kept as long as they are
+        needed."""
+        state = self.models[name]
+        with state.gate:
+            state.gate.wait_for(lambda: not state.held)
+            state.past.changing(step, state.engine.state)
+
+    def finish(self, step: Step) -> None:
+        """This step and those before are over: what only they needed is forgotten."""
+        for state in self.models.values():
+            state.past.finish(step)
+        if self.replay:
+            self.replay.finish(step)
+
+    def close(self) -> None:
+        self.workers.close()
+
+
+def _spec(outside: Outside, own: Mapping[str, Any]) -> Spec:
+    """own: options that count, whatever the program says."""
+    args, options = outside.record.plain()
+    return Spec(outside.record.name, args, {**options, **own}, outside.record.span, dict(outside.record.spans))
+
+
+def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
+    """Where a model comes from; of a copy, where its original does. Relative paths begin in `folders`."""
+    dtype = program.dtype(model)
+    model = program.original(model)
+    # A copy is made of what was loaded for its original.
+    generates = any(program.original(program.model(name)) is model for name in _generating(program))
+    learns = learnt(program, model)
+    adapters = adapters_of(model)
+    if not isinstance(model.source, Record):
+        source = local_source(str(model.source), folders)
+        try:
+            found = find_adapter(source)
+        except UnsupportedAdapter as error:
+            raise EngineError(str(error)) from None
+        if found is None:
+            return ModelSpec(model.kind, source, dtype, None, generates, adapters, learns)  # type: ignore[arg-type]
+        base = local_source(found[0], folders)
+        if Path(base).is_absolute() and not Path(base).is_dir():
+            where = f"write where it is as `base_model_name_or_path` in its {CONFIG}"
+            raise EngineError(f"the adapter in {source!r} is for the model {base!r}, which is not here: {where}")
+        own = source if (Path(source) / "tokenizer_config.json").is_file() else None
+        return ModelSpec(model.kind, base, dtype, own, generates, found[1], learns)  # type: ignore[arg-type]
+    options = dict(model.source.options)
+    tokenizer, seed = options.pop("tokenizer"), options.pop("seed")
+    config = {name: plain(value) for name, value in options.items()}
+    if tokenizer is None:
+        raise EngineError("random weights need `tokenizer=`: a folder, or chars(...), words(...), bytes()")
+    family = str(model.source.args[0])
+    assert isinstance(seed, int)
+    random = RandomSource(family, config, _tokenizer(tokenizer, folders), seed)
+    return ModelSpec(model.kind, random, dtype, None, generates, adapters, learns)  # type: ignore[arg-type]
+
+
+def local_source(source: str, folders: Folders) -> str:
+    """A folder, where a program's source is one."""
+    local = folders.find(source)
+    return str(local) if local.is_dir() else source
+
+
+def _generating(program: Program) -> Iterator[str]:
+    """The models that make rows."""
+    making = {name for name, op in NODES.items() if op.generates}
+    for phase in program.phases:
+        types = phase.graph.values()
+        for node in phase.graph.walk():
+            if node.op in making:
+                yield cast(Handle, types[model_of(node)]).name
+
+
+def width(program: Program) -> torch.dtype:
+    """Of the program's own numbers: float64 if a model is."""
+    dtypes = {dict(model.options).get("dtype") for model in program.models}
+    return torch.float64 if "float64" in dtypes else torch.float32
+
+
+@contextmanager
+def _collected(problems: list[Diagnostic]) -> Iterator[None]:
+    """All that cannot be opened is said at once."""
+    try:
+        yield
+    except ProgramError as error:
+        problems += error.diagnostics
+
+
+def _tokenizer(value: Constant, folders: Folders) -> TokenizerSpec | str:
+    if isinstance(value, Record):
+        if value.name == "chars":
+            return Chars(str(value.args[0]))
+        if value.name == "words":
+            return Words(str(value.args[0]))
+        if value.name == "bytes":
+            return Bytes()
+    if isinstance(value, str):
+        local = folders.find(value)
+        return str(local) if local.is_dir() else value
+    raise EngineError("a tokenizer is a folder, or chars(...), words(...), bytes()")
+
+
+def _place(model: Model) -> Span:
+    return model.source.span if isinstance(model.source, Record) and model.source.span.line else model.span
+
+
+def engine_failure(node: Node, what: str, error: Exception) -> RunError:
+    """An engine's refusal, at the place in the program that asked."""
+    return RunError(Diagnostic("E0731", f"{what}: {error}", node.span))
+
+
+def too_long(node: Node, what: str, tokens: int, state: ModelState, longest: int) -> RunError:
+    """A row of so many tokens, of which the model's positions do not reach to the end, or for which the cache that the
+    plan gives it has no room."""
+    message = f"{what} longer than the {longest:,} that a row of `{state.model.name}` may have"
+    hint = "lower `max_tokens`, or leave such rows out of the data"
+    if roomier := state.roomier(tokens):
+        where = f"of `{roomier.model}` on `{roomier.group}` in the plan file"
+        hint = f"raise `kv_bytes` {where} to {roomier.kv_bytes} at least, {hint}"
+    return RunError(Diagnostic("E0748", message, node.span, hint))

@@ -1,0 +1,170 @@
+"""Clusters in a TOML file: what is asked for, each word with its place.
+
+    between = "10Gb/s"                 # of several islands: for each device; with "/node" for all of a node
+    between_latency = "5ms"
+
+    [[island]]
+    nodes = 4
+    per_node = 8
+    device = "my-gpu"
+    network = "200Gb/s/node"           # as `@` in a line
+
+    [device.my-gpu]                    # one of your own, or other numbers for one of the table
+    memory = "64GiB"
+
+Texts are as in a line; numbers are in bytes, bytes a second, FLOP/s, seconds and US dollars an hour.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from rlgraph.catalog.clusters.devices import FIELDS, names
+from rlgraph.catalog.clusters.text import Group, Request, Word
+from rlgraph.catalog.clusters.units import BASE, QuantityKind
+from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
+from rlgraph.files import read_bytes, reason
+
+BAD_FIELD = "E0924"
+UNREADABLE = "E0925"
+
+LARGEST_BYTES = 1 << 20
+
+_TOP = ("between", "between_latency", "island", "device")
+_ISLAND = ("nodes", "per_node", "device", "network")
+_NEEDED = "each `[[island]]` has `nodes`, `per_node` and `device`"
+_KINDS: Mapping[str, QuantityKind] = {**FIELDS, "between": "bandwidth", "between_latency": "time"}
+
+
+def read_file(path: str) -> Request:
+    """What a file asks for. Raises ProgramError where it cannot be read, is no TOML, or has fields that mean
+    nothing."""
+    file = _File(_source(path))
+    file.only(file.content, _TOP)
+    islands = file.tables("island")
+    devices = file.content.get("device", {})
+    if not islands:
+        raise file.wrong(BAD_FIELD, "there is no island in the file", _NEEDED)
+    if not isinstance(devices, dict) or not all(isinstance(table, dict) for table in devices.values()):
+        raise file.wrong(BAD_FIELD, "`device` is no table of devices", "write `[device.NAME]`", file.place("device"))
+    for name, table in devices.items():
+        file.check_device(name, table)
+    own = {name.lower(): (name, table) for name, table in devices.items()}
+    groups = tuple(file.group(number, island, own) for number, island in enumerate(islands))
+    between, latency = (file.word(name, file.content, ("", 0)) for name in ("between", "between_latency"))
+    return Request(groups, between, latency)
+
+
+def _source(path: str) -> Source:
+    nowhere = Span(Source(path, ""), 0, 0, 0, 0)
+    try:
+        return Source(path, read_bytes(path, LARGEST_BYTES).decode("utf-8-sig"))
+    except FileNotFoundError:
+        message = f"there is no file `{path}`"
+    except UnicodeDecodeError:
+        message = f"`{path}` is no text in UTF-8"
+    except (OSError, ValueError) as error:
+        message = f"`{path}` cannot be read: {reason(error)}"
+    hint = "a cluster is the path of a TOML file or a line such as `4x8:h100-80gb`"
+    raise ProgramError(Diagnostic(UNREADABLE, message, nowhere, hint))
+
+
+class _File:
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        try:
+            self.content: dict[str, Any] = tomllib.loads(source.text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise self._broken(str(error)) from None
+        except ValueError:
+            raise self._too_long() from None
+
+    def _broken(self, said: str) -> ProgramError:
+        place = re.search(r" \(at line (\d+), column (\d+)\)", said)
+        line, column = (int(place[1]), int(place[2])) if place else (max(1, self.source.text.count("\n")), 1)
+        reason = re.sub(r" \(at .*\)", "", said)
+        span = Span(self.source, line, column, line, column + 1)
+        message = f"this is no TOML: {reason[:1].lower()}{reason[1:]}"
+        return self.wrong(UNREADABLE, message, "texts stand in quotes", span)
+
+    def _too_long(self) -> ProgramError:
+        """Python reads no whole number of more than some thousand digits, and says so of no place."""
+        found = max(re.finditer(r"\d[\d_]*", self.source.text), key=lambda match: len(match[0]))
+        line = self.source.text.count("\n", 0, found.start()) + 1
+        column = found.start() - self.source.text.rfind("\n", 0, found.start())
+        span = Span(self.source, line, column, line, column + len(found[0]))
+        return self.wrong(UNREADABLE, "this number has too many digits to be read", "write it as 1e30", span)
+
+    def tables(self, name: str) -> list[dict[str, Any]]:
+        found = self.content.get(name, [])
+        if not isinstance(found, list) or not all(isinstance(table, dict) for table in found):
+            raise self.wrong(BAD_FIELD, f"`{name}` is no list of tables", f"write `[[{name}]]`", self.place(name))
+        return found
+
+    def check_device(self, name: str, table: Mapping[str, Any]) -> None:
+        self.only(table, FIELDS, (f"device.{name}", 0))
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+            hint = "it has letters, digits, `-`, `_` and `.`"
+            raise self.wrong(BAD_FIELD, f"`{name}` is no name of a device", hint, self.place("", f"device.{name}"))
+
+    def group(self, number: int, island: Mapping[str, Any], own: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Group:
+        """An island, with what the file says of its device."""
+        where = ("island", number)
+        self.only(island, _ISLAND, where)
+        nodes, per_node, device = (self.needed(name, island, where) for name in ("nodes", "per_node", "device"))
+        alias = device.text.lower()
+        names_of_it = [name for name in own if names().get(name, name) == names().get(alias, alias)]
+        options = [self.options(*own[name]) for name in names_of_it]
+        return Group(nodes, per_node, device, sum(options, ()), self.word("network", island, where))
+
+    def options(self, name: str, table: Mapping[str, Any]) -> tuple[tuple[Word, Word], ...]:
+        where = (f"device.{name}", 0)
+        return tuple((Word(key, self.place(key, *where)), self.needed(key, table, where)) for key in table)
+
+    def only(self, table: Mapping[str, Any], fields: Collection[str], where: tuple[str, int] = ("", 0)) -> None:
+        for name in table:
+            if name not in fields:
+                listing = ", ".join(f"`{field}`" for field in fields)
+                hint = nearest(name, fields) or f"here stand {listing}"
+                raise self.wrong(BAD_FIELD, f"there is no field `{name}`", hint, self.place(name, *where))
+
+    def needed(self, name: str, table: Mapping[str, Any], where: tuple[str, int]) -> Word:
+        found = self.word(name, table, where)
+        if found is None:
+            raise self.wrong(BAD_FIELD, f"the island has no `{name}`", _NEEDED, self.place("", *where))
+        return found
+
+    def word(self, name: str, table: Mapping[str, Any], where: tuple[str, int]) -> Word | None:
+        """A value as it would stand in a line: a number is in the base unit of its field."""
+        if name not in table:
+            return None
+        value = table[name]
+        kind = _KINDS.get(name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        text = f"{value!r}{BASE[kind]}" if number and kind else str(value)
+        return Word(text, self.place(name, *where))
+
+    def place(self, key: str, table: str = "", number: int = 0) -> Span:
+        """Where a key stands in the `number`-th of the tables of a name; without a key, the head of that table."""
+        inside, seen = not table, -1
+        for line, text in enumerate(self.source.text.splitlines(), 1):
+            if head := re.match(r"\s*\[\[?(.*?)\]", text):
+                seen += _plain(head[1]) == _plain(table)
+                inside = _plain(head[1]) == _plain(table) and seen == number
+                found = (inside and not key) or (not table and _plain(head[1]) == key)
+            else:
+                found = inside and bool(key) and _plain(re.split("[=.#]", text)[0]) == key
+            if found:
+                begin = len(text) - len(text.lstrip()) + 1
+                return Span(self.source, line, begin, line, len(text.split("#")[0].rstrip()) + 1)
+        return Span(self.source, 0, 0, 0, 0)
+
+    def wrong(self, code: str, message: str, hint: str, span: Span | None = None) -> ProgramError:
+        return ProgramError(Diagnostic(code, message, span or Span(self.source, 0, 0, 0, 0), hint))
+
+
+def _plain(head: str) -> str:
+    return re.sub(r"[\"'\s]", "", head)

@@ -1,0 +1,148 @@
+"""A cluster from what the user says: a line such as `16x8:a100-80gb`, or the path of a TOML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlgraph.catalog.clusters.cluster import Cluster, Island
+from rlgraph.catalog.clusters.devices import FIELDS, MAY_BE_ZERO, OF_A_NODE, OPTIONAL, Listed, known, made, names
+from rlgraph.catalog.clusters.file import read_file
+from rlgraph.catalog.clusters.text import Group, Request, Word, read_text, write_text
+from rlgraph.catalog.clusters.units import QuantityKind, exact, parse
+from rlgraph.errors import Diagnostic, ProgramError, listed, nearest
+
+UNKNOWN_DEVICE = "E0921"
+BAD_COUNT = "E0922"
+BAD_VALUE = "E0923"
+BAD_FIELD = "E0924"
+
+MOST_DEVICES = 131_072
+"""Several times the largest cluster that models were trained on."""
+
+
+def read_cluster(text: str) -> Cluster:
+    """A cluster from a line, or from a file where the text ends in `.toml`. `Cluster.text` gives the same cluster
+    again, without the file. Raises ProgramError with a caret under what is wrong."""
+    request = read_file(text.strip()) if text.strip().endswith(".toml") else read_text(text)
+    islands = tuple(_island(group) for group in request.groups)
+    _few_enough(request, islands)
+    bandwidth, latency = _between(request, islands)
+    return Cluster(islands, bandwidth, latency, write_text(islands, _said_between(islands, bandwidth, latency)))
+
+
+def _island(group: Group) -> Island:
+    nodes, per_node = _count(group.nodes, "nodes"), _count(group.per_node, "devices in a node")
+    found = _device(group.device, _values(group.options, per_node))
+    network = _shared(group.network, "bandwidth", per_node) if group.network else found.device.network
+    return Island(nodes, per_node, found.device, network, found.link_latency, found.network_latency)
+
+
+def _count(word: Word, what: str) -> int:
+    if not word.text.isdecimal():
+        raise _wrong(BAD_COUNT, f"`{word.text}` is no number of {what}", word, "a whole number, at least 1")
+    if len(word.text) > 9:
+        raise _too_many(word)
+    if not int(word.text):
+        raise _wrong(BAD_COUNT, f"a cluster without {what}", word, "a whole number, at least 1")
+    return int(word.text)
+
+
+def _few_enough(request: Request, islands: tuple[Island, ...]) -> None:
+    total = 0
+    for group, island in zip(request.groups, islands, strict=True):
+        total += island.devices
+        if total > MOST_DEVICES:
+            raise _too_many(Word("", group.nodes.span.to(group.per_node.span)), f"{total:,} devices are too many")
+
+
+def _too_many(word: Word, message: str = "these are too many devices") -> ProgramError:
+    return _wrong(BAD_COUNT, message, word, f"a cluster has at most {MOST_DEVICES:,}")
+
+
+def _values(options: tuple[tuple[Word, Word], ...], per_node: int) -> dict[str, float]:
+    """Fields of a device in base units. per_node: devices that share what a node has."""
+    found = {}
+    for name, value in options:
+        if name.text not in FIELDS:
+            hint = nearest(name.text, FIELDS) or f"there are {_listing(FIELDS)}"
+            raise _wrong(BAD_FIELD, f"a device has no field `{name.text}`", name, hint)
+        if name.text in found:
+            raise _wrong(BAD_FIELD, f"`{name.text}` is given twice", name, "keep one of them")
+        kind = FIELDS[name.text]
+        if name.text in OF_A_NODE:
+            found[name.text] = _shared(value, kind, per_node)
+        else:
+            found[name.text] = _quantity(value, kind, positive=name.text not in MAY_BE_ZERO)
+    return found
+
+
+def _device(word: Word, values: Mapping[str, float]) -> Listed:
+    """A device of the table, with other values where they are given; or one of the user's own, with all of them."""
+    name = names().get(word.text.lower(), word.text.lower())
+    if name in known():
+        return made(name, {**known()[name].values(), **values}) if values else known()[name]
+    if not values:
+        own = "one of your own is told with its fields, in parentheses or in a TOML file"
+        message = f"there is no device `{word.text}`"
+        raise _wrong(
+            UNKNOWN_DEVICE, message, word, f"{nearest(name, names())} There are {_listing(known())}; {own}".lstrip()
+        )
+    missing = [field for field in FIELDS if field not in values and field not in OPTIONAL]
+    if missing:
+        message = f"the device `{word.text}` is not in the table, and has no {_listing(missing)}"
+        raise _wrong(
+            BAD_FIELD,
+            message,
+            word,
+            f"a device of your own needs all fields but {listed(OPTIONAL, 'and')}",
+        )
+    return made(name, values)
+
+
+def _between(request: Request, islands: tuple[Island, ...]) -> tuple[float, float]:
+    """The links between islands: the slowest network of theirs, where nothing is said."""
+    said = request.between or request.between_latency
+    if said and len(islands) == 1:
+        hint = "the network of its nodes is said with `@`, as in `4x8:h100-80gb@25GB/s`"
+        raise _wrong(BAD_VALUE, "there is one group, and so nothing between groups", said, hint)
+    bandwidth = min(island.network for island in islands)
+    latency = max(island.network_latency for island in islands)
+    if request.between:
+        bandwidth = _shared(request.between, "bandwidth", max(island.per_node for island in islands))
+    if request.between_latency:
+        latency = _quantity(request.between_latency, "time", positive=False)
+    return bandwidth, latency
+
+
+def _said_between(islands: tuple[Island, ...], bandwidth: float, latency: float) -> str:
+    if (bandwidth, latency) == _between(Request(()), islands):
+        return ""
+    return f"{exact(bandwidth, 'bandwidth')}, {exact(latency, 'time')}"
+
+
+def _shared(word: Word, kind: QuantityKind, per_node: int) -> float:
+    """What each device has, where `/node` may say that of all devices of a node."""
+    share = word.text.removesuffix("/node")
+    devices = per_node if share != word.text else 1
+    more = "" if share != word.text else ", for each device; with `/node` behind it for all devices of a node"
+    return _quantity(Word(share, word.span), kind, positive=True, more=more) / devices
+
+
+def _quantity(word: Word, kind: QuantityKind, positive: bool, more: str = "") -> float:
+    """more: that the hint tells of the values that are expected."""
+    try:
+        value = parse(word.text, kind)
+    except ValueError as error:
+        message, _, hint = str(error).partition(": ")
+        raise _wrong(BAD_VALUE, message, word, hint + more) from None
+    if positive and not value:
+        raise _wrong(BAD_VALUE, f"`{word.text}` is nothing", word, "it has to be more than 0")
+    return value
+
+
+def _listing(names: Mapping[str, object] | list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _wrong(code: str, message: str, word: Word, hint: str) -> ProgramError:
+    return ProgramError(Diagnostic(code, message, word.span, hint))

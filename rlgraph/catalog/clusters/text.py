@@ -1,0 +1,171 @@
+"""Clusters in one line, `4x8:h100-80gb + 8x8:h20-96gb@200Gb/s/node ~ 10Gb/s`: what is asked for, each word with its
+place.
+
+    cluster   = group {"+" group} ["~" BANDWIDTH ["," TIME]]
+    group     = NODES "x" PER_NODE ":" DEVICE ["(" FIELD "=" VALUE {"," FIELD "=" VALUE} ")"] ["@" BANDWIDTH]
+    BANDWIDTH = a number and a unit, for each device; with "/node" behind it for all devices of a node together
+
+Blanks are free, and so are capitals in the names of devices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rlgraph.catalog.clusters.cluster import Island
+from rlgraph.catalog.clusters.devices import FIELDS, Listed, known, names
+from rlgraph.catalog.clusters.units import exact
+from rlgraph.errors import Diagnostic, ProgramError, Source, Span
+
+BAD_TEXT = "E0920"
+
+_COUNT = r"[+-]?\d+"
+_NAME = r"[\w.-]+"
+_QUANTITY = r"[+-]?[\d.]*(?:[eE][+-]?\d+)?\s*[\w$/]*"
+_FORM = "a group is `NODESxDEVICES:NAME`, as in `4x8:h100-80gb`; groups are joined by `+`"
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    text: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """An island as it is asked for."""
+
+    nodes: Word
+    per_node: Word
+    device: Word
+    options: tuple[tuple[Word, Word], ...] = ()
+    """Fields of the device and their values."""
+    network: Word | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A cluster as it is asked for."""
+
+    groups: tuple[Group, ...]
+    between: Word | None = None
+    between_latency: Word | None = None
+
+
+def read_text(text: str) -> Request:
+    """What a line asks for. Raises ProgramError with a caret under what does not belong there."""
+    return _Reader(Source("--cluster", " ".join(text.splitlines()))).cluster()
+
+
+class _Reader:
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.text = source.text
+        self.place = 0
+
+    def cluster(self) -> Request:
+        if not self.text.strip():
+            raise self.wrong("there is no cluster in an empty text", 0, 0, _FORM)
+        groups = [self.group()]
+        while self.sign("+"):
+            groups.append(self.group())
+        between = latency = None
+        if self.sign("~"):
+            between = self.word(_QUANTITY, "the bandwidth between groups", "as in `~ 10Gb/s`")
+            if self.sign(","):
+                latency = self.word(_QUANTITY, "the latency between groups", "as in `~ 10Gb/s, 5ms`")
+        if self.rest():
+            raise self.wrong(f"`{self.rest()}` does not belong here", self.place, len(self.text.rstrip()), _FORM)
+        return Request(tuple(groups), between, latency)
+
+    def group(self) -> Group:
+        begin = self.skip()
+        nodes = self.take(_COUNT)
+        per_node = (
+            self.word(_COUNT, "the number of devices in a node", _FORM) if nodes and self.sign("x", "X", "×") else None
+        )
+        if not nodes or not per_node:
+            found = self.take(rf"(:\s*)?{_NAME}")
+            name = found.text.lstrip(": ") if found else ""
+            count = nodes.text if nodes else "8"
+            hint = f"for one node of {count} devices: `1x{count}:{name}`" if name.lower() in names() else _FORM
+            raise self.wrong("a group of nodes is expected here", begin, self.place, hint)
+        if not self.sign(":"):
+            hint = f"as in `{nodes.text}x{per_node.text}:h100-80gb`"
+            raise self.wrong("the device is missing", begin, self.place, hint)
+        device = self.word(_NAME, "the name of a device", _FORM)
+        options = self.options() if self.sign("(") else ()
+        network = self.word(_QUANTITY, "the bandwidth of the network", "as in `@25GB/s`") if self.sign("@") else None
+        return Group(nodes, per_node, device, options, network)
+
+    def options(self) -> tuple[tuple[Word, Word], ...]:
+        hint = "fields of a device stand in parentheses, as in `(memory=64GiB, price=2.5)`"
+        found = []
+        while True:
+            name = self.word(_NAME, "a field of the device", hint)
+            self.expect("=", hint)
+            found.append((name, self.word(_QUANTITY, f"the value of `{name.text}`", hint)))
+            if not self.sign(","):
+                self.expect(")", hint)
+                return tuple(found)
+
+    def skip(self) -> int:
+        while self.place < len(self.text) and self.text[self.place].isspace():
+            self.place += 1
+        return self.place
+
+    def sign(self, *signs: str) -> bool:
+        """Whether one of them is next; it is read."""
+        found = self.text[self.skip() : self.place + 1] in signs
+        self.place += found
+        return found
+
+    def expect(self, sign: str, hint: str) -> None:
+        if not self.sign(sign):
+            raise self.wrong(f"`{sign}` is expected here", self.place, self.place + 1, hint)
+
+    def take(self, pattern: str) -> Word | None:
+        begin = self.skip()
+        found = re.compile(pattern).match(self.text, begin)
+        if not found or not found[0].strip():
+            return None
+        self.place = begin + len(found[0].rstrip())
+        return Word(found[0].rstrip(), self.span(begin, self.place))
+
+    def word(self, pattern: str, what: str, hint: str) -> Word:
+        found = self.take(pattern)
+        if not found:
+            raise self.wrong(f"{what} is expected here", self.place, self.place + 1, hint)
+        return found
+
+    def rest(self) -> str:
+        return self.text[self.skip() :].rstrip()
+
+    def span(self, begin: int, end: int) -> Span:
+        return Span(self.source, 1, begin + 1, 1, max(end, begin + 1) + 1)
+
+    def wrong(self, message: str, begin: int, end: int, hint: str) -> ProgramError:
+        return ProgramError(Diagnostic(BAD_TEXT, message, self.span(begin, end), hint))
+
+
+def write_text(islands: Iterable[Island], between: str) -> str:
+    """The line that gives these islands again; `between` is what stands behind `~`, if anything."""
+    text = " + ".join(_group(island) for island in islands)
+    return f"{text} ~ {between}" if between else text
+
+
+def _group(island: Island) -> str:
+    device = island.device
+    network = "" if island.network == device.network else f"@{exact(island.network, 'bandwidth')}"
+    return f"{island.nodes}x{island.per_node}:{device.name}{_own(island)}{network}"
+
+
+def _own(island: Island) -> str:
+    """The fields in which a device is not that of the table."""
+    device = island.device
+    values = Listed(device, island.link_latency, island.network_latency).values()
+    usual = known()[device.name].values() if device.name in known() else {}
+    own = [f"{field}={exact(value, FIELDS[field])}" for field, value in values.items() if usual.get(field) != value]
+    return f"({', '.join(own)})" if own else ""

@@ -1,0 +1,32 @@
+"""Where processes are on a cluster, as transfers are planned for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlgraph.catalog.clusters.cluster import Cluster, DeviceKind
+from rlgraph.ir.carriers import Site
+from rlgraph.ir.transfer import DEVICES_PER_NODE, Topology
+
+_TORCH: Mapping[DeviceKind, str] = {"cpu": "cpu", "gpu": "cuda"}
+"""What torch calls devices of a kind."""
+
+
+def topology_of(devices: Mapping[int, int], cluster: Cluster | None) -> Topology:
+    """Of places on devices, which are counted through all islands; of no cluster, on nodes of the usual size."""
+    if cluster is None:
+        return Topology(devices, {device: device // DEVICES_PER_NODE for device in devices.values()})
+    return Topology(devices, {device: cluster.node(device) for device in devices.values()})
+
+
+def sites_of(devices: Mapping[int, int], cluster: Cluster) -> dict[int, Site]:
+    """Where places on devices have their tensors, each in a process of its own."""
+    return {
+        place: Site(
+            _TORCH[cluster.islands[cluster.island(device)].device.kind],
+            device,
+            cluster.node(device),
+            f"process {place}",
+        )
+        for place, device in devices.items()
+    }

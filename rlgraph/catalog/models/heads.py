@@ -1,0 +1,53 @@
+"""Whether the files of a value or reward model have its head, by their index: no weights are read, and no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rlgraph.catalog.models.adapters import CONFIG
+from rlgraph.catalog.models.families import HEAD
+from rlgraph.catalog.models.known import find_folder
+from rlgraph.catalog.models.shape import UnsupportedModel, shape_of
+from rlgraph.errors import Diagnostic, Span
+from rlgraph.files import read_bytes
+
+LARGEST_BYTES = 64 << 20
+"""Of an index: some megabytes are usual for the largest models."""
+
+
+def no_head(kind: str, source: str) -> str:
+    """What is wrong with a model that nothing trains, in words."""
+    what = "values" if kind == "value_lm" else "scores"
+    return f"{source!r} has no head that gives {what}, and nothing trains one: it would give 0 for every row"
+
+
+def told(name: str, message: str, span: Span) -> Diagnostic:
+    """The same as a diagnostic about the model of this name."""
+    hint = "name the folder of a model that was trained with a head, or train it here: then it begins with 0"
+    return Diagnostic("E0755", f"`{name}` cannot be used: {message}", span, hint)
+
+
+def lacks_head(source: str) -> bool:
+    """Whether the files of a source, if they are here and of a known family, have no head. Where that cannot be told
+    from their index, who loads them says it."""
+    folder = find_folder(source)
+    names = None if folder is None else _names(folder)
+    return bool(names) and HEAD not in (names or ())
+
+
+def _names(folder: Path) -> frozenset[str] | None:
+    """Of all tensors in the files of a folder; None where they are not known."""
+    if (folder / CONFIG).is_file():
+        # The head of an adapter is beside it, and its base is another folder.
+        return None
+    try:
+        shape_of(json.loads(read_bytes(folder / "config.json", LARGEST_BYTES)))
+        index = folder / "model.safetensors.index.json"
+        if index.exists():
+            return frozenset(json.loads(read_bytes(index, LARGEST_BYTES))["weight_map"])
+        with (folder / "model.safetensors").open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            return frozenset(json.loads(file.read(size))) if size <= LARGEST_BYTES else None
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError, UnsupportedModel):
+        return None

@@ -1,1 +1,0 @@
-"""Engines: each runs one model, on token sequences, and knows nothing of graphs."""

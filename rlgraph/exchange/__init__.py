@@ -1,1 +1,0 @@
-"""Weights on their way between processes."""

@@ -1,0 +1,109 @@
+"""The plan that was chosen for a cluster, in a few lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlgraph.catalog.clusters.units import show, shown_seconds
+from rlgraph.errors import counted
+from rlgraph.explain.fused import show_fused
+from rlgraph.explain.tables import sized, table
+from rlgraph.explain.ways import show_ways
+from rlgraph.ir.plan import Pool
+from rlgraph.passes.compilation.choosing import hosted, memory, work_seconds
+from rlgraph.passes.compilation.hosts import fullest, hosts
+from rlgraph.passes.placement.choose import Choice
+
+
+def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
+    """A few lines: the step, each pool with what it does and how, what fills its memory. predicted: as a plan file has
+    it."""
+    yield from headline(choice.question.cluster.text, sum(choice.found.devices), predicted)
+    kinds = sorted(work_seconds(choice).items(), key=lambda each: -each[1])
+    told = ", ".join(f"{name} {shown_seconds(seconds)}" for name, seconds in kinds)
+    yield f"work of all pools by the search, added up: {told}"
+    yield from show_fused(choice.plan, predicted)
+    yield from show_ways(choice)
+    if told := hosted(choice).told(predicted["seconds"]):
+        yield told
+    full, asleep = memory(choice), hosts(choice)
+    for group in choice.plan.groups:
+        if group.code:
+            pool = next(pool for pool in choice.plan.pools if pool.name == group.pool)
+            yield ""
+            yield f"{sized(pool)} in `{pool.name}`: {', '.join(group.code)}"
+    for pool in choice.plan.pools:
+        if not pool.devices:
+            continue
+        peak = full[pool.name]
+        yield ""
+        yield (
+            f"{counted(pool.devices, 'device')} in `{pool.name}`{_kinds(choice, pool)}: "
+            f"at most {show(peak.bytes, 'bytes')} of {show(peak.capacity, 'bytes')}, "
+            f"during {peak.moment}" + (f"; tight, {peak.bytes / peak.capacity:.1%} full" if peak.tight else "")
+        )
+        yield from _rows(choice, pool.name)
+        if peak.asleep:
+            node = fullest(asleep, pool, choice.question.cluster)
+            of_it = f", {show(node.bytes, 'bytes')} of {show(node.capacity, 'bytes')} on a node" if node else ""
+            yield f"  in the host's memory, {show(peak.host, 'bytes')} for each device{of_it}, while others work:"
+            cells = [(name, f"sleeps during {', '.join(others) or 'nothing'}") for name, others in peak.asleep]
+            yield from (f"    {line}" for line in table("<<", cells))
+
+
+def _kinds(choice: Choice, pool: Pool) -> str:
+    """How many devices it has of each group of the cluster, where these are several."""
+    cluster = choice.question.cluster
+    numbers = Counter(cluster.island(pool.first + device) for device in range(pool.devices))
+    names = [f"{count} {cluster.islands[number].device.name}" for number, count in numbers.items()]
+    return f" ({' and '.join(names)})" if len(names) > 1 else ""
+
+
+def headline(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterator[str]:
+    """The step of a plan, by what a plan file says of the prediction."""
+    seconds, gap = predicted["seconds"], predicted["gap"]
+    in_turn, steady = predicted.get("in_turn_seconds"), predicted.get("steady_seconds")
+    proof = "the best there is" if gap == 0 else f"at most {gap:.1%} from the best there is"
+    if (unfused := predicted.get("unfused_seconds")) is not None:
+        proof = f"where no trainings share a pipeline {shown_seconds(unfused)}, {proof}"
+    elif (alike := predicted.get("alike_seconds")) is not None:
+        proof = f"where those of one pipeline are split alike {shown_seconds(alike)}, {proof}"
+    rate = predicted["tokens"] / seconds if seconds else 0.0
+    on = f"on {counted(devices, 'device')}, {rate:,.0f} tokens/s"
+    if in_turn is None and steady is None:
+        yield f"{cluster}: {shown_seconds(seconds)} a step by the search, {on}; {proof}"
+    else:
+        yield f"{cluster}: {shown_seconds(seconds)} a step by the simulator, {on}"
+    if in_turn is not None:
+        yield f"one work after the other: {shown_seconds(in_turn)} by the search, {proof}"
+    if steady is not None:
+        yield f"in a steady state: {shown_seconds(steady)} by the search, {proof}"
+    if in_turn is not None or steady is not None:
+        yield (
+            "the simulator fires each node on rows of their own lengths, and lets work overlap; the search counts with "
+            "the usual length, and what is proven is of its seconds"
+        )
+
+
+def _rows(choice: Choice, pool: str) -> Iterator[str]:
+    cells = []
+    problem = choice.problem
+    for component, option in problem.every_part(choice.found.options):
+        if choice.plan.role(component.model, component.operations[0]).pool == pool:
+            deployment = option.deployment
+            split = " x ".join(f"{axis}{size}" for axis, size in deployment.mesh.axes)
+            how = [deployment.engine, split]
+            if deployment.micro_tokens:
+                how.append(f"micro-batches of {deployment.micro_tokens} tokens")
+            if deployment.attention:
+                how.append(f"attention by {deployment.attention}")
+            if deployment.adapters:
+                how.append(f"adapters {deployment.adapters}")
+            if deployment.gather:
+                how.append(f"gathered by {deployment.gather}")
+            how += ["recomputed"] * deployment.recompute + ["off-loaded"] * option.offload
+            names = [choice.problem.tasks[number].name for number in component.tasks]
+            cells.append((component.name, shown_seconds(sum(option.seconds)), ", ".join(how), ", ".join(names)))
+    yield from (f"  {line}" for line in table("<><<", cells))

@@ -1,0 +1,151 @@
+"""What a step's time goes to: the chain of works that it is made of, and what bounds each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from rlgraph.ops import work_of
+from rlgraph.passes.cost import time
+from rlgraph.passes.cost.predict import task_model
+from rlgraph.passes.cost.tasks import Task
+from rlgraph.passes.cost.timetable import Order, Pools, starts
+from rlgraph.passes.placement.search.components import Component
+from rlgraph.passes.placement.search.incumbent import Found
+from rlgraph.passes.placement.search.option import Apart, Option
+from rlgraph.passes.placement.search.problem import Problem
+
+KINDS = ("generation", "reading", "training", "weights", "host")
+"""Of works: sampling, forward passes, training, new weights that are brought, what needs no model."""
+
+BOUNDS = {
+    "compute": "compute",
+    "memory": "memory bandwidth",
+    "communication": "communication",
+    "bubble": "pipeline bubbles",
+    "overhead": "overhead",
+    "offload": "off-loading",
+}
+"""What a work's seconds go to, as people call it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A work on the critical path: it starts when the one before it ends."""
+
+    name: str
+    kind: str
+    """One of `KINDS`."""
+    start: float
+    """Seconds since the step began."""
+    seconds: float
+    """As often as it is done in a step."""
+    parts: Mapping[str, float]
+    """Of its seconds, by what they go to; the names are those of `BOUNDS`."""
+
+
+def critical_path(problem: Problem, found: Found) -> tuple[Stretch, ...]:
+    """The works that the step is made of, first to last; their seconds add up to those of the step.
+
+    Where several steps are under way: the works of the pool that has most to do; or, where a step that begins with the
+    weights of one before takes longer than these steps are apart, those of such a step, as long as them all."""
+    colocation = problem.colocation(found.blocks)
+    home, pools = colocation.home, colocation.pools
+    chosen = dict(enumerate(found.options))
+    syncs = [problem.sync((a, b), chosen[a], chosen[b], home[a] == home[b]) for a, b in problem.syncs]
+    trips = problem.trips(colocation, {number: option.copies for number, option in chosen.items()})
+    durations, order = problem.fusing.durations(found.options, found.pieces), problem.joined(found.pieces)
+    seconds = problem.seconds(durations, syncs, trips)
+    begun = starts(order, seconds, pools)
+    chain = _chain(order, begun, seconds, pools)
+    if problem.older:
+        fullest = max(colocation.busy, key=lambda own: sum(seconds[job] for job in own))
+        if sum(seconds[job] for job in fullest) * (problem.older + 1) >= sum(seconds[job] for job in chain):
+            chain = sorted((job for job in fullest if seconds[job]), key=begun.__getitem__)
+            for at, job in enumerate(chain):
+                begun[job] = sum(seconds[each] for each in chain[:at])
+    return tuple(
+        _stretch(problem, found, job, begun[job], seconds[job], trips.get(job - len(syncs), 0.0)) for job in chain
+    )
+
+
+def goes_to(path: Iterable[Stretch]) -> dict[str, float]:
+    """Seconds by kind, the most first."""
+    found: dict[str, float] = {}
+    for stretch in path:
+        found[stretch.kind] = found.get(stretch.kind, 0.0) + stretch.seconds
+    return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+
+def _chain(order: Order, begun: Sequence[float], seconds: Sequence[float], pools: Pools) -> list[int]:
+    """From the job that ends last back to one that waited for nothing: each started when one before it ended, which
+    made its input or had its pool."""
+    ends = [start + length for start, length in zip(begun, seconds, strict=True)]
+    chain = [max(range(len(ends)), key=ends.__getitem__)] if ends else []
+    while chain and begun[chain[-1]] > 0:
+        job = chain[-1]
+        before = {*order.after[job], *(each for each in range(len(ends)) if set(pools[each]) & set(pools[job]))}
+        # Work without seconds ends when it starts: what took some time comes first.
+        ended = [each for each in sorted(before) if ends[each] == begun[job] and each not in chain]
+        chain.append(max(ended, key=seconds.__getitem__))
+    return chain[::-1]
+
+
+def _stretch(problem: Problem, found: Found, job: int, start: float, seconds: float, trips: float) -> Stretch:
+    count = len(problem.syncs)
+    if job < count:
+        component = problem.components[problem.syncs[job][1]]
+        return Stretch(f"weights of {component.model}", "weights", start, seconds, _brought(problem, found, job))
+    task, number = problem.tasks[job - count], problem.component_of[job - count]
+    if number is None:
+        own = {"overhead": seconds - trips, "communication": trips}
+        return Stretch(task.name, "host", start, seconds, {name: each for name, each in own.items() if each})
+    parts = parts_of(problem, number, found.options[number], job - count)
+    if answered := problem.answered.get(job - count):
+        parts["overhead"] = parts.get("overhead", 0.0) + answered
+    if trips:
+        parts["communication"] = parts.get("communication", 0.0) + trips
+    if any(number in piece for piece in found.pieces):
+        # Others work while its stages would wait, and all of them have one order.
+        over = sum(parts.values()) - seconds
+        for name in ("bubble", "overhead"):
+            less = min(max(over, 0.0), parts.get(name, 0.0))
+            over -= less
+            parts = {each: own - less * (each == name) for each, own in parts.items()}
+        parts = {name: own for name, own in parts.items() if own > 0}
+    return Stretch(task.name, kind_of(task), start, seconds, parts)
+
+
+def kind_of(task: Task) -> str:
+    """Of a task with a model."""
+    return {"generates": "generation", "trains": "training"}.get(work_of(task.op) or "", "reading")
+
+
+def parts_of(problem: Problem, number: int, option: Option, at: int) -> dict[str, float]:
+    """What the seconds of a task go to where its component is done so."""
+    component, own = next(part for part in problem.parts(number, option) if at in part[0].tasks)
+    found = _parts(problem, component, own, at)
+    if isinstance(option, Apart) and own is option.reader and at == component.tasks[0]:
+        # It waits for the weights.
+        brought = time.sync(component.config, option.trainer.deployment, own.deployment, True, problem.constants)
+        for name, seconds in asdict(brought).items():
+            if seconds:
+                found[name] = found.get(name, 0.0) + seconds
+    return found
+
+
+def _parts(problem: Problem, component: Component, option: Option, at: int) -> dict[str, float]:
+    task, deployment = problem.tasks[at], option.deployment
+    found = task_model(task.op, component.config, deployment, problem.constants, task.batches)
+    cost = asdict(found.cost(deployment.dp))
+    if option.offload:
+        cost["offload"] = option.moved[component.tasks.index(at)] / task.times
+    return {name: seconds * task.times for name, seconds in cost.items() if seconds}
+
+
+def _brought(problem: Problem, found: Found, sync: int) -> dict[str, float]:
+    source, target = problem.syncs[sync]
+    ends = found.options[source], found.options[target]
+    home = problem.colocation(found.blocks).home
+    cost = asdict(problem.transfer(source, *ends, home[source] == home[target]))
+    return {name: seconds for name, seconds in cost.items() if seconds}

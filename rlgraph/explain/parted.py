@@ -1,0 +1,22 @@
+"""Whose stages have several parts of the layers, in a line for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlgraph.catalog.clusters.units import shown_seconds
+from rlgraph.passes.placement.choose import Choice
+
+
+def show_parted(choice: Choice) -> Iterator[str]:
+    """With what that saves."""
+    for component, option in choice.problem.every_part(choice.found.options):
+        deployment = option.deployment
+        if deployment.chunks > 1 and deployment.pp > 1:
+            taken = [task.seconds(option.copies) for task in option.strategy.tasks]
+            one = [task.in_parts(option.copies, 1) for task in option.strategy.tasks]
+            several, single = (
+                sum(each * often for each, often in zip(own, option.often, strict=True)) for own in (taken, one)
+            )
+            where = f"{deployment.chunks} parts of the layers on each of {deployment.pp} stages"
+            yield f"{component.name} has {where}: {shown_seconds(several)} in place of {shown_seconds(single)} with one"

@@ -1,0 +1,107 @@
+"""The pipelines of a plan, stage by stage: the lists that ranks follow, in the seconds that are predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlgraph.catalog.clusters.units import show, shown_seconds
+from rlgraph.explain.saved import predictor_of
+from rlgraph.ir.graph import Program
+from rlgraph.ops import NODES
+from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.compilation.target import assumed
+from rlgraph.passes.cost.fusing import Fusion
+from rlgraph.passes.cost.peak import in_flight
+from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.time import Batch
+from rlgraph.passes.rewrites.accumulate import added_up
+from rlgraph.viz.boxes import Role
+from rlgraph.viz.gantt import Chart, gantt
+from rlgraph.viz.pipeline import pipeline
+from rlgraph.viz.scene import role_of
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelined:
+    """One pipeline, of the largest mini-batch that goes through it."""
+
+    fusion: Fusion
+    held: float
+    """Bytes that micro-batches in flight need on a device, of the fullest stage at its fullest moment."""
+    parts: bool = False
+    """Its rows come in parts, and each part goes through it by itself."""
+
+
+def pipelines(compiled: Compilation) -> Iterator[Pipelined]:
+    """Of the trainings of a step that have several stages, those that share one together. None where nothing is
+    predicted."""
+    predictor = predictor_of(compiled)
+    if predictor is None:
+        return
+    plan, program = compiled.plan, compiled.program
+    elsewhere = {name for group in plan.groups for name in group.code}
+    fed: dict[str, Sequence[Batch]] = {}
+    for task in tasks(program, main_step(program), assumed(compiled), elsewhere):
+        if task.model and task.model in predictor.configs and NODES[task.op].trains:
+            fed[task.model] = max(fed.get(task.model, ()), task.batches, key=_rows)
+    fed = {model: batches for model, batches in fed.items() if _rows(batches)}
+    streamed, seen = added_up(program, plan), set[str]()
+    for model in fed:
+        shared = plan.fused_with(model)
+        own = [each for each in (shared.models if shared else (model,)) if each in fed]
+        stages = max(plan.role(each, "train").mesh.length("pp") for each in own)
+        if model in seen or stages == 1:
+            continue
+        seen.update(own)
+        works = [(each, fed[each]) for each in own]
+        fusion = predictor.fused(works)
+        held = sum(size for _, _, size in in_flight(predictor, works, fusion))
+        yield Pipelined(fusion, held, model in streamed)
+
+
+def _rows(batches: Sequence[Batch]) -> float:
+    return sum(batch.rows for batch in batches)
+
+
+def picture(compiled: Compilation, id: str = "", always: bool = True) -> str:
+    """All of them as SVG, one below the other; where there are none, why, or nothing if not `always`. id: of the
+    picture."""
+    known = roles(compiled.program)
+    charts = [chart(each.fusion, known, told(each)) for each in pipelines(compiled)]
+    if not charts and not always:
+        return ""
+    if charts:
+        note = "pipelines, stage by stage: micro-batches are numbered, and all drawn as long as the average one"
+    elif predictor_of(compiled) is None:
+        note = "no pipelines: of this plan nothing is predicted; plans for a cluster have them"
+    else:
+        note = "no pipelines: each training of this plan has one stage"
+    return gantt(compiled.name, note, charts, id)
+
+
+def roles(program: Program) -> dict[str, Role]:
+    """Of its models, by name."""
+    return {model.name: role_of(model) for model in program.models}
+
+
+def chart(fusion: Fusion, known: Mapping[str, Role], notes: Sequence[str]) -> Chart:
+    """known: the roles of models."""
+    names = [model.name for model in fusion.problem.models]
+    title = f"train {', '.join(names)}" + (" in one pipeline" if len(names) > 1 else "")
+    return pipeline(fusion.problem, fusion.lists, fusion.table, title, notes, [known.get(name, "") for name in names])
+
+
+def told(each: Pipelined) -> list[str]:
+    """What is not in the lists themselves."""
+    line = takes(each.fusion) + f"; micro-batches in flight need at most {show(each.held, 'bytes')} on a device"
+    return [line, *(["rows come in parts: this is all of a mini-batch at once"] if each.parts else [])]
+
+
+def takes(fusion: Fusion) -> str:
+    """Its makespan beside its bound, and beside one training after the other."""
+    line = f"{shown_seconds(fusion.table.makespan)} a mini-batch, beside the optimizer's step"
+    line += f"; nothing is shorter than {shown_seconds(fusion.bound)}"
+    if len(fusion.problem.models) > 1:
+        line += f"; one after the other by 1F1B {shown_seconds(fusion.in_turn)}"
+    return line

@@ -1,0 +1,54 @@
+"""What the work of a plan takes: a plan file has the whole step's seconds, and the cost model those of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.shape import Shape
+from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.predict import Predictor, task_model
+from rlgraph.passes.cost.tasks import Task, stays
+from rlgraph.passes.placement.place import config_of
+
+
+def predictor_of(compiled: Compilation) -> Predictor | None:
+    """Of its plan; None where nothing is predicted of it: nobody chose it for a cluster, or with constants that are not
+    here."""
+    if compiled.target is not None:
+        asked = compiled.choice.question
+        return Predictor(compiled.plan, compiled.choice.configs, asked.cluster, asked.constants)
+    if "seconds" not in compiled.told.get("predicted", {}):
+        return None
+    program, plan, cluster = compiled.program, compiled.plan, read_cluster(compiled.plan.cluster)
+    constants = defaults(cluster.islands[0].device.kind)
+    if compiled.assumptions.get("constants") != constants.source:
+        return None
+    shapes = compiled.placed.shapes
+    known = {
+        model.name: (model, shape) for model in program.models if isinstance(shape := shapes.get(model.name), Shape)
+    }
+    return Predictor(
+        plan, {name: config_of(model, shape, program) for name, (model, shape) in known.items()}, cluster, constants
+    )
+
+
+def seconds_of(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
+    """Of each task with a model by its number; none where nothing is predicted."""
+    predictor, found = predictor_of(compiled), dict[int, float]()
+    if predictor is None:
+        return found
+    plan = compiled.plan
+    for number, task in enumerate(step):
+        if task.model is None or task.model not in predictor.configs:
+            continue
+        group = plan.role(task.model, task.op)
+        deployment = predictor.deployment(task.model, group)
+        model = task_model(task.op, predictor.configs[task.model], deployment, predictor.constants, task.batches)
+        own = [
+            at for at, each in enumerate(step) if each.model == task.model and plan.role(each.model, each.op) == group
+        ]
+        moved = predictor.onload(task.model, group.name, task.op, task.batches).seconds
+        found[number] = model.seconds(deployment.dp) * task.times + moved * stays(step, number, own)
+    return found

@@ -1,0 +1,171 @@
+"""The ways to share pools that systems for RLHF have, and how well each would do.
+
+`all colocated` is what DeepSpeed-Chat does, `split` NeMo-Aligner, `standalone` OpenRLHF (HybridFlow, arXiv 2409.19256,
+table 1); `disaggregated` is that of asynchronous systems, where generation has devices of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from rlgraph.catalog.clusters.cluster import Island
+from rlgraph.catalog.clusters.units import show
+from rlgraph.ir.graph import Program
+from rlgraph.passes.cost.peak import usable
+from rlgraph.passes.placement.choose import Choice, candidates, problem_of, search_until
+from rlgraph.passes.placement.search.components import Component
+from rlgraph.passes.placement.search.incumbent import Found
+from rlgraph.passes.placement.search.partitions import sizes
+from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.search.watch import OutOfTime
+
+OVER = "the time was over"
+"""Told of a search that had no plan when `--search-seconds` were over."""
+
+Sharing = frozenset[frozenset[int]]
+"""The components of each pool."""
+
+
+@dataclass(frozen=True)
+class PlacementStrategy:
+    """A way to place models in pools, and the best plan of it."""
+
+    name: str
+    shares: Sharing
+    problem: Problem
+    found: Found | None
+    refused: str = ""
+    """Why there is no such plan."""
+    chosen: bool = False
+    """It is what the best plan does."""
+
+
+def strategies(choice: Choice, ends: float = inf) -> list[PlacementStrategy]:
+    """Of those that the program has: of two that are the same the first. The last one is what was chosen, if it is none
+    of them, as where a model is read in another pool than it is trained. ends: of their searches, by the monotonic
+    clock."""
+    problem, own = choice.problem, sharing(choice.found.blocks)
+    last = PlacementStrategy("what was chosen", own, problem, choice.found, chosen=True)
+    if choice.question.apart:
+        asked = replace(choice.question, apart=())
+        choice, own = replace(choice, problem=problem_of(asked), question=asked), frozenset()
+        problem = choice.problem
+    every = candidates(problem, choice.question)
+    found, seen = [], set[Sharing]()
+    for name, wanted in _named(problem.components, choice.question.program).items():
+        if wanted in seen:
+            continue
+        seen.add(wanted)
+        only = [blocks for blocks in every if sharing(blocks) == wanted]
+        if wanted == own:
+            found.append(PlacementStrategy(name, own, problem, choice.found, chosen=True))
+        elif not only:
+            found.append(PlacementStrategy(name, wanted, problem, None, _unallowed(choice, wanted)))
+        else:
+            found.append(_searched(name, wanted, choice, only, ends))
+    return found if own in seen else [*found, last]
+
+
+def _searched(name: str, wanted: Sharing, choice: Choice, only: Sequence[Blocks], ends: float) -> PlacementStrategy:
+    try:
+        best = search_until(ends, choice.problem, choice.question, only)
+    except OutOfTime:
+        return PlacementStrategy(name, wanted, choice.problem, None, OVER)
+    refused = "" if best else f"does not fit: {_unfit(choice.problem, only[0])}"
+    return PlacementStrategy(name, wanted, choice.problem, best, refused)
+
+
+def sharing(blocks: Blocks) -> Sharing:
+    return frozenset(frozenset(block.components) for block in blocks)
+
+
+def pools(problem: Problem, found: Found) -> str:
+    """Which components share devices: `actor + ref (8), critic (4)`."""
+    blocks = zip(found.blocks, found.devices, strict=True)
+    return ", ".join(f"{' + '.join(held(problem, block.components))} ({devices:,})" for block, devices in blocks)
+
+
+def held(problem: Problem, numbers: Sequence[int]) -> list[str]:
+    """The models of a pool; of a model with a component elsewhere what it does here."""
+    components = [problem.components[number] for number in numbers]
+    own = Counter(component.model for component in components)
+    whole = Counter(component.model for component in problem.components)
+    names = [
+        component.model if own[component.model] == whole[component.model] else _component_name(component)
+        for component in components
+    ]
+    return list(dict.fromkeys(names))
+
+
+def _component_name(component: Component) -> str:
+    named = component.work == "generate" or component.apart
+    return component.name if named else f"{component.model}.{component.work}"
+
+
+def _named(components: Sequence[Component], program: Program) -> dict[str, Sharing]:
+    """The components in each pool of each way."""
+    by_model: dict[str, set[int]] = {}
+    for number, component in enumerate(components):
+        by_model.setdefault(component.model, set()).add(number)
+    generating = {component.model for component in components if component.work == "generate"}
+    copies = {model.name for model in program.models if model.copy_of in generating and model.frozen}
+    generation = {number for number, component in enumerate(components) if component.work == "generate"}
+    beside = {number for number, component in enumerate(components) if component.model in generating | copies}
+    every = set(range(len(components)))
+    found = {
+        "all colocated": [every],
+        "split": [beside, every - beside],
+        "standalone": list(by_model.values()),
+        "disaggregated": [generation, every - generation],
+    }
+    return {name: frozenset(map(frozenset, held)) for name, held in found.items() if all(held)}
+
+
+# What cannot be
+
+
+def _unallowed(choice: Choice, wanted: Sharing) -> str:
+    if len(wanted) > choice.question.cluster.devices:
+        return f"does not fit: {len(wanted)} pools on {choice.question.cluster.devices} devices"
+    return "the schedule says otherwise"
+
+
+def _unfit(problem: Problem, blocks: Blocks) -> str:
+    """Of a way on one choice of islands: the pool that is too full, or pools that need too many devices together."""
+    needed = []
+    for block in blocks:
+        island = problem.island(block)
+        fewest = [_fewest(problem, number, island) for number in block.components]
+        if None in fewest:
+            name = problem.components[block.components[fewest.index(None)]].name
+            return f"`{name}` does not fit on {island.device.name}"
+        needed.append((max(size or 0 for size in fewest), block))
+    total = sum(size for size, _ in needed)
+    if total > problem.cluster.devices:
+        told = ", ".join(f"{size} for {_names(problem, block.components)}" for size, block in needed)
+        return f"{total} devices are needed ({told}), and there are {problem.cluster.devices}"
+    crowd = max((block for _, block in needed), key=lambda block: _least(problem, blocks, block.components))
+    room = usable(problem.island(crowd), problem.constants)
+    names, least = _names(problem, crowd.components), _least(problem, blocks, crowd.components)
+    return f"together {names} need {show(least, 'bytes')} on each device, and {show(room, 'bytes')} can be used"
+
+
+def _fewest(problem: Problem, number: int, island: Island) -> int | None:
+    """The devices that a component needs at least; None if it does not fit on all of them."""
+    return next((size for size in sizes(island) if problem.options.of(problem.components[number], island, size)), None)
+
+
+def _least(problem: Problem, blocks: Blocks, components: Sequence[int]) -> float:
+    """Bytes of a device of a pool that has all devices: each component at its smallest."""
+    island = problem.island(next(block for block in blocks if block.components == components))
+    options = [problem.options.of(problem.components[number], island, island.devices) for number in components]
+    stay = [min(option.resident for option in own) for own in options]
+    peaks = [min(option.peak for option in own) for own in options]
+    return max(peak + sum(stay) - mine for peak, mine in zip(peaks, stay, strict=True))
+
+
+def _names(problem: Problem, components: Sequence[int]) -> str:
+    return ", ".join(f"`{name}`" for name in held(problem, components))

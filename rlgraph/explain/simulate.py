@@ -1,0 +1,168 @@
+"""A plan in virtual time: how long its step takes, what its pools wait for, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rlgraph.backends.sim.account import PoolTime, pool_time, under_way, untrained, worker_time
+from rlgraph.backends.sim.backend import SimBackend
+from rlgraph.backends.sim.log import Prediction
+from rlgraph.backends.sim.steady import longest_cycle, run_steps
+from rlgraph.backends.sim.works import Work, worker
+from rlgraph.backends.turns import seats
+from rlgraph.catalog.clusters.cluster import Cluster
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.shape import Shape
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, counted
+from rlgraph.explain.pipelines import roles
+from rlgraph.explain.simulation import Simulation
+from rlgraph.ir.plan import Plan, Pool
+from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.compilation.target import assumed
+from rlgraph.passes.cost.calibration import Calibration
+from rlgraph.passes.cost.constants import Constants, defaults
+from rlgraph.passes.cost.deployment import ModelConfig
+from rlgraph.passes.cost.predict import Predictor
+from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.placement.place import config_of
+from rlgraph.runs.planfiles.memory import too_full
+
+
+def simulate(
+    compiled: Compilation,
+    cluster: str | Cluster | None = None,
+    *,
+    steps: int = 1,
+    workload: Workload | None = None,
+    constants: Constants | None = None,
+    calibration: Calibration | None = None,
+    seed: int = 0,
+) -> Simulation:
+    """Steps of a compiled program's plan, from the middle of a run.
+
+    cluster: what it runs on, such as "16x8:a100-80gb"; None: the one that the plan was made for, or CPUs of this
+    machine. workload: how long rows are, and how many of them filters leave. constants: of the cost model; None: the
+    defaults for the devices. calibration: constants, and rates of a device, that were measured. Raises ProgramError.
+    """
+    workload = workload or assumed(compiled)
+    _check(steps, workload)
+    plan = _laid_out(compiled.plan)
+    if isinstance(cluster, str):
+        cluster = read_cluster(cluster)
+    said = compiled.file is not None or cluster is not None and compiled.planned
+    cluster = cluster or _cluster_of(plan)
+    needed = max(pool.first + pool.devices for pool in plan.pools)
+    if needed > cluster.devices:
+        message = f"the plan needs {counted(needed, 'device')}, and `{cluster.text}` has {cluster.devices}"
+        raise ProgramError(
+            Diagnostic("E0960", message, compiled.schedule.span, "give a larger `--cluster`, or smaller pools")
+        )
+    if said and (wrong := too_full(compiled, cluster, workload, constants, plan)):
+        raise ProgramError(wrong)
+    if calibration is not None:
+        cluster, constants = calibration.on(cluster), calibration.constants
+    if constants is None and compiled.target is not None:
+        constants = compiled.target.constants
+    constants = constants or defaults(cluster.islands[0].device.kind)
+    predictor = Predictor(plan, model_configs(compiled), cluster, constants)
+    found = simulated(compiled, plan, cluster, predictor, workload, steps, seed, constants.source)
+    if steps == 1:
+        return found
+    free = SimBackend(compiled.program, plan, predictor, workload, seed, turns=False)
+    return replace(found, cycle=longest_cycle(free))
+
+
+def simulated(
+    compiled: Compilation,
+    plan: Plan,
+    cluster: Cluster,
+    predictor: Prediction,
+    workload: Workload,
+    steps: int = 1,
+    seed: int = 0,
+    source: str = "",
+) -> Simulation:
+    """The same with whatever predicts the seconds."""
+    backend = SimBackend(compiled.program, plan, predictor, workload, seed)
+    found = run_steps(backend, steps)
+    works, (first, after) = backend.works, found.works
+    began, ended = found.began, found.ends[-1]
+    rows, tokens, trained = (sum(each[name] for each in found.told) for name in ("rows", "tokens", "trained"))
+    ages: dict[int, float] = {}
+    for name, told in (item for each in found.told for item in each.items()):
+        if name.startswith("age/"):
+            age = int(name.removeprefix("age/"))
+            ages[age] = ages.get(age, 0.0) + told
+    return Simulation(
+        compiled.name,
+        plan,
+        cluster,
+        (*works[first:after], *(work for work in works[after:] if work.start < ended)),
+        tuple(_time_of(pool, plan, works, began, ended) for pool in plan.pools),
+        began,
+        found.ends,
+        rows,
+        tokens,
+        trained,
+        ages,
+        found.warm_up,
+        found.steady,
+        under_way(works, began, ended),
+        untrained(works, began, ended),
+        source=source,
+        roles=roles(compiled.program),
+    )
+
+
+def _time_of(pool: Pool, plan: Plan, works: Sequence[Work], began: float, ended: float) -> PoolTime:
+    if not plan.separate(pool):
+        return pool_time(pool.name, works, began, ended)
+    groups = [group for group in plan.groups if group.pool == pool.name]
+    workers = {group.name: seats(group).places for group in groups} | {
+        worker(group.name, copy): seats(group, copy).places
+        for group in groups
+        for copy in range(group.mesh.length("dp"))
+    }
+    return worker_time(pool.name, workers, works, began, ended)
+
+
+def _check(steps: int, workload: Workload) -> None:
+    if steps < 1:
+        raise ProgramError(Diagnostic("E0964", f"{steps} steps cannot be simulated", NO_SPAN, "simulate 1 or more"))
+    for name, share, most in (("foresight", workload.foresight, "1"), ("alike", workload.alike, "less than 1")):
+        if not 0 <= share <= 1 or (name == "alike" and share == 1):
+            message = f"`{name}` is a correlation, and {share:g} is none that can be simulated"
+            raise ProgramError(Diagnostic("E0964", message, NO_SPAN, f"from 0 to {most}"))
+    if not 0 < workload.kept <= 1:
+        message = f"a share of {workload.kept:g} of the rows cannot be kept"
+        raise ProgramError(Diagnostic("E0964", message, NO_SPAN, "give a share over 0 and up to 1, such as 0.5"))
+
+
+def _laid_out(plan: Plan) -> Plan:
+    """Where nobody said on which devices of a cluster pools are, they lie one behind the other."""
+    if plan.cluster:
+        return plan
+    pools, first = [], 0
+    for pool in plan.pools:
+        pools.append(replace(pool, first=first))
+        first += pool.devices
+    return replace(plan, pools=tuple(pools))
+
+
+def _cluster_of(plan: Plan) -> Cluster:
+    return read_cluster(plan.cluster or f"1x{max(1, sum(pool.devices for pool in plan.pools))}:cpu")
+
+
+def model_configs(compiled: Compilation) -> Mapping[str, ModelConfig]:
+    """The models that are worked with. Raises ProgramError where one has no known shape."""
+    found = {}
+    for model in compiled.program.models:
+        shape = compiled.placed.shapes.get(model.name)
+        if isinstance(shape, Shape):
+            found[model.name] = config_of(model, shape, compiled.program)
+        elif model.name in dict(compiled.plan.owners):
+            message = f"the work of `{model.name}` cannot be predicted: {shape or 'its configuration is not here'}"
+            hint = "take a well-known model, or a folder with its `config.json`"
+            raise ProgramError(Diagnostic("E0962", message, model.span, hint))
+    return found

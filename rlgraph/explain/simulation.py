@@ -1,0 +1,361 @@
+"""What came of a simulation: its figures, as data, as text and as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rlgraph.backends.sim.account import PoolTime, critical_path
+from rlgraph.backends.sim.works import Teller, Work
+from rlgraph.catalog.clusters.cluster import Cluster
+from rlgraph.catalog.clusters.units import shown_seconds
+from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, counted
+from rlgraph.explain.pipelines import chart, takes
+from rlgraph.explain.tables import sized, table
+from rlgraph.ir.plan import HOST, Plan, Pool
+from rlgraph.ops import NODES, work_of
+from rlgraph.passes.compilation.choosing import NOTED
+from rlgraph.runs.timeline import Timeline
+from rlgraph.viz.boxes import Role
+from rlgraph.viz.gantt import Bar, Chart, Lane, gantt
+from rlgraph.viz.timeline import LOOKS, worked
+
+MILLION = 1e6
+STAGED = 50_000
+"""Slices of pipelines that a timeline has at most: some megabytes."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Some steps of a plan, in seconds since the simulation began."""
+
+    program: str
+    plan: Plan
+    cluster: Cluster
+    works: tuple[Work, ...] = field(repr=False)
+    """Of all these steps, in the order in which they ended."""
+    pools: tuple[PoolTime, ...] = field(repr=False)
+    """Of each pool, over all steps."""
+    began: float
+    ends: tuple[float, ...]
+    """Of each step."""
+    rows: float
+    """That were sampled or encoded in all of them."""
+    tokens: float
+    """Of these rows, with their prompts."""
+    trained: float
+    """Rows that something was trained on."""
+    ages: Mapping[int, float]
+    """Of the rows that models sampled which are trained: how many, by how many versions their weights were behind."""
+    warm_up: int
+    """Steps before these, which took until `began`."""
+    steady: bool | None
+    """Their two halves take the same time; None: they are too few to tell."""
+    under_way: float
+    """How many steps were, on average."""
+    untrained: float = 0.0
+    """Rows that were being sampled, or waited for that or to be trained on, on average."""
+    cycle: float | None = None
+    """Seconds of a step whose works do not wait for turns; None: not asked."""
+    source: str = ""
+    """Where the constants of the cost model are from."""
+    roles: Mapping[str, Role] = field(default_factory=dict, repr=False)
+    """Of its models, for their colours."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.ends)
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, on average."""
+        return (self.ends[-1] - self.began) / self.steps
+
+    @property
+    def batches(self) -> float:
+        """Of how many steps rows were being sampled, or waited to be trained on, on average. By Little's law
+        (Operations Research 9:383, 1961) rows are so many versions behind, to less than one: versions are counted."""
+        return self.untrained / (sum(self.ages.values()) / self.steps) if self.ages else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of the batch, prompts included, over the time of the step: the throughput of HybridFlow (arXiv
+        2409.19256)."""
+        return self.tokens / (self.ends[-1] - self.began)
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / (self.ends[-1] - self.began)
+
+    @property
+    def price(self) -> float:
+        """US dollars an hour, of the devices that the plan uses."""
+        used = {pool.first + number for pool in self.plan.pools for number in range(pool.devices)}
+        islands = self.cluster.islands
+        return sum(islands[self.cluster.island(device)].device.price for device in used)
+
+    @property
+    def price_per_million(self) -> float:
+        """US dollars for a million tokens."""
+        return self.price / 3600 / self.tokens_per_second * MILLION
+
+    @property
+    def fullest(self) -> PoolTime:
+        """The pool that is at work for longest."""
+        return max(self.pools, key=lambda each: each.busy)
+
+    @property
+    def bound(self) -> float:
+        """Seconds that a step takes at least: what its fullest pool works for it, and its longest cycle."""
+        return max(self.fullest.busy / self.steps, self.cycle or 0.0)
+
+    @cached_property
+    def path(self) -> tuple[Work, ...]:
+        """The critical path of the last step."""
+        return critical_path([work for work in self.works if work.end <= self.ends[-1]], self.last)
+
+    def hosted(self, calls: bool) -> float:
+        """Seconds of a step that one process works for all pools; of these only the calls of functions, which a pool of
+        cpus could take over."""
+        works = (work for work in self.works if HOST in work.pools and (not calls or NODES[work.op].foreign))
+        return sum(work.seconds for work in works) / self.steps
+
+    @property
+    def last(self) -> float:
+        """When the last step began."""
+        return self.ends[-2] if self.steps > 1 else self.began
+
+    # Shown
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain data; times are in seconds."""
+        return {
+            "program": self.program,
+            "cluster": self.cluster.text,
+            "constants": self.source,
+            "steps": self.steps,
+            "warm_up": {"steps": self.warm_up, "seconds": self.began},
+            "steady": self.steady,
+            "under_way": self.under_way,
+            "seconds": self.seconds,
+            "bound": {
+                "seconds": self.bound,
+                "pool": self.fullest.pool,
+                "load": self.fullest.busy / self.steps,
+                "cycle": self.cycle,
+            },
+            "step_seconds": [end - start for start, end in pairwise((self.began, *self.ends))],
+            "tokens": self.tokens / self.steps,
+            "rows": self.rows / self.steps,
+            "trained_rows": self.trained / self.steps,
+            "staleness": {
+                "mean": mean_age(self.ages),
+                "most": max(self.ages, default=0),
+                "batches": self.batches,
+                "rows": {str(age): rows / self.steps for age, rows in sorted(self.ages.items())},
+            },
+            "tokens_per_second": self.tokens_per_second,
+            "rows_per_second": self.rows_per_second,
+            "price_per_hour": self.price,
+            "price_per_million_tokens": self.price_per_million,
+            "pools": [
+                {
+                    "pool": each.pool,
+                    "busy": each.busy / self.steps,
+                    "idle": each.idle / self.steps,
+                    "waited": [{**asdict(wait), "seconds": seconds / self.steps} for wait, seconds in each.waited],
+                }
+                for each in self.pools
+            ],
+            "host": {"seconds": self.hosted(calls=False), "functions": self.hosted(calls=True)},
+            "critical_path": [
+                {
+                    "name": work.name,
+                    "op": work.op,
+                    "pools": list(work.pools),
+                    "start": max(0.0, work.start - self.last),
+                    "seconds": work.within(self.last, self.ends[-1]),
+                    "parts": dict(work.parts),
+                    "after": work.after.name if work.after else None,
+                    "because": "pool" if work.queued else "input",
+                }
+                for work in self.path
+            ],
+        }
+
+    def to_svg(self) -> str:
+        """The last step as a Gantt chart."""
+        critical = set(map(id, self.path))
+        bars = [
+            worked(
+                pool,
+                work.name,
+                _kind(work),
+                max(0.0, work.start - self.last),
+                min(work.end, self.ends[-1]) - self.last,
+                id(work) in critical,
+            )
+            for work in self.works
+            if work.start >= self.last or work.end > self.last
+            for pool in dict.fromkeys(work.pools)
+        ]
+        several = {pool.name for pool in self.plan.pools if self.plan.separate(pool)}
+        bars = [bar for bar in bars if bar.lane not in several] + _merged([bar for bar in bars if bar.lane in several])
+        lanes = [
+            Lane(pool.name, f"{_devices(pool)}, {_share(time.busy, time.busy + time.idle)} busy")
+            for pool, time in zip(self.plan.pools, self.pools, strict=True)
+        ]
+        note = f"{shown_seconds(self.seconds)} a step on {self.cluster.text}, {self.tokens_per_second:,.0f} tokens/s"
+        step = Chart(lanes, bars, self.ends[-1] - self.last, [*LOOKS.values()])
+        return gantt(self.program, note, [step, *self._pipelines()])
+
+    def _pipelines(self) -> Iterator[Chart]:
+        """Of trainings on several stages, the longest in the last step of each, stage by stage."""
+        longest: dict[str, Work] = {}
+        for work in self.works:
+            if work.stages is not None and self.last <= work.start < self.ends[-1]:
+                known = longest.setdefault(work.name, work)
+                longest[work.name] = work if work.seconds > known.seconds else known
+        for work in longest.values():
+            assert work.stages is not None
+            fusion = work.stages()
+            entered = shown_seconds(work.entered - self.last)
+            yield chart(fusion, self.roles, [f"{takes(fusion)}; the longest of the step, from {entered} on"])
+
+    def write_trace(self, path: str | Path) -> None:
+        """A timeline of all steps, which ui.perfetto.dev shows. Raises RunError where it cannot be written."""
+        trace = Timeline()
+        teller = Teller(trace, STAGED)
+        for work in self.works:
+            teller.tell(work)
+        trace.write(Path(path))
+
+    def write_svg(self, path: str | Path) -> None:
+        """Raises UsageMistake where it cannot be written."""
+        try:
+            Path(path).write_text(self.to_svg(), "utf-8")
+        except OSError as error:
+            message = f"the picture `{path}` cannot be written: {(error.strerror or str(error)).lower()}"
+            raise UsageMistake(Diagnostic("E0963", message, NO_SPAN, "give another file with `--svg`")) from None
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {"image/svg+xml": self.to_svg(), "text/plain": str(self)}
+
+
+def _merged(bars: list[Bar]) -> list[Bar]:
+    """What workers of one pool do side by side of one work, as one bar."""
+    found: list[Bar] = []
+    for bar in sorted(bars, key=lambda bar: (bar.lane, bar.name, bar.start)):
+        last = found[-1] if found else None
+        if last is not None and (last.lane, last.name) == (bar.lane, bar.name) and bar.start <= last.end:
+            found[-1] = replace(last, end=max(last.end, bar.end), critical=last.critical or bar.critical)
+        else:
+            found.append(bar)
+    return found
+
+
+# For people
+
+
+def _lines(found: Simulation) -> Iterator[str]:
+    how = " in steady state" if found.steady else ""
+    yield f"{found.program} on {found.cluster.text}: {shown_seconds(found.seconds)} a step{how} by the simulator"
+    yield ""
+    sizes = {pool.name: pool.devices or pool.cpus for pool in found.plan.pools}
+    rows = [("", "pool", "devices", "busy", "", "", "idle", "", "waiting for")]
+    for each in found.pools:
+        whole = each.busy + each.idle
+        count = str(sizes[each.pool]) if each.pool != HOST else "-"
+        busy, idle = shown_seconds(each.busy / found.steps), shown_seconds(each.idle / found.steps)
+        shares = _share(each.busy, whole), _share(each.idle, whole)
+        rows.append(("", each.pool, count, busy, shares[0], "", idle, shares[1], _waits(each, found.steps)))
+    yield from table("><<>><>><", rows)
+    calls = found.hosted(calls=True)
+    if calls > NOTED * found.seconds:
+        share = _share(calls, found.seconds)
+        yield f"the host calls functions for {shown_seconds(calls)} of a step ({share}): a pool of cpus takes them over"
+    yield ""
+    total = found.ends[-1] - found.last
+    path = [("", "start", "seconds", "", "critical path", "on", "began after")]
+    for first, times, seconds in _folded(found.path, found.last):
+        name, on = first.name + (f" x{times}" if times > 1 else ""), " and ".join(dict.fromkeys(first.pools))
+        began, took = shown_seconds(max(0.0, first.start - found.last)), shown_seconds(seconds)
+        path.append(("", began, took, _share(seconds, total), name, on, _because(first, found.last)))
+    yield from table(">>>><<<", path)
+    yield ""
+    yield (
+        f"{found.tokens / found.steps:,.0f} tokens in {found.rows / found.steps:,.0f} rows a step: "
+        f"{found.tokens_per_second:,.0f} tokens/s, {found.rows_per_second:,.4g} rows/s"
+    )
+    if found.price:
+        yield f"${found.price:,.2f} an hour: ${found.price_per_million:,.4g} for a million tokens"
+    if found.cycle is not None:
+        yield from _steady(found)
+    yield f"constants of the cost model: {found.source}"
+
+
+def _steady(found: Simulation) -> Iterator[str]:
+    """Of several steps."""
+    judged = {None: "too few to say whether they are steady", False: "not steady: simulate more", True: "steady"}
+    yield (
+        f"{counted(found.steps, 'step')} after {found.warm_up} of warm-up, which took {shown_seconds(found.began)}: "
+        f"{judged[found.steady]}; {found.under_way:.2g} under way on average"
+    )
+    full, cycle = found.fullest, shown_seconds(found.cycle or 0.0)
+    yield (
+        f"bound: {shown_seconds(found.bound)} a step, {_share(found.bound, found.seconds)} of it: `{full.pool}` works "
+        f"{shown_seconds(full.busy / found.steps)} for it, the longest cycle of dependences takes {cycle}"
+    )
+    rows = sum(found.ages.values())
+    if rows:
+        told = ", ".join(f"{age} in {_share(found.ages[age], rows)} of the rows" for age in sorted(found.ages))
+        age, batches = f"{mean_age(found.ages):.3g} on average", f"{found.batches:.2g}"
+        yield f"staleness: {told}; {age}, with {batches} batches being sampled or waiting"
+    if found.trained != found.rows:
+        yield f"{found.trained / found.steps:,.0f} of {found.rows / found.steps:,.0f} rows a step are trained on"
+
+
+def mean_age(ages: Mapping[int, float]) -> float:
+    rows = sum(ages.values())
+    return sum(age * count for age, count in ages.items()) / rows if rows else 0.0
+
+
+def _folded(path: tuple[Work, ...], began: float) -> list[tuple[Work, int, float]]:
+    """Works of one name in one place are told once: the first, how many there are, and their seconds of the step."""
+    together: dict[tuple[str, tuple[str, ...]], list[Work]] = {}
+    for work in path:
+        together.setdefault((work.name, work.pools), []).append(work)
+    return [(works[0], len(works), sum(work.within(began, work.end) for work in works)) for works in together.values()]
+
+
+def _because(work: Work, began: float) -> str:
+    if work.after is None or work.start <= began:
+        return "the step's start"
+    return f"{work.after.name}, which had the pool" if work.queued else work.after.name
+
+
+def _waits(time: PoolTime, steps: int) -> str:
+    """The longest waits, down to a hundredth of the idle time."""
+    told = [(wait, seconds) for wait, seconds in time.waited[:3] if seconds > time.idle / 100]
+    return ", ".join(f"{wait} {shown_seconds(seconds / steps)}" for wait, seconds in told)
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "0%"
+
+
+def _devices(pool: Pool) -> str:
+    return sized(pool) if pool.devices or pool.cpus else "no device"
+
+
+def _kind(work: Work) -> str:
+    """As the picture's legend has it."""
+    kinds = {"generates": "generate", "scores": "forward", "trains": "train"}
+    return kinds.get(work_of(work.op) or "", "sync" if work.op == "sync" else "host")

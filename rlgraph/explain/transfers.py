@@ -1,0 +1,203 @@
+"""What travels between the groups of a plan, for a person: weights after they changed, and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from rlgraph.backends.enginespec.registry import engine as spec_of
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.clusters.topology import sites_of, topology_of
+from rlgraph.catalog.models.families import ModelKind
+from rlgraph.catalog.models.shape import Shape
+from rlgraph.errors import counted
+from rlgraph.explain.tables import table
+from rlgraph.ir.graph import Program
+from rlgraph.ir.layout import Local
+from rlgraph.ir.plan import HOST, Group, Plan
+from rlgraph.ir.transfer import Transfer
+from rlgraph.ir.types import Axis, Table, Tensor, Type
+from rlgraph.passes.compilation.planning import Placed
+from rlgraph.passes.placement.place import config_of, updates
+from rlgraph.passes.resharding.describe import describe
+from rlgraph.passes.resharding.edges import Edge, edges
+from rlgraph.passes.resharding.reshard import reshard
+
+BUCKET = 256 << 20
+"""Bytes of messages that a process may have at a time, beside the weights themselves."""
+
+_BYTES = {"float": 4, "int": 8, "bool": 1}
+_SENT = ("tokens", "logprobs", "version", "finished", "reward", "turns")
+"""Columns of a table that are not worked out from others."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights that one group has and another one takes."""
+
+    title: str
+    """`weights of actor`, `update of ref from actor`."""
+    model: str
+    """Which takes them."""
+    source: str
+    target: str
+    moves: Transfer | str
+    """Or why it is not known."""
+    assumed: str = ""
+    """The dtype that its bytes are counted in, where neither the program nor a cluster's plan says one."""
+
+
+def show_transfers(program: Program, placed: Placed) -> str:
+    """A paragraph for the weights of each model and each group that follows it, then a line for each value."""
+    plan = placed.plan
+    parts = [_shown(each, plan) for each in weights(program, placed)]
+    rows = [_row(edge, plan) for edge in edges(program, plan)]
+    if rows:
+        parts.append("rows\n" + "".join(f"  {line}\n" for line in table("<<<<", rows)))
+    return "\n".join(parts) or "nothing travels: everything runs in one group\n"
+
+
+# Weights
+
+
+def weights(program: Program, placed: Placed) -> list[Weights]:
+    """All that travel: after a model was trained, then those of each `update`."""
+    plan = placed.plan
+    found = [
+        Weights(
+            f"weights of {model}",
+            model,
+            source,
+            target,
+            _moves(program, placed, model, source, target),
+            _assumed(program, plan, model),
+        )
+        for model, source, target in plan.syncs()
+    ]
+    for target, source in dict.fromkeys(updates(program)):
+        ends = plan.owner(source).name, plan.owner(target).name
+        if ends[0] != ends[1]:
+            moves = _moves(program, placed, source, *ends)
+            assumed = _assumed(program, plan, source)
+            found.append(Weights(f"update of {target} from {source}", target, *ends, moves, assumed))
+    return found
+
+
+def _assumed(program: Program, plan: Plan, model: str) -> str:
+    own = program.model(model)
+    said = plan.cluster or dict(program.original(own).options).get("dtype")
+    return "" if said else program.dtype(own)
+
+
+def _shown(found: Weights, plan: Plan) -> str:
+    source, target, moves = plan.group(found.source), plan.group(found.target), found.moves
+    head = f"{found.title}: {source.name} ({source.mesh}) -> {target.name} ({target.mesh})\n"
+    if isinstance(moves, str):
+        return f"{head}  its layout is not known: {moves}\n"
+    places = [*_devices(plan, source), *_devices(plan, target)]
+    sites = sites_of(dict(enumerate(places)), read_cluster(plan.cluster)) if plan.cluster else None
+    numbers = f"ranks of {source.name} from 0, those of {target.name} from {source.mesh.size}"
+    lines = [numbers, *describe(moves, sites=sites, timed=bool(plan.cluster)).splitlines()]
+    if found.assumed:
+        lines.append(f"bytes are counted in {found.assumed}: the program says no `dtype` of `{found.model}`")
+    return head + "".join(f"  {line}\n" for line in lines)
+
+
+def _moves(program: Program, placed: Placed, model: str, source: str, target: str) -> Transfer | str:
+    plan, shape = placed.plan, placed.shapes.get(model)
+    if not isinstance(shape, Shape):
+        return str(shape or "its configuration is not here")
+    return transfer(
+        plan,
+        plan.group(source),
+        plan.group(target),
+        shape,
+        cast(ModelKind, program.model(model).kind),
+        config_of(program.model(model), shape, program).trained_item,
+        model,
+    )
+
+
+def transfer(
+    plan: Plan, source: Group, target: Group, shape: Shape, kind: ModelKind, itemsize: int, model: str = ""
+) -> Transfer:
+    """Of a model's weights from one group to another, whose ranks are numbered after those of the first."""
+    sides: list[dict[int, tuple[Local, ...]]] = []
+    places: list[int] = []
+    for group in (source, target):
+        layout, mesh = spec_of(group.engine).carried, group.mesh
+        ranks = [mesh.turned(rank, "pp") if plan.turned(model, group.name) else rank for rank in range(mesh.size)]
+        sides.append({len(places) + at: layout(shape, mesh, rank, kind) for at, rank in enumerate(ranks)})
+        places += _devices(plan, group)
+    topology = topology_of(dict(enumerate(places)), read_cluster(plan.cluster) if plan.cluster else None)
+    return reshard(sides[0], sides[1], itemsize=itemsize, topology=topology, bucket=BUCKET)
+
+
+def _devices(plan: Plan, group: Group) -> list[int]:
+    return [_device(plan, group, rank) for rank in range(group.mesh.size)]
+
+
+def _device(plan: Plan, group: Group, rank: int) -> int:
+    """Where it is in the plan's cluster; of no cluster, a number for each device of all pools."""
+    before = 0
+    if plan.cluster:
+        return next(pool.first for pool in plan.pools if pool.name == group.pool) + group.devices[rank]
+    for pool in plan.pools:
+        if pool.name == group.pool:
+            break
+        before += pool.devices
+    return before + group.devices[rank]
+
+
+# Rows
+
+
+def _row(edge: Edge, plan: Plan) -> tuple[str, ...]:
+    source, target = plan.group(edge.source), plan.group(edge.target)
+    # Of each copy one rank has results, and all need what they work on.
+    senders = _copies(source, tuple((rank,) for rank in source.speakers(edge.turned)))
+    receivers = _copies(target, target.copies())
+    return edge.value, f"{source.name} -> {target.name}", f"{senders} -> {receivers}", ", ".join(sizes([edge.type]))
+
+
+def _copies(group: Group, copies: tuple[tuple[int, ...], ...]) -> str:
+    """`4 copies: 0-1 | 2-3 | 4-5 | 6-7`: the ranks of each; those of copies of one rank are one list."""
+    if group.name == HOST:
+        return "1 process"
+    count = "1 copy" if len(copies) == 1 else f"{len(copies)} copies"
+    if all(len(copy) == 1 for copy in copies):
+        return f"{count}: {_ranks([rank for copy in copies for rank in copy])}"
+    return f"{count}: {' | '.join(map(_ranks, copies))}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    consecutive = len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1))
+    return f"{ranks[0]}-{ranks[-1]}" if consecutive else ", ".join(map(str, ranks))
+
+
+def sizes(kinds: Sequence[Type]) -> list[str]:
+    """Bytes of values as far as their types tell: how many tokens there are is known in the run."""
+    columns = [column for kind in kinds for column in _sent(kind)]
+    found: dict[str, int] = {}
+    for column in columns:
+        if column.dtype in _BYTES:
+            each = _each(column.axis)
+            found[each] = found.get(each, 0) + _BYTES[column.dtype]
+    shown = [f"{counted(size, 'byte')} {each}" for each, size in found.items()]
+    unsized = any(isinstance(kind, Table) for kind in kinds) or any(column.dtype not in _BYTES for column in columns)
+    return [*shown, *(["columns of the data"] if unsized else [])]
+
+
+def _sent(kind: Type) -> list[Tensor]:
+    """What a value is made of."""
+    if isinstance(kind, Table):
+        own = dict(kind.extra)
+        return [column for name, column in kind.columns().items() if name in own or name in _SENT]
+    return [kind] if isinstance(kind, Tensor) else []
+
+
+def _each(axis: Axis | None) -> str:
+    if axis is None:
+        return "in all"
+    return f"a {axis.name}" if axis.inner else f"a row of {axis.name}"

@@ -1,0 +1,224 @@
+"""Other questions than the one that was asked: another cluster, other lengths, fewer pins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from itertools import count
+
+from rlgraph.catalog.clusters.cluster import Cluster, Device, Island
+from rlgraph.catalog.clusters.devices import Listed, known
+from rlgraph.catalog.clusters.read import MOST_DEVICES, read_cluster
+from rlgraph.catalog.clusters.text import write_text
+from rlgraph.catalog.clusters.units import show
+from rlgraph.ir.graph import Graph, Staleness
+from rlgraph.ir.schedule import Placement, Pool, Work
+from rlgraph.ops import work_of
+from rlgraph.ops.nodes import NODES, model_of
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.tasks import main_step
+from rlgraph.passes.placement.choose import Choice, Question
+
+BETTER = 1.1
+"""How many times as fast in something a device is that is better."""
+
+AS_GOOD = 0.98
+"""How much of everything it has at least: 80 GB are told as 81,559 and as 81,920 MiB."""
+
+ONE_STEP_OFF = "one step off"
+
+CPUS = 64
+"""Of a pool on which functions are tried."""
+
+
+@dataclass(frozen=True)
+class Other:
+    """A question beside the one that was asked."""
+
+    name: str
+    """`one more node`."""
+    detail: str
+    """What would be written: `17x8:a100-80gb`."""
+    question: Question
+    helps: bool = True
+    """What was chosen would still do, and be no slower."""
+    said: bool = False
+    """Lines of a schedule are all that it takes."""
+
+
+def others(choice: Choice) -> Iterator[Other]:
+    """What one could change."""
+    asked = choice.question
+    for number, island in enumerate(asked.cluster.islands):
+        of = f" of {island.device.name}" if len(asked.cluster.islands) > 1 else ""
+        if asked.cluster.devices + island.per_node <= MOST_DEVICES:
+            yield _clustered(f"one more node{of}", with_nodes(asked, number, island.nodes + 1))
+        if island.nodes > 1:
+            yield replace(_clustered(f"one node less{of}", with_nodes(asked, number, island.nodes - 1)), helps=False)
+        better = next_device(island.device)
+        if better:
+            changed = with_device(asked, better, number)
+            yield replace(_clustered(f"{better.device.name} in place of {island.device.name}", changed), helps=False)
+    if any(island.nodes > 1 for island in asked.cluster.islands):
+        yield Other("a network twice as fast", _networks(asked.cluster, 2), with_network(asked, 2))
+    yield Other("twice the memory on each device", _memories(asked.cluster, 2), with_memory(asked, 2))
+    answers = responses(choice)
+    if answers:
+        half = Lengths(tuple(value / 2 for value in answers.values))
+        told = f"{half.mean:.0f} tokens on average"
+        yield Other("half as long answers", told, with_lengths(asked, response=half), helps=False)
+    yield from _on_cpus(choice)
+    yield from _one_step_off(choice)
+    yield from _freed(asked)
+
+
+def responses(choice: Choice) -> Lengths | None:
+    """The lengths of the answers that a step samples first."""
+    return next((task.batches[0].response for task in choice.problem.tasks if work_of(task.op) == "generates"), None)
+
+
+# The cluster
+
+
+def with_islands(asked: Question, islands: tuple[Island, ...]) -> Question:
+    """The same on other islands; what the user said of the links between them stays."""
+    _, _, between = asked.cluster.text.partition("~")
+    return replace(asked, cluster=read_cluster(write_text(islands, between.strip())))
+
+
+def with_nodes(asked: Question, number: int, nodes: int) -> Question:
+    return _with(asked, number, nodes=nodes)
+
+
+def with_device(asked: Question, listed: Listed, number: int = 0) -> Question:
+    """Nodes with as many devices of another kind, and the network that these come with."""
+    return _with(
+        asked,
+        number,
+        device=listed.device,
+        network=listed.device.network,
+        link_latency=listed.link_latency,
+        network_latency=listed.network_latency,
+    )
+
+
+def with_network(asked: Question, factor: float = 1.0, bandwidth: float | None = None) -> Question:
+    """Of all islands: so many times as fast, or of so many bytes a second."""
+    islands = asked.cluster.islands
+    return with_islands(asked, tuple(replace(each, network=bandwidth or each.network * factor) for each in islands))
+
+
+def with_memory(asked: Question, factor: float = 1.0, size: int | None = None) -> Question:
+    """On all devices: so many times as much, or so many bytes."""
+    devices = [
+        replace(each.device, memory=size or round(each.device.memory * factor)) for each in asked.cluster.islands
+    ]
+    islands = zip(asked.cluster.islands, devices, strict=True)
+    return with_islands(asked, tuple(replace(island, device=device) for island, device in islands))
+
+
+def next_device(device: Device) -> Listed | None:
+    """The weakest accelerator of the table that is faster and has no less of anything."""
+    if device.kind == "cpu":
+        return None
+    own = _strength(device)
+    better = []
+    for listed in known().values():
+        rate, bandwidth, memory = (new / old for new, old in zip(_strength(listed.device), own, strict=True))
+        if min(rate, bandwidth, memory) >= AS_GOOD and max(rate, bandwidth) >= BETTER:
+            better.append(listed)
+    return min(better, key=lambda listed: (*_strength(listed.device), listed.device.price), default=None)
+
+
+def _strength(device: Device) -> tuple[float, float, float]:
+    """FLOP/s, bytes a second, bytes."""
+    return device.peak("bfloat16"), device.bandwidth, device.memory
+
+
+def _with(asked: Question, number: int, **fields: object) -> Question:
+    islands = list(asked.cluster.islands)
+    islands[number] = replace(islands[number], **fields)  # type: ignore[arg-type]
+    return with_islands(asked, tuple(islands))
+
+
+def _clustered(name: str, question: Question) -> Other:
+    return Other(name, question.cluster.text, question)
+
+
+def _networks(cluster: Cluster, factor: float) -> str:
+    return " and ".join(dict.fromkeys(show(each.network * factor, "bandwidth") for each in cluster.islands))
+
+
+def _memories(cluster: Cluster, factor: float) -> str:
+    return " and ".join(dict.fromkeys(show(each.device.memory * factor, "bytes") for each in cluster.islands))
+
+
+# The rows, and the schedule
+
+
+def with_lengths(asked: Question, **lengths: Lengths) -> Question:
+    """prompt, response: what is another."""
+    changed: Mapping[str, Lengths] = lengths
+    return replace(asked, workload=replace(asked.workload, **changed))  # type: ignore[arg-type]
+
+
+def _on_cpus(choice: Choice) -> Iterator[Other]:
+    """Functions and environments that have no pool of cpus, on one."""
+    asked, problem = choice.question, choice.problem
+    functions = tuple(dict.fromkeys(each.code for each in problem.tasks if each.code and each.code not in problem.code))
+    if functions:
+        name = next(f"judges{number or ''}" for number in count() if f"judges{number or ''}" not in _pools(choice))
+        line = Placement(tuple(Work(each) for each in functions), name)
+        pools, placements = (*asked.schedule.pools, Pool(name, 0, CPUS)), (*asked.schedule.placements, line)
+        changed = replace(asked, schedule=replace(asked.schedule, pools=pools, placements=placements))
+        detail = f"pool {name} = {CPUS} cpus, place {', '.join(functions)} on {name}"
+        yield Other("functions on cpus of their own", detail, changed, helps=False, said=True)
+
+
+def _one_step_off(choice: Choice) -> Iterator[Other]:
+    """Where a model is sampled from that the step trains: with the weights of the step before, so that two steps are
+    under way."""
+    asked, problem = choice.question, choice.problem
+    if problem.syncs and not problem.older:
+        trained = {problem.components[number].model for _, number in problem.syncs}
+        phase = main_step(asked.program)
+        older = replace(phase, graph=_lagging(phase.graph, trained), staleness=Staleness(1))
+        phases = tuple(older if each is phase else each for each in asked.program.phases)
+        changed = replace(asked, program=replace(asked.program, phases=phases))
+        yield Other(ONE_STEP_OFF, "`step async(lag=1)`, another algorithm", changed, helps=False)
+
+
+def _lagging(graph: Graph, models: Set[str]) -> Graph:
+    """The same, sampling with weights that are one step old."""
+    nodes = []
+    for node in graph.nodes:
+        regions = tuple(_lagging(region, models) for region in node.regions)
+        lag = (("lag", 1),) if NODES[node.op].generates and model_of(node).split("@")[0] in models else ()
+        nodes.append(replace(node, attrs=(*node.attrs, *lag), regions=regions))
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _pools(choice: Choice) -> set[str]:
+    return {pool.name for pool in choice.plan.pools}
+
+
+def _freed(asked: Question) -> Iterator[Other]:
+    """Without one line of the schedule; without all of them, where there are several."""
+    placements = asked.schedule.placements
+    for line in placements:
+        rest = tuple(other for other in placements if other is not line)
+        without = replace(asked, schedule=replace(asked.schedule, placements=rest))
+        yield Other(f"`{shown(line)}` left out", "", without, said=True)
+    if len(placements) > 1 or asked.schedule.pools:
+        free = replace(asked.schedule, pools=(), placements=(), sends=(), refreshes=())
+        yield Other("a schedule without pools and placements", "", replace(asked, schedule=free), said=True)
+
+
+def shown(line: Placement) -> str:
+    """A placement as the user wrote it, on one line."""
+    work = ", ".join(map(str, line.work))
+    options = [
+        *([f"engine={line.engine}"] if line.engine else []),
+        *(f"{name}={size}" for name, size in line.splits().items()),
+    ]
+    return f"place {work} on {line.pool}" + (f"({', '.join(options)})" if options else "")

@@ -1,0 +1,311 @@
+"""What if: the best plan for each value of something that the cluster or the rows have.
+
+    devices=16,32,64         of the whole cluster, as whole nodes of its first group; or nodes=2,4,8
+    network=100Gb/s,400Gb/s  of each device; memory=40GB,80GB the same
+    device=a100-80gb,h100-80gb
+    prompt_tokens=256,512    response_tokens=mean=200,p99=900; mean=400,p99=1800: lengths with commas go with semicolons
+    kept=0.25,0.5,1
+
+All else stays as the program was compiled for it, and the plan is searched for anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from html import escape
+from time import monotonic
+from typing import Any
+
+from rlgraph.catalog.clusters.devices import known, names
+from rlgraph.catalog.clusters.read import MOST_DEVICES
+from rlgraph.catalog.clusters.text import Word
+from rlgraph.catalog.clusters.units import QuantityKind, parse
+from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
+from rlgraph.explain.sharing import OVER, pools
+from rlgraph.explain.tables import table
+from rlgraph.explain.variants import with_device, with_lengths, with_memory, with_network, with_nodes
+from rlgraph.passes.compilation.choosing import tokens
+from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.cost.lengths import Lengths, read_lengths
+from rlgraph.passes.placement.choose import Question, choose_until
+from rlgraph.passes.placement.search.watch import OutOfTime
+from rlgraph.viz.plot import Axis, Panel, lines
+
+BAD = "E0936"
+MILLION = 1e6
+LOGARITHMIC = ("devices", "nodes", "network", "memory")
+
+
+@dataclass(frozen=True)
+class Point:
+    """The best plan for a value; without seconds nothing fits."""
+
+    value: str
+    """As the user wrote it."""
+    number: float | None
+    """In base units; None of what is no number."""
+    seconds: float | None = None
+    """Of a step."""
+    price: float | None = None
+    """US dollars of a step."""
+    tokens: float = 0.0
+    """Of a step: rows that are sampled or encoded, with their prompts."""
+    devices: int = 0
+    """That the plan uses."""
+    gap: float = 0.0
+    pools: str = ""
+    """Which parts share how many devices."""
+    over: bool = False
+    """The time was over before anything was found: something may fit."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.tokens / self.seconds if self.seconds else None
+
+    @property
+    def price_per_million(self) -> float | None:
+        """US dollars for a million tokens."""
+        return self.price / self.tokens * MILLION if self.price is not None and self.tokens else None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The best plans over the values of one thing."""
+
+    program: str
+    cluster: str
+    """That the program was compiled for."""
+    name: str
+    points: tuple[Point, ...]
+    goal: str = field(default="time")
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        return {
+            "program": self.program,
+            "cluster": self.cluster,
+            "minimize": self.goal,
+            "name": self.name,
+            "points": [
+                {
+                    "value": each.value,
+                    "fits": None if each.over else each.seconds is not None,
+                    "seconds": each.seconds,
+                    "tokens_per_second": each.tokens_per_second,
+                    "price": each.price,
+                    "price_per_million_tokens": each.price_per_million,
+                    "devices": each.devices,
+                    "gap": each.gap,
+                    "pools": each.pools,
+                }
+                for each in self.points
+            ],
+        }
+
+    def to_svg(self) -> str:
+        """Seconds and price over the values."""
+        numbers = [each.number for each in self.points if each.number is not None]
+        places = tuple(numbers) if len(numbers) == len(self.points) else ()
+        axis = Axis(self.name, tuple(each.value for each in self.points), places, self.name in LOGARITHMIC)
+        panels = [
+            Panel("seconds a step", tuple(each.seconds for each in self.points)),
+            Panel("US dollars for a million tokens", tuple(each.price_per_million for each in self.points)),
+        ]
+        return lines(self.program, f"best plan for each value, compiled for {self.cluster}", axis, panels)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        svg, text = self.to_svg(), str(self)
+        return {"image/svg+xml": svg, "text/html": f"{svg}<pre>{escape(text)}</pre>", "text/plain": text}
+
+
+def what_if(compiled: Compilation, text: str, seconds: float | None = None) -> Sweep:
+    """The best plan of a program that was compiled for a cluster, for each value: `devices=16,32,64`. seconds: of all
+    searches together; None: as long as its plan was searched for at most. Raises ProgramError with a caret under what
+    is wrong."""
+    asked = compiled.choice.question
+    ends = monotonic() + (asked.search_seconds if seconds is None else seconds)
+    name, values = _read(text)
+    points = [_point(ends, value.text, *_PARAMETERS[name](asked, value)) for value in values]
+    return Sweep(compiled.name, asked.cluster.text, name, tuple(points), asked.goal)
+
+
+def _point(ends: float, value: str, question: Question, number: float | None) -> Point:
+    try:
+        choice = choose_until(ends, question)
+    except OutOfTime:
+        return Point(value, number, over=True)
+    if choice is None:
+        return Point(value, number)
+    found, problem = choice.found, choice.problem
+    price, read = found.seconds * problem.price(found.blocks, found.devices), tokens(choice)
+    return Point(value, number, found.seconds, price, read, sum(found.devices), found.gap, pools(problem, found))
+
+
+# What can be changed
+
+
+def _devices(asked: Question, value: Word) -> tuple[Question, float]:
+    first, *rest = asked.cluster.islands
+    others = sum(island.devices for island in rest)
+    count = _whole(value)
+    if (count - others) % first.per_node or count <= others:
+        beside = f", beside {others} in other groups" if others else ""
+        near = others + max(1, round((count - others) / first.per_node)) * first.per_node
+        raise _wrong(
+            f"{count} devices are no whole nodes", value, f"a node has {first.per_node}{beside}: {near} for example"
+        )
+    return _few(asked, value, (count - others) // first.per_node), float(count)
+
+
+def _nodes(asked: Question, value: Word) -> tuple[Question, float]:
+    return _few(asked, value, _whole(value)), float(value.text)
+
+
+def _few(asked: Question, value: Word, nodes: int) -> Question:
+    first, *rest = asked.cluster.islands
+    if nodes * first.per_node + sum(island.devices for island in rest) > MOST_DEVICES:
+        raise _wrong("these are too many devices", value, f"a cluster has at most {MOST_DEVICES:,}")
+    return with_nodes(asked, 0, nodes)
+
+
+def _network(asked: Question, value: Word) -> tuple[Question, float]:
+    bandwidth = _quantity(value, "bandwidth")
+    return with_network(asked, bandwidth=bandwidth), bandwidth
+
+
+def _memory(asked: Question, value: Word) -> tuple[Question, float]:
+    size = _quantity(value, "bytes")
+    return with_memory(asked, size=round(size)), size
+
+
+def _device(asked: Question, value: Word) -> tuple[Question, None]:
+    old = asked.cluster.islands[0].device
+    name = names().get(value.text.lower(), "")
+    if not name:
+        raise _wrong(
+            f"there is no device `{value.text}`", value, nearest(value.text.lower(), names()) or _listing(known())
+        )
+    new = known()[name]
+    if new.device.kind != old.kind:
+        hint = "engines, constants and dtypes are others there: compile for the other cluster, and compare"
+        raise _wrong(f"`{name}` cannot take the place of `{old.name}`", value, hint)
+    return with_device(asked, new), None
+
+
+def _prompts(asked: Question, value: Word) -> tuple[Question, float]:
+    lengths = _lengths(value)
+    return with_lengths(asked, prompt=lengths), lengths.mean
+
+
+def _responses(asked: Question, value: Word) -> tuple[Question, float]:
+    lengths = _lengths(value)
+    return with_lengths(asked, response=lengths), lengths.mean
+
+
+def _kept(asked: Question, value: Word) -> tuple[Question, float]:
+    try:
+        share = float(value.text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise _wrong(f"`{value.text}` is no share of the rows that are kept", value, "over 0 and up to 1, such as 0.5")
+    return replace(asked, workload=replace(asked.workload, kept=share)), share
+
+
+_PARAMETERS: Mapping[str, Callable[[Question, Word], tuple[Question, float | None]]] = {
+    "devices": _devices,
+    "nodes": _nodes,
+    "network": _network,
+    "memory": _memory,
+    "device": _device,
+    "prompt_tokens": _prompts,
+    "response_tokens": _responses,
+    "kept": _kept,
+}
+
+
+# Reading
+
+
+def _read(text: str) -> tuple[str, list[Word]]:
+    source = Source("--what-if", " ".join(text.splitlines()))
+    name, sign, rest = source.text.partition("=")
+    word = _word(source, 0, len(name))
+    if word.text not in _PARAMETERS:
+        message = f"`{word.text}` cannot be changed" if word.text else "what is to be changed is missing"
+        raise _wrong(message, word, nearest(word.text, _PARAMETERS) or _listing(_PARAMETERS))
+    # Lengths can have commas of their own: `mean=350, p99=1500`.
+    separator = ";" if ";" in rest or "=" in rest else ","
+    begin = len(name) + len(sign)
+    values = []
+    for piece in rest.split(separator):
+        values.append(_word(source, begin, begin + len(piece)))
+        begin += len(piece) + 1
+        if not values[-1].text:
+            raise _wrong(f"a value of `{word.text}` is missing", values[-1], "as in `devices=16,32,64`")
+    return word.text, values
+
+
+def _word(source: Source, begin: int, end: int) -> Word:
+    """Without the blanks around it."""
+    text = source.text[begin:end]
+    begin += len(text) - len(text.lstrip())
+    text = text.strip()
+    return Word(text, Span(source, 1, begin + 1, 1, begin + 1 + max(1, len(text))))
+
+
+def _whole(value: Word) -> int:
+    if not value.text.isdecimal() or len(value.text) > 9 or not int(value.text):
+        raise _wrong(f"`{value.text}` is no number of devices or nodes", value, "a whole number, at least 1")
+    return int(value.text)
+
+
+def _quantity(value: Word, kind: QuantityKind) -> float:
+    try:
+        found = parse(value.text, kind)
+    except ValueError as error:
+        message, _, hint = str(error).partition(": ")
+        raise _wrong(message, value, hint) from None
+    if not found:
+        raise _wrong(f"`{value.text}` is nothing", value, "it has to be more than 0")
+    return found
+
+
+def _lengths(value: Word) -> Lengths:
+    """Raises ProgramError with the place in the whole text."""
+    try:
+        return read_lengths(value.text)
+    except ProgramError as error:
+        told = error.diagnostics[0]
+        raise _wrong(told.message, value, told.hint) from None
+
+
+def _listing(every: Mapping[str, object]) -> str:
+    return f"there are {', '.join(f'`{name}`' for name in every)}"
+
+
+def _wrong(message: str, word: Word, hint: str) -> ProgramError:
+    return ProgramError(Diagnostic(BAD, message, word.span, hint))
+
+
+# For people
+
+
+def _lines(sweep: Sweep) -> Iterator[str]:
+    what = "fastest" if sweep.goal == "time" else "cheapest"
+    yield f"{sweep.program}, compiled for {sweep.cluster}: the {what} plan for each value of {sweep.name}"
+    yield ""
+    rows = [(sweep.name, "seconds", "tokens/s", "$ a step", "$ a million", "pools (devices)")]
+    for each in sweep.points:
+        if each.seconds is None:
+            rows.append((each.value, "-", "-", "-", "-", OVER if each.over else "does not fit"))
+            continue
+        rate, price = each.tokens_per_second or 0.0, each.price_per_million or 0.0
+        rows.append(
+            (each.value, f"{each.seconds:,.4g}", f"{rate:,.0f}", f"{each.price:,.3g}", f"{price:,.3g}", each.pools)
+        )
+    yield from table("<>>>><", rows)

@@ -1,0 +1,102 @@
+"""The graph as plain data, for tools: what `--emit json` writes.
+
+    {"format": 1, "program": "grpo", "axes": [...], "models": [...], "outside": [...], "states": [...],
+     "phases": [{"name": "step", "steps": null, "lag": 0, "graph": {"inputs", "nodes", "outputs"}}]}
+
+Types, constants and expressions are texts, as in the printed graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlgraph.errors import Span
+from rlgraph.ir.graph import Graph, Node, Program, Value, axes
+from rlgraph.ir.text.text import show, show_constant
+
+FORMAT = 1
+
+
+def to_plain(program: Program) -> dict[str, Any]:
+    """Dicts, lists, texts and numbers only."""
+    return {
+        "format": FORMAT,
+        "program": program.name,
+        "axes": [
+            {
+                "key": axis.key,
+                "name": axis.name,
+                "parent": axis.parent.key if axis.parent else None,
+                "inner": axis.inner,
+            }
+            for axis in axes(program).values()
+        ],
+        "models": [
+            {
+                "name": model.name,
+                "kind": model.kind,
+                "copy_of": model.copy_of,
+                "frozen": model.frozen,
+                "source": None if model.copy_of else show_constant(model.source),
+                "options": {name: show_constant(value) for name, value in model.options},
+                **_place(model.span),
+            }
+            for model in program.models
+        ],
+        "outside": [
+            {
+                "kind": outside.kind,
+                "name": outside.name,
+                "is": show_constant(outside.record),
+                **_place(outside.span),
+            }
+            for outside in program.outside
+        ],
+        "states": [
+            {"name": state.name, "initial": state.initial, "keyed": state.keyed, **_place(state.span)}
+            for state in program.states
+        ],
+        "phases": [
+            {
+                "name": phase.name,
+                "steps": phase.steps,
+                phase.staleness.word: phase.staleness.steps,
+                **({} if phase.staleness.span == "row" else {"span": phase.staleness.span}),
+                **({} if phase.staleness.updates is None else {"updates": phase.staleness.updates}),
+                "graph": _graph(phase.graph),
+            }
+            for phase in program.phases
+        ],
+    }
+
+
+def _graph(graph: Graph) -> dict[str, Any]:
+    return {
+        "inputs": [_value(value) for value in graph.inputs],
+        "nodes": [_node(node) for node in graph.nodes],
+        "outputs": list(graph.outputs),
+    }
+
+
+def _node(node: Node) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "op": node.op,
+        "inputs": list(node.inputs),
+        "outputs": [_value(value) for value in node.outputs],
+        "attrs": {name: show_constant(value) for name, value in node.attrs},
+    }
+    if node.body:
+        found["body"] = [{"name": let.name, "expression": show(let.expr)} for let in node.body]
+    if node.regions:
+        found["regions"] = [_graph(region) for region in node.regions]
+    if node.unit:
+        found["unit"] = {"axis": node.unit.axis, "reason": node.unit.reason}
+    return found | _place(node.span)
+
+
+def _value(value: Value) -> dict[str, str]:
+    return {"name": value.name, "type": str(value.type)}
+
+
+def _place(span: Span) -> dict[str, Any]:
+    return {"file": span.source.path, "line": span.line, "column": span.column} if span.line else {}

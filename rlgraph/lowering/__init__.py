@@ -1,1 +1,0 @@
-"""Tensor mathematics of a program as torch code."""

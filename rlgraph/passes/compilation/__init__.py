@@ -1,0 +1,1 @@
+"""From a program and its settings to what runs: the graph after every rewrite, and the plan."""

@@ -1,0 +1,60 @@
+"""A program that was read becomes a compilation: it is checked, then every pass goes over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlgraph.dsl.check import Checked, check_all
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
+from rlgraph.ir.graph import Program
+from rlgraph.ir.plan import LARGEST
+from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.compilation.heads import headless
+from rlgraph.passes.compilation.programs import Opened, changes, columns_in, faults_in, open_program, with_quotes
+from rlgraph.passes.compilation.schedules import with_schedule
+from rlgraph.passes.rewrites.pipeline import run_passes
+
+if TYPE_CHECKING:
+    from rlgraph.passes.compilation.target import Target
+
+
+def checked(opened: Opened, settings: Mapping[str, str], schedule: str | Path | None = None) -> Checked:
+    """A program with its schedule, a path or a text. Raises ProgramError with everything that is wrong with them."""
+    folders = opened.folders
+    try:
+        found = check_all(opened.source, changes(settings), columns=columns_in(folders), faults=faults_in(folders))
+    except ProgramError as error:
+        raise ProgramError(with_quotes(error.diagnostics)) from None
+    return found if schedule is None else with_schedule(found, open_program(schedule, "<schedule>"))
+
+
+def compiled(
+    opened: Opened, settings: Mapping[str, str], found: Checked, devices: int = 1, target: Target | None = None
+) -> Compilation:
+    """After every pass. Raises ProgramError where it cannot run as its schedule says, or on no part of its cluster."""
+    if not isinstance(devices, int) or isinstance(devices, bool) or not 1 <= devices <= LARGEST:
+        message = f"`devices` is a whole number from 1 to {LARGEST:,}"
+        raise UsageMistake(Diagnostic("E0902", message, NO_SPAN, "`devices=8`"))
+    if wrong := headless(found.program, opened.folders):
+        raise ProgramError(wrong)
+    typed = found.program if target is None else with_dtypes(found.program, not target.on_cpus)
+    stages = tuple(run_passes(typed))
+    warnings, schedule = tuple(found.warnings), found.schedule
+    made = Compilation(opened.source, opened.folder, settings, stages, warnings, schedule, devices, target=target)
+    return made.checked_placement() if target or schedule.span.line else made
+
+
+def with_dtypes(program: Program, accelerated: bool) -> Program:
+    """The program with a dtype for each model that names none: bfloat16 on accelerators, float32 on CPUs."""
+    default = "bfloat16" if accelerated else "float32"
+    models = tuple(
+        replace(model, options=tuple(_chosen(dict(model.options), default).items())) for model in program.models
+    )
+    return replace(program, models=models)
+
+
+def _chosen(options: Mapping[str, Any], default: str) -> dict[str, Any]:
+    return {**options, "dtype": options["dtype"] or default} if "dtype" in options else dict(options)

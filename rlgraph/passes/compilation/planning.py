@@ -1,0 +1,250 @@
+"""A plan for a program: what is known of its models, which engines are there, and what there is to run on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlgraph.backends.enginespec.registry import Fault, embedded, engine, faults, installed
+from rlgraph.catalog.models.adapters import adapters_of, find_adapter
+from rlgraph.catalog.models.families import linear
+from rlgraph.catalog.models.known import find_config
+from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, counted, listed, nearest
+from rlgraph.ir.graph import Constant, Model, Program, Record, plain
+from rlgraph.ir.plan import CODE, HOST, Plan
+from rlgraph.ir.schedule import Schedule
+from rlgraph.ops.work import code, operations
+from rlgraph.passes.placement.admits import called
+from rlgraph.passes.placement.place import Machine, Shapes, place
+from rlgraph.user_code.files import Folders
+
+_SPECIAL = 3
+"""The tokens of a built tokenizer beside its own: they pad, end a text, and stand for what is unknown."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A plan and what it was made from."""
+
+    plan: Plan
+    shapes: Shapes
+    warnings: tuple[Diagnostic, ...]
+
+
+def placed(program: Program, schedule: Schedule, folders: Folders, machine: Machine) -> Placed:
+    """Where a program runs. Raises ProgramError where that cannot be as the schedule wants it."""
+    shapes = find_shapes(program, folders)
+    if wrong := [*unfit(program, shapes)]:
+        raise ProgramError(wrong)
+    plan = place(program, schedule, machine, shapes, installed())
+    work = operations(program)
+    warnings = [_unknown(model) for model in program.models if model.name not in shapes and work[model.name]]
+    warnings += unneeded(program, plan, schedule)
+    return Placed(plan, shapes, (*warnings, *(_broken(fault) for fault in faults())))
+
+
+def unneeded(program: Program, plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+    """Of what a schedule asks for, what the plan has no use for."""
+    return [*_idle(plan, schedule), *_gone(program, schedule), *_ended(plan, schedule), *_in_turn(plan, schedule)]
+
+
+def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+    """The pools of a schedule with devices on which nothing runs: where the plan has such a pool they are reserved all
+    the same, and a plan that is searched for has it not."""
+    found, reserved = [], {pool.name for pool in plan.pools}
+    for pool in schedule.pools:
+        used = {device for group in plan.groups if group.pool == pool.name for device in group.devices}
+        size, kind = (pool.cpus, "cpus") if pool.cpus else (pool.devices, "devices")
+        if len(used) == size:
+            continue
+        idle = f"{size - len(used)} of the {size} {kind}" if used else f"the {counted(size, kind.removesuffix('s'))}"
+        message = f"nothing runs on {idle} of `{pool.name}`"
+        hint = f"make it smaller, or raise `dp` where work is placed on `{pool.name}`"
+        if not used:
+            hint = f"leave `{pool.name}` out, or place work on it"
+        then = "they stay reserved" if pool.name in reserved else "the plan has no such pool"
+        found.append(Diagnostic("W0903", f"{message}, and {then}", pool.span, hint))
+    return found
+
+
+def _gone(program: Program, schedule: Schedule) -> list[Diagnostic]:
+    """Work that is placed, and that the passes found nobody to need."""
+    left, run = operations(program), code(program) | dict.fromkeys(called(schedule), True)
+    hint = "leave it out; `rlgraph compile PROGRAM --print-after simplify` shows what the compiler has left"
+    return [
+        Diagnostic("W0904", f"`{work}` is placed, and the compiler has found that nobody needs it", work.span, hint)
+        for placement in schedule.placements
+        for work in placement.work
+        if (work.operation not in left[work.model] if work.operation else not left.get(work.model, run.get(work.model)))
+    ]
+
+
+def _ended(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+    """Tables whose rows could go on before all have ended, or whose last rows could move, and whose plan found nothing
+    in it."""
+    hint = "leave the line out, or say how many rows move to how many copies: `tail TABLE(under=0.2, on=2)`"
+    whole = "leave the line out, or say how many rows travel together: `stream TABLE(block=64)`"
+    blocks = dict(plan.blocks)
+    return [
+        Diagnostic("W0905", f"`{line.table}` stays a whole batch: no block saves anything", line.span, whole)
+        for line in schedule.streams
+        if line.table not in blocks
+    ] + [
+        Diagnostic("W0905", f"the rows of `{line.table}` end where they began: no tail saves anything", line.span, hint)
+        for line in schedule.tails
+        if plan.tail(line.table) is None
+    ]
+
+
+def _in_turn(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+    """Trainings that could share a pipeline, and whose plan has no room for them."""
+    hint = "give the pool more devices, or the engine smaller micro-batches"
+    fused = {each.models for each in plan.fused}
+    return [
+        Diagnostic(
+            "W0906",
+            f"the trainings of {listed(line.models, 'and')} are done one after the other: together they do not fit",
+            line.span,
+            hint,
+        )
+        for line in schedule.fuses
+        if line.models not in fused
+    ]
+
+
+def here(devices: int) -> Machine:
+    """This machine, as if it had so many devices."""
+    return Machine(devices, "gpu" if Path("/dev/nvidiactl").exists() else "cpu")
+
+
+def not_installed(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+    """What a run of the plan lacks on this machine, with how to install it."""
+    found = []
+    for name in dict.fromkeys(group.engine for group in plan.groups if group.engine not in (HOST, CODE, *installed())):
+        pins = (placement.at("engine") for placement in schedule.placements if placement.engine == name)
+        span = next(pins, schedule.span)
+        message, hint = f"the engine `{name}` is not installed", f"pip install '{engine(name).install}'"
+        found.append(Diagnostic("E0913", message, span, hint))
+    return found
+
+
+def not_built(plan: Plan) -> list[Diagnostic]:
+    """What a plan asks of its engines that none of them can do."""
+    away: dict[str, list[str]] = {}
+    for holding in plan.holdings:
+        name = plan.group(holding.group).engine
+        if holding.offload and not engine(name).sleeps:
+            away.setdefault(name, []).append(holding.model)
+    hint = "take an engine that can, give the model a pool of its own in a schedule, or say `sleeps=True` in its spec"
+    return [
+        Diagnostic(
+            "E0914",
+            f"the plan keeps {listed(sorted({*models}), 'and')} in the host's memory between uses, and the engine"
+            f" `{name}` does not say that it `sleeps`",
+            NO_SPAN,
+            hint,
+        )
+        for name, models in away.items()
+    ]
+
+
+def _broken(fault: Fault) -> Diagnostic:
+    return Diagnostic("W0902", str(fault), NO_SPAN, "mend the package, or uninstall it")
+
+
+def _unknown(model: Model) -> Diagnostic:
+    message = f"the shape of `{model.name}` is not known: its configuration is not here"
+    hint = f"without it, defaults take `engine={embedded().name}`, and the transfers of its weights cannot be shown"
+    return Diagnostic("W0901", message, model.span, hint)
+
+
+# Shapes
+
+
+def unfit(program: Program, shapes: Shapes) -> Iterator[Diagnostic]:
+    """Adapters that a model has no layers for."""
+    for model in program.models:
+        shape = shapes.get(model.name)
+        if model.copy_of or not isinstance(shape, Shape) or shape.adapters is None:
+            continue
+        layers = sorted({name.rpartition(".")[2] for name in linear(shape)})
+        # Other names than these may be of one layer alone, and are looked at when it is loaded.
+        for target in shape.adapters.unknown(linear(shape)):
+            if "." not in target:
+                lora = dict(model.options).get("lora")
+                span = lora.span if isinstance(lora, Record) else model.span
+                message = f"no linear layer of `{model.name}`, a {shape.family} model, is called `{target}`"
+                yield Diagnostic("E0747", message, span, nearest(target, layers) or f"there are {', '.join(layers)}")
+
+
+def find_shapes(program: Program, folders: Folders) -> dict[str, Shape | UnsupportedModel]:
+    """What can be known of each model without loading it; one that is out of reach is left out.
+
+    folders: where the relative paths of the program begin.
+    """
+    found: dict[str, Shape | UnsupportedModel] = {}
+    for model in program.models:
+        if model.copy_of:
+            original = found.get(model.copy_of)
+        else:
+            original = _shape(model, folders)
+        if original is not None:
+            found[model.name] = original
+    return found
+
+
+def _shape(model: Model, folders: Folders) -> Shape | UnsupportedModel | None:
+    source, adapters = model.source, adapters_of(model)
+    try:
+        if not isinstance(source, Record) and (saved := find_adapter(_local(str(source), folders))):
+            source, adapters = saved
+        config = _random(source, folders) if isinstance(source, Record) else _named(str(source), folders)
+        return replace(shape_of(config), adapters=adapters) if config is not None else None
+    except UnsupportedModel as error:
+        return error
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
+        # Who loads the model says what is wrong with it.
+        return None
+
+
+def _random(source: Record, folders: Folders) -> dict[str, Any] | None:
+    """The configuration of `random(...)`; None where its vocabulary is that of a tokenizer which is not here. Raises
+    UnsupportedModel where nothing is known of such models, whatever their vocabulary."""
+    fields = {name: plain(value) for name, value in source.options if value is not None}
+    fields["model_type"] = str(source.args[0])
+    fields.pop("seed", None)
+    tokenizer = fields.pop("tokenizer", None)
+    if "vocab_size" not in fields:
+        size = _tokens(tokenizer, folders)
+        if size is None:
+            shape_of({**fields, "vocab_size": 1})
+            return None
+        fields["vocab_size"] = size
+    return fields
+
+
+def _tokens(tokenizer: Constant, folders: Folders) -> int | None:
+    """How many tokens a tokenizer has, special ones included."""
+    if isinstance(tokenizer, Record):
+        text = str(tokenizer.args[0]) if tokenizer.args else ""
+        own = {"chars": len(text), "words": len(text.split()), "bytes": 256}
+        return own[tokenizer.name] + _SPECIAL
+    file = folders.find(str(tokenizer)) / "tokenizer.json"
+    if not file.is_file():
+        return None
+    vocabulary = json.loads(file.read_text("utf-8"))
+    return len({*vocabulary["model"]["vocab"], *(token["content"] for token in vocabulary["added_tokens"])})
+
+
+def _named(source: str, folders: Folders) -> Mapping[str, Any] | None:
+    """The configuration of a folder of the program, or of a name on the hub."""
+    return find_config(_local(source, folders))
+
+
+def _local(source: str, folders: Folders) -> str:
+    local = folders.find(source)
+    return str(local) if local.is_dir() else source

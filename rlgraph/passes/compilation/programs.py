@@ -1,0 +1,187 @@
+"""What the user hands over: a program as a path or as text, and the changes to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, nearest
+from rlgraph.files import PROGRAMS, read_bytes, reason
+
+if TYPE_CHECKING:
+    from rlgraph.columns import Column
+    from rlgraph.dsl.tree import Expr
+    from rlgraph.ir.graph import Record
+    from rlgraph.user_code.files import Folders
+
+_ALIKE = 0.7
+"""How much the name of a file has to look like another, where many are alike."""
+
+Setting = str | float | bool | Path
+"""A text is an expression of the language, as after `--set NAME=`; a path is a text of the language."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A program that was read."""
+
+    source: Source
+    folder: Path
+    """The program's."""
+
+    @property
+    def folders(self) -> Folders:
+        """Where the relative paths in it begin."""
+        from rlgraph.user_code.files import Folders
+
+        return Folders(self.folder)
+
+
+def open_program(program: str | Path, name: str = "<text>") -> Opened:
+    """The program of a path, or a text itself: a str without a line break that ends in `.rlf` or `.rls` is a path.
+
+    Raises ProgramError where the file cannot be read.
+    """
+    if isinstance(program, Path) or ("\n" not in program and program.endswith(PROGRAMS)):
+        return open_file(str(program))
+    return Opened(Source(name, program), Path())
+
+
+def open_file(path: str) -> Opened:
+    """The program in a file."""
+    from rlgraph.dsl.use import LARGEST_BYTES
+
+    try:
+        raw = read_bytes(path, LARGEST_BYTES, PROGRAMS)
+    except FileNotFoundError:
+        raise _unreadable(path, f"there is no file `{path}`", _near(path)) from None
+    except IsADirectoryError:
+        raise _unreadable(path, f"`{path}` is a folder", f"name the files in it: `{path.rstrip('/')}/*.rlf`") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, f"`{path}` cannot be read: {reason(error)}") from None
+    return Opened(decoded(path, raw), Path(path).parent)
+
+
+def decoded(path: str, raw: bytes) -> Source:
+    """The text of these bytes."""
+    try:
+        # Some editors begin a text with a mark of its encoding.
+        return Source(path, raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        message = f"`{path}` is no text in UTF-8: line {line} has the byte 0x{raw[error.start]:02x}"
+        raise ProgramError(Diagnostic("E0806", message, whole(path), "save it as UTF-8")) from None
+
+
+def _unreadable(path: str, message: str, hint: str = "") -> ProgramError:
+    return ProgramError(Diagnostic("E0805", message, whole(path), hint))
+
+
+def whole(path: str) -> Span:
+    """A file, of which no line is shown."""
+    return Span(Source(path, ""), 0, 0, 0, 0)
+
+
+def _near(path: str) -> str:
+    """A file that may have been meant: one beside it, or one that ships."""
+    wanted = Path(path)
+    try:
+        beside = [entry.name for entry in wanted.parent.iterdir() if entry.suffix in PROGRAMS]
+    except OSError:
+        return f"there is no folder `{wanted.parent}` either"
+    shipped = Path(__file__).parents[2] / "algorithms" / wanted.name
+    if shipped.is_file():
+        return f"an algorithm of that name ships with rlgraph: `{shipped}`"
+    return nearest(wanted.name, beside, str(wanted.parent / "{}"), _ALIKE)
+
+
+def settings_text(settings: Mapping[str, Setting] | None) -> dict[str, str]:
+    """Every change as an expression of the language."""
+    return {name: _text(name, value) for name, value in (settings or {}).items()}
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return repr(value)
+    if isinstance(value, Path):
+        escaped = "".join("\\" + sign if sign in '\\"' else sign for sign in str(value))
+        return f'"{escaped}"'
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_text(name, item) for item in value)}]"
+    if isinstance(value, str):
+        return value
+    message = f"`{name}` cannot be set to {value!r:.60}: that is no value of the language"
+    raise ProgramError(
+        Diagnostic("E0807", message, NO_SPAN, "give a number, true or false, a path, or an expression as text")
+    )
+
+
+def changes(settings: Mapping[str, str]) -> dict[str, Expr]:
+    """The changes as syntax. Raises ProgramError with a caret in each that is no expression."""
+    from rlgraph.dsl.parse import parse_expression
+
+    found: dict[str, Expr] = {}
+    problems: list[Diagnostic] = []
+    for name, text in settings.items():
+        try:
+            found[name] = parse_expression(Source(f"--set {name}", text))
+        except ProgramError as error:
+            # One of them says it: a text without quotes is wrong in many ways.
+            problems += with_quotes(error.diagnostics)[:1]
+    if problems:
+        raise ProgramError(problems)
+    return found
+
+
+def with_quotes(found: Sequence[Diagnostic]) -> list[Diagnostic]:
+    """What is wrong, with a better hint where a change is a bare text, as in `--set base=Qwen/Qwen2.5-7B`."""
+    return [_with_quotes(diagnostic) for diagnostic in found]
+
+
+def _with_quotes(found: Diagnostic) -> Diagnostic:
+    path, text = found.span.source.path, found.span.source.text
+    bare = text and not any(sign in text for sign in "\"'()[],\n") and any(sign in text for sign in "/.~:-")
+    if not path.startswith("--set ") or not bare or not any(sign.isalpha() for sign in text):
+        return found
+    name = path.removeprefix("--set ")
+    return replace(found, hint=f"a text has quotes of its own: `--set '{name}=\"{text}\"'`")
+
+
+def faults_in(folders: Folders) -> Callable[[str, Record, Collection[str]], list[Diagnostic]]:
+    """Looks for the user's Python, without running or importing it."""
+
+    def look(word: str, record: Record, known: Collection[str]) -> list[Diagnostic]:
+        from rlgraph.user_code.functions import check_function
+        from rlgraph.user_code.spec import Spec
+        from rlgraph.user_code.unread import faults
+
+        if record.name != "python":
+            return []
+        args, options = record.plain()
+        spec = Spec(record.name, args, options, record.span, dict(record.spans))
+        if word == "func":
+            try:
+                check_function(spec)
+            except ProgramError as error:
+                return [*error.diagnostics]
+        return faults(spec, folders, known, alone=word != "func")
+
+    return look
+
+
+def columns_in(folders: Folders) -> Callable[[Record], Mapping[str, Column] | None]:
+    """Looks at the columns of data files, without running anything."""
+
+    def look(record: Record) -> Mapping[str, Column] | None:
+        from rlgraph.data.sources import columns
+        from rlgraph.user_code.spec import Spec
+
+        args, options = record.plain()
+        return columns(Spec(record.name, args, options, record.span), folders)
+
+    return look

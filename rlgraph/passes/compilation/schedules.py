@@ -1,0 +1,76 @@
+"""A schedule (`.rls`) and the program that it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rlgraph.dsl import tree
+from rlgraph.dsl.check import Checked, check_all
+from rlgraph.dsl.names import names_in
+from rlgraph.dsl.parse import parse
+from rlgraph.dsl.schedule import check_schedule as checked
+from rlgraph.errors import Diagnostic, ProgramError, Related, Span
+from rlgraph.passes.compilation.programs import Opened, changes, columns_in, faults_in, open_file
+
+
+def check_schedule(schedule: Opened, settings: Mapping[str, str], programs: Sequence[Path]) -> list[Diagnostic]:
+    """What is wrong with a schedule. Raises ProgramError where it cannot be read, or its program is wrong.
+
+    The program is the one of `programs` that has the schedule's name, or `NAME.rlf` beside the schedule.
+    """
+    file = parse(schedule.source)
+    found = _program_of(_head(file, schedule), schedule.folder, settings, programs)
+    try:
+        checked(file, found.program, schedule.source, found.scope)
+    except ProgramError as error:
+        return list(error.diagnostics)
+    return []
+
+
+def with_schedule(program: Checked, schedule: Opened) -> Checked:
+    """A program with its schedule. Raises ProgramError with everything that is wrong with that."""
+    file = parse(schedule.source)
+    head = _head(file, schedule)
+    if program.schedule.span.line:
+        related = (Related(program.schedule.span, "it is here"),)
+        message = f"the program `{program.program.name}` has a schedule of its own"
+        raise ProgramError(Diagnostic("E0901", message, head.span, "keep one of them", related=related))
+    found = checked(file, program.program, schedule.source, program.scope)
+    used = {name.id for name in names_in(file.declarations)}
+    warnings = [warning for warning in program.warnings if warning.code != "W0201" or warning.span.text not in used]
+    return replace(program, warnings=warnings, schedule=found)
+
+
+def _head(file: tree.File, schedule: Opened) -> tree.Schedule:
+    heads = [item for item in file.declarations if isinstance(item, tree.Schedule)]
+    if not heads or not heads[0].name:
+        top = Span(schedule.source, 1, 1, 1, 2)
+        message = "the file does not say what it is a schedule of"
+        raise ProgramError(Diagnostic("E0808", message, top, "begin it with `schedule NAME`"))
+    return heads[0]
+
+
+def _program_of(head: tree.Schedule, folder: Path, settings: Mapping[str, str], programs: Sequence[Path]) -> Checked:
+    for path in programs:
+        found = _program(path, settings)
+        if found.program.name == head.name:
+            return found
+    beside = folder / f"{head.name}.rlf"
+    if beside.is_file():
+        return _program(beside, settings)
+    raise ProgramError(
+        Diagnostic(
+            "E0808",
+            f"there is no program `{beside}` for this schedule",
+            head.span,
+            "give the program too: `rlgraph check PROGRAM.rlf SCHEDULE.rls`",
+        )
+    )
+
+
+def _program(path: Path, settings: Mapping[str, str]) -> Checked:
+    opened = open_file(str(path))
+    folders = opened.folders
+    return check_all(opened.source, changes(settings), columns=columns_in(folders), faults=faults_in(folders))

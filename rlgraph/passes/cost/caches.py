@@ -1,0 +1,169 @@
+"""How many bytes a model needs that generates: with a cache that is there from the start, or one that grows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rlgraph.backends.enginespec.spec import Grown, Reserved
+from rlgraph.catalog.models.families import linear
+from rlgraph.ir.dtypes import ITEM_BYTES
+from rlgraph.passes.cost import latent, work
+from rlgraph.passes.cost.activations import forward_bytes
+from rlgraph.passes.cost.decoding import slots
+from rlgraph.passes.cost.deployment import Deployment, ModelConfig
+from rlgraph.passes.cost.memory import BUCKET, Bytes, Load, MemoryModel, Needs, larger
+from rlgraph.passes.cost.time import Batch, adapters, adapters_held, held
+from rlgraph.passes.cost.work import Tokens
+
+
+class _Reserving(MemoryModel):
+    """Of a model that generates: its weights, the cache of keys and values, and what the reading of prompts needs. A
+    load is the rows that are decoded together."""
+
+    def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: Reserved) -> None:
+        super().__init__(config, deployment, batches)
+        self.cache = cache
+        self.slots = [slots(config, deployment, batch) for batch in batches]
+
+    @property
+    def loads(self) -> object:
+        return tuple(self.slots)
+
+    def load(self, copies: int, chunks: int = 0) -> Load:
+        pairs = zip(self.slots, self.batches, strict=True)
+        return (max((min(most, batch.share(copies)) for most, batch in pairs), default=0.0),)
+
+    def needs(self, load: Load) -> Needs:
+        (rows,) = load
+        config, deployment, reserved = self.config, self.deployment, self.cache
+        shape, cpu_dtype = config.shape, deployment.spec.memory.cpu_dtype
+        item = ITEM_BYTES[cpu_dtype] if cpu_dtype and deployment.on_cpu else config.item
+        weights = work.rank_parameters(shape, config.kind, 1, deployment.tp) * item
+        travels = weights
+        if shape.adapters:
+            weights += adapters_held(config, deployment, item)
+            travels = config.adapter_bytes
+        if deployment.spec.memory.cpu_packs_experts and deployment.on_cpu:
+            weights += work.expert_parameters(shape) * item / deployment.tp
+        width = max((batch.prompt.longest + batch.response.longest for batch in self.batches), default=0.0)
+        own = work.kv_bytes(shape, item) / work.kv_ranks(shape, deployment.tp)
+        cache = deployment.kv_bytes or (
+            max(reserved.cpu_bytes, own * width) if deployment.on_cpu else own * rows * width
+        )
+        ffn = max(shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn, shape.dense_ffn) / deployment.tp
+        most = reserved.cpu_prompt_tokens if deployment.on_cpu else reserved.prompt_tokens
+        if shape.latent and deployment.on_cpu:
+            # Prompts of such models are not cut there.
+            most = max(most, shape.positions)
+        fed = min(most, rows * width)
+        read = fed * item * (2 * shape.hidden + max(self._attended(), 2 * shape.hidden + 4 * ffn) + self._copied())
+        turned = shape.latent.turned if shape.latent else shape.head_dim
+        buffers = (
+            reserved.tables(shape.positions, deployment.on_cpu)
+            + (shape.positions * turned + most * shape.hidden) * item
+        )
+        if shape.latent:
+            gathered = reserved.gathered(shape.positions, deployment.on_cpu)
+            buffers += gathered * shape.latent.cached * item
+            if not deployment.on_cpu:
+                # Of what the cache has of a prompt, keys and values are made for as many tokens.
+                again = shape.heads * (shape.head_dim + shape.latent.plain + shape.latent.values) / deployment.tp
+                read += min(gathered, rows * width) * again * item
+        # Each rank has the logits of the whole vocabulary: as they are, less the largest, and added up.
+        logits = (12.0 + item * (item < 4)) * rows * shape.vocab
+        stays = Bytes(
+            (("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, travels)))
+        )
+        return Needs(stays, larger(Bytes((("activations", read),)), Bytes((("logits", logits),))))
+
+    def _copied(self) -> float:
+        """Numbers of a token that it gets of an adapter, at most, where each has them by itself."""
+        shape, deployment = self.config.shape, self.deployment
+        by_token = deployment.on_cpu and deployment.spec.memory.cpu_adapters_by_token
+        if shape.adapters is None or deployment.merges or not by_token:
+            return 0.0
+        sizes = linear(shape)
+        widest = max(max(sizes[name]) for name in shape.adapters.chosen(sizes))
+        return float(deployment.spec.adapter_rank(shape.adapters.rank) * widest)
+
+    def _attended(self) -> float:
+        """Numbers of a token that a layer's attention needs, while a prompt is read."""
+        shape, tp = self.config.shape, self.deployment.tp
+        if shape.latent:
+            return 2 * shape.hidden + latent.prompted(shape, shape.latent, shape.heads / tp)
+        return (4 * shape.heads + 6 * shape.kv_heads) * shape.head_dim / tp
+
+
+class _Growing(MemoryModel):
+    """With a cache that each call makes: prompts are read all at once, before their rows are decoded together. A load
+    is the rows that are decoded together, of each batch."""
+
+    def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: Grown) -> None:
+        super().__init__(config, deployment, batches)
+        self.cache = cache
+
+    @property
+    def loads(self) -> object:
+        return self.deployment.threads
+
+    def load(self, copies: int, chunks: int = 0) -> Load:
+        return tuple(self._together(batch, copies) for batch in self.batches)
+
+    def _together(self, batch: Batch, copies: int) -> float:
+        threads, length = self.deployment.threads, batch.prompt.longest + batch.response.longest
+        rows = max(1.0, batch.share(copies))
+        blocks = min(rows, max(threads, math.ceil(rows * length / self.cache.places)))
+        return float(math.ceil(rows / blocks) * min(threads, blocks))
+
+    def needs(self, load: Load) -> Needs:
+        config = self.config
+        weights = held(config, self.deployment) * config.item + adapters(config, self.deployment) * config.trained_item
+        own = Bytes((("weights", weights),))
+        active = [self._decoded(batch, rows) for batch, rows in zip(self.batches, load, strict=True)]
+        return Needs(own, max(active, key=_total, default=Bytes()))
+
+    def _decoded(self, batch: Batch, rows: float) -> Bytes:
+        shape, item = self.config.shape, self.config.item
+        prompt, response = batch.prompt.longest, batch.response.longest
+        first = prompt + min(response, self.cache.first)
+        room, before = _room(first, prompt + response)
+        tp = self.deployment.tp
+        kv = work.kv_bytes(shape, item) / tp
+        prompts = math.ceil(rows / batch.samples)
+        read = Tokens(prompts, prompts * prompt, prompts * prompt**2, prompts, prompt)
+        reading = Bytes(
+            (("cache", kv * prompts * first), ("activations", forward_bytes(shape, read, itemsize=item, tp=tp)))
+        )
+        cache = kv * rows * room
+        # A layer's keys and values are there twice while they move to where there is more room.
+        grown = Bytes(
+            (("cache", cache + kv / shape.layers * rows * before), ("logits", float(item) * rows * shape.vocab))
+        )
+        # Logits in float32, less the largest, and added up.
+        sampled = Bytes((("cache", cache), ("logits", (12.0 + item * (item < 4)) * rows * shape.vocab)))
+        if shape.latent:
+            made = latent.made(shape, shape.latent, self.deployment.on_cpu and self.config.dtype != "bfloat16")
+            seen = item * made * rows * (prompt + response)
+            sampled = larger(sampled, Bytes((("cache", cache), ("activations", seen))))
+        return larger(reading, larger(grown, sampled))
+
+
+def generating(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> MemoryModel:
+    """Of a model that generates, with the cache that its engine has."""
+    cache = deployment.spec.memory.cache
+    if isinstance(cache, Grown):
+        return _Growing(config, deployment, batches, cache)
+    return _Reserving(config, deployment, batches, cache)
+
+
+def _room(first: float, needed: float) -> tuple[float, float]:
+    """Places of a row in the cache when it is full, and those that it had before it grew for the last time."""
+    room, before = first, 0.0
+    while room < needed:
+        room, before = room + 1 + (room + 1) // 2, room
+    return room, before
+
+
+def _total(found: Bytes) -> float:
+    return found.total

@@ -1,0 +1,56 @@
+"""Which rows begin first, as a schedule says it, and whether the engines of a plan can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlgraph.backends.enginespec.registry import engine, preferred
+from rlgraph.errors import Diagnostic, listed, nearest
+from rlgraph.ir.graph import Program
+from rlgraph.ir.plan import Admit, Plan
+from rlgraph.ir.schedule import Schedule
+from rlgraph.ops.nodes import NODES
+from rlgraph.passes.placement.tails import sampling
+
+
+def admits_of(schedule: Schedule) -> tuple[Admit, ...]:
+    return tuple(Admit(line.table, line.by, line.name) for line in schedule.admits)
+
+
+def called(schedule: Schedule) -> tuple[str, ...]:
+    """Functions of the program that say how long rows will be."""
+    return tuple(line.name for line in schedule.admits if line.by == "function")
+
+
+def admit_problems(schedule: Schedule, plan: Plan, program: Program) -> Iterator[Diagnostic]:
+    """Lines that a plan cannot follow."""
+    for line in schedule.admits:
+        admit = plan.admit(line.table)
+        for message, hint in faults_of(admit, plan, program) if admit else ():
+            yield Diagnostic("E0976", message, line.span, hint)
+
+
+def faults_of(admit: Admit, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
+    """What is wrong with an order of admission: a message and a hint."""
+    for group in dict.fromkeys(sampling(admit.table, plan, program)):
+        if not engine(group.engine).orders:
+            able = [spec.name for spec in preferred("generate") if spec.orders]
+            message = f"`{group.engine}` begins with the rows of `{admit.table}` in an order of its own"
+            yield message, f"sample with the engine {listed(able, 'or')}"
+
+
+def unknown_names(admit: Admit, program: Program) -> Iterator[tuple[str, str, str]]:
+    """Of a plan that comes from elsewhere the fields that name nothing, each with a message and a hint."""
+    made = {
+        node.name.split(".")[0]
+        for phase in program.phases
+        for node in phase.graph.walk()
+        if NODES[node.op].generates and NODES[node.op].streams
+    }
+    if admit.table not in made:
+        yield "table", f"no table that is generated is called `{admit.table:.60}`", nearest(admit.table[:60], made)
+    functions = [each.name for each in program.outside if each.kind == "func"]
+    if admit.by == "function" and admit.name not in functions:
+        yield "name", f"no function is called `{admit.name:.60}`", nearest(admit.name[:60], functions)
+    if admit.by == "column" and not admit.name:
+        yield "name", "a column has a name", "as it is in the data"

@@ -1,0 +1,155 @@
+"""What is said where no plan fits: what is too large, where, when, by how much, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rlgraph.backends.enginespec.legal import problems
+from rlgraph.backends.enginespec.registry import axes
+from rlgraph.catalog.clusters.cluster import Cluster, Island
+from rlgraph.catalog.clusters.units import show
+from rlgraph.errors import NO_SPAN, Diagnostic, counted, listed
+from rlgraph.ir.mesh import mesh
+from rlgraph.ir.schedule import Pool, Schedule
+from rlgraph.passes.cost.peak import usable
+from rlgraph.passes.placement.search.components import Component
+from rlgraph.passes.placement.search.option import Option
+from rlgraph.passes.placement.search.options import Options
+from rlgraph.passes.placement.search.partitions import lie, lie_over
+from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.watch import OutOfTime
+
+MOST_NODES = 4096
+"""Nodes of a cluster that is still worth to be named as a way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Smallest:
+    """The option of a component that needs the least memory on a device."""
+
+    component: Component
+    island: Island
+    option: Option
+
+
+def refuse(
+    problem: Problem, schedule: Schedule, fits: Callable[[Cluster], bool], free: Callable[[], bool]
+) -> list[Diagnostic]:
+    """Of each component that no device holds even alone; else of the whole. `fits` tells whether a plan fits on a
+    cluster, and `free` whether one does where no pool has a size; both raise OutOfTime where they cannot."""
+    wanted = sum(pool.devices for pool in schedule.pools)
+    if wanted > problem.cluster.devices:
+        return [_too_many(wanted, problem.cluster, schedule)]
+    sized = sorted((pool for pool in schedule.pools if pool.devices), key=lambda pool: -pool.devices)
+    rooms = [island.devices for island in problem.cluster.islands]
+    own = [pool.devices for pool in sized]
+    if not lie(own, rooms) and not lie_over(own, problem.cluster):
+        return [_astride(sized, problem.cluster)]
+    try:
+        hint = _way_out(problem, schedule, fits, free)
+    except OutOfTime:
+        hint = "the time was over before it was known what it fits on: give the search more with `--search-seconds`"
+    found = []
+    for component in problem.components:
+        pool = next((pool for pool in schedule.pools if component.pin and pool.name == component.pin.pool), None)
+        least = _smallest(problem, component, pool.devices if pool else problem.cluster.devices)
+        if least is None:
+            found.append(_impossible(component, problem.cluster))
+        elif least.option.peak > usable(least.island, problem.constants):
+            found.append(_too_large(least, problem, hint))
+    return found or [_together(problem, schedule, hint)]
+
+
+def _smallest(problem: Problem, component: Component, devices: int) -> _Smallest | None:
+    """With all devices of its pool, or of the island that suits it best."""
+    old = problem.options
+    loose = Options(problem.tasks, replace(problem.constants, reserved=-(1 << 60)), old.engines, offload=old.offload)
+    found = [
+        _Smallest(component, island, option)
+        for island in problem.cluster.islands
+        for option in loose.all(component, island, min(devices, island.devices))
+    ]
+    return min(found, key=lambda each: each.option.peak - each.island.device.memory, default=None)
+
+
+def _too_large(least: _Smallest, problem: Problem, hint: str) -> Diagnostic:
+    component, option = least.component, least.option
+    at = max(range(len(option.active)), key=option.active.__getitem__, default=None)
+    moment = (
+        f"during `{problem.tasks[component.tasks[at]].name}`" if at is not None and component.tasks else "in every step"
+    )
+    room = usable(least.island, problem.constants)
+    deployment = option.deployment
+    message = (
+        f"`{component.name}` needs at least {show(option.peak, 'bytes')} on each {least.island.device.name} {moment}, "
+        f"with {deployment.engine} on {deployment.mesh}, and {show(max(0.0, room), 'bytes')} can be used"
+    )
+    return Diagnostic("E0930", message, component.pin.span if component.pin else NO_SPAN, hint)
+
+
+def _impossible(component: Component, cluster: Cluster) -> Diagnostic:
+    message = f"no split of `{component.name}` is possible on {cluster.text}"
+    pin = component.pin
+    if pin:
+        config = component.config
+        faults = problems(config.shape, pin.engine, mesh(**dict(pin.sizes)), config.kind) if pin.engine else []
+        why = f": {faults[0]}" if faults else ""
+        return Diagnostic(
+            "E0931",
+            f"{message} as the schedule wants it{why}",
+            pin.span,
+            f"leave out {listed(axes(), 'or')}, or give the pool more devices",
+        )
+    return Diagnostic(
+        "E0931", message, NO_SPAN, "no engine can split this model over these devices: take more, or others"
+    )
+
+
+def _too_many(wanted: int, cluster: Cluster, schedule: Schedule) -> Diagnostic:
+    message = f"the pools of the schedule have {wanted} devices, and {cluster.text} has {cluster.devices}"
+    return Diagnostic("E0932", message, schedule.span, "make the pools smaller, or the cluster larger")
+
+
+def _astride(pools: Sequence[Pool], cluster: Cluster) -> Diagnostic:
+    sizes = ", ".join(f"`{pool.name}` has {pool.devices}" for pool in pools)
+    message = f"pools have no room in the groups of {cluster.text}: {sizes} devices"
+    hint = (
+        "a pool lies in one group, or has all devices of groups that stand beside each other, gpus or cpus, and some "
+        "of the next one"
+    )
+    return Diagnostic("E0932", message, pools[0].span, hint)
+
+
+def _together(problem: Problem, schedule: Schedule, hint: str) -> Diagnostic:
+    names = ", ".join(f"`{component.name}`" for component in problem.components)
+    message = f"{names} do not fit together on {problem.cluster.text}, however they share its memory"
+    return Diagnostic("E0933", message, schedule.span, hint)
+
+
+def _way_out(problem: Problem, schedule: Schedule, fits: Callable[[Cluster], bool], free: Callable[[], bool]) -> str:
+    """The fewest nodes of the first kind that something fits on: what fits on some nodes fits on more."""
+    sized = [pool for pool in schedule.pools if pool.devices]
+    if sized and free():
+        names = ", ".join(f"`{pool.name}`" for pool in sized)
+        return f"it fits without what the schedule says of {names}: make pools larger there, or pin less"
+    cluster = problem.cluster
+    least, most = cluster.islands[0].nodes, cluster.islands[0].nodes
+    while most < MOST_NODES:
+        least, most = most, min(MOST_NODES, 2 * most)
+        if fits(_with_nodes(cluster, most)):
+            break
+    else:
+        return "more nodes of this kind do not help: take devices with more memory, a smaller model, or shorter rows"
+    while least + 1 < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if fits(_with_nodes(cluster, middle)) else (middle, most)
+    return f"it fits on {counted(most, 'node')}: `--cluster '{_with_nodes(cluster, most).text}'`"
+
+
+def _with_nodes(cluster: Cluster, nodes: int) -> Cluster:
+    """The same with so many nodes of the first kind."""
+    first, *others = cluster.islands
+    head, _, rest = cluster.text.partition("x")
+    text = f"{nodes}x{rest}" if head.isdigit() else cluster.text
+    return replace(cluster, islands=(replace(first, nodes=nodes), *others), text=text)

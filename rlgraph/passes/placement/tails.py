@@ -1,0 +1,71 @@
+"""Tails of a schedule, and the copies that a plan has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlgraph.backends.enginespec.registry import engine, preferred
+from rlgraph.errors import Diagnostic, listed
+from rlgraph.ir.graph import Program
+from rlgraph.ir.plan import Group, Plan, Tail
+from rlgraph.ir.schedule import Schedule
+from rlgraph.ir.types import is_model
+from rlgraph.ops.nodes import NODES, planned_as
+
+UNDER = 0.2
+"""Share of the rows that move where nobody says another one, and no cluster is there to choose by: RLHFuse's
+(arXiv 2409.13221, section 4)."""
+
+ON = 4
+"""One of so many copies goes on then."""
+
+
+def tails_of(schedule: Schedule, plan: Plan, program: Program) -> tuple[Tail, ...]:
+    """Those of a schedule, where a plan has so many copies; what it does not say is as above. Where it leaves the
+    copies to the plan, and there is one, the table has none."""
+    found = []
+    for line in schedule.tails:
+        copies = copies_of(line.table, plan, program)
+        if copies == 1 and line.on is None:
+            continue
+        under = UNDER if line.under is None else line.under
+        found.append(Tail(line.table, under, max(1, copies // ON) if line.on is None else line.on))
+    return tuple(found)
+
+
+def tail_problems(schedule: Schedule, plan: Plan, program: Program) -> Iterator[Diagnostic]:
+    """Lines that a plan cannot follow."""
+    for line in schedule.tails:
+        tail = plan.tail(line.table)
+        for message, hint in faults_of(tail, plan, program) if tail else ():
+            yield Diagnostic("E0970", message, line.span, hint)
+
+
+def faults_of(tail: Tail, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
+    """What is wrong with a tail: a message and a hint."""
+    for group in dict.fromkeys(sampling(tail.table, plan, program)):
+        copies = group.mesh.length("dp")
+        if not engine(group.engine).streams:
+            able = [spec.name for spec in preferred("generate") if spec.streams]
+            message = f"`{group.engine}` hands the rows of `{tail.table}` on when all have ended: they have no tail"
+            yield message, f"sample with the engine {listed(able, 'or')}"
+        elif copies <= tail.on:
+            have = f"{copies} copies" if copies > 1 else "1 copy"
+            message = f"`{group.name}` samples `{tail.table}` with {have}: no device becomes free with `on={tail.on}`"
+            yield message, f"at most `on={copies - 1}`" if copies > 1 else "give it more devices, or leave `tail` out"
+
+
+def copies_of(table: str, plan: Plan, program: Program) -> int:
+    """Data-parallel copies that sample a table, at most."""
+    return max(group.mesh.length("dp") for group in sampling(table, plan, program))
+
+
+def sampling(table: str, plan: Plan, program: Program) -> Iterator[Group]:
+    """The groups that sample a table."""
+    for phase in program.phases:
+        types = phase.graph.values()
+        for node in phase.graph.walk():
+            if NODES[node.op].generates and node.name.split(".")[0] == table:
+                held = types[node.inputs[0]]
+                assert is_model(held)
+                yield plan.role(held.name, planned_as(node.op))

@@ -1,0 +1,116 @@
+"""Transfers as text: who sends what to whom, how much, and how long it should take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from rlgraph.catalog.clusters.units import shown_seconds
+from rlgraph.errors import counted
+from rlgraph.ir.carriers import CARRIERS, Site, carrier
+from rlgraph.ir.transfer import Move, TensorBox, Transfer
+
+_MOVES = 16
+"""More moves than that are summed up in one line."""
+_PARTS = 2
+"""More tensors than that are counted."""
+
+Who = Mapping[int, tuple[str, int]]
+"""For each place its group and its rank there."""
+
+
+def describe(
+    transfer: Transfer, who: Who | None = None, sites: Mapping[int, Site] | None = None, timed: bool = True
+) -> str:
+    """Totals, what the busiest places do, then the largest moves, at most 40 lines.
+
+    Ranks are shown as ranges: `0-6:2` are 0, 2, 4 and 6. Without `who`, places are shown by their numbers. sites: where
+    places are, if that is known. timed: with the seconds that it takes, which need links that somebody has named.
+    """
+    if not transfer.moves:
+        return f"nothing moves: every place has what it needs ({size(transfer.kept)})"
+    lines = [
+        f"{size(transfer.moved)} between devices (at least {size(transfer.bound)}), {size(transfer.copied)} copied "
+        f"on a device, {size(transfer.kept)} in place already",
+        f"{shown_seconds(transfer.seconds)} predicted, "
+        * timed
+        + f"{counted(transfer.rounds, 'round')}, messages of at most "
+        f"{size(transfer.peak)} "
+        "on a place",
+    ]
+    if sites:
+        lines.append(_carried(transfer, sites))
+    for title, of in (("sends", transfer.sent()), ("receives", transfer.received())):
+        if of:
+            lines.append(f"a place {title} {_spread(of.values())}")
+    between = transfer.links()
+    if between:
+        lines.append(f"{counted(len(between), 'link')} between nodes: {_spread(between.values())}")
+    sizes = {index: move.elements * len(move.routes) for index, move in enumerate(transfer.moves)}
+    largest = sorted(sizes, key=lambda index: -sizes[index])
+    for index in sorted(largest[:_MOVES]):
+        lines += _move(transfer.moves[index], transfer.itemsize, who)
+    rest = largest[_MOVES:]
+    if rest:
+        total = sum(sizes[index] for index in rest) * transfer.itemsize
+        lines.append(f"and {counted(len(rest), 'more move')}: {size(total)}")
+    return "\n".join(lines)
+
+
+def _carried(transfer: Transfer, sites: Mapping[int, Site]) -> str:
+    found: Counter[str] = Counter()
+    for (source, destination), bytes_ in transfer.pairs().items():
+        found[carrier(sites[source], sites[destination])] += bytes_
+    return ", ".join(f"{size(found[each.name])} over {each.name}" for each in CARRIERS if each.name in found)
+
+
+def size(count: int) -> str:
+    """Bytes, in the largest unit of which there is one."""
+    for unit, bytes_ in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= bytes_:
+            return f"{count / bytes_:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def _move(move: Move, itemsize: int, who: Who | None) -> Iterator[str]:
+    senders = _places((source for source, _, hop in move.routes if hop == 0), who)
+    hops = max(hop for _, _, hop in move.routes)
+    passed = f", passed on {'once' if hops == 1 else f'{hops} times'}" if hops else ""
+    takers = _places((destination for _, destination, _ in move.routes), who)
+    yield f"{senders} -> {takers}: {size(move.elements * itemsize)} to each{passed}"
+    yield f"    {_parts(move.parts)}"
+
+
+def _spread(values: Iterable[int]) -> str:
+    low, *_, high = [*sorted(values)] * 2
+    return size(low) if low == high else f"{size(low)} to {size(high)}"
+
+
+def _parts(parts: Sequence[TensorBox]) -> str:
+    """The largest tensors with their boxes, the number of the others."""
+    shown = [f"{name}[{', '.join(f'{low}:{high}' for low, high in box)}]" for name, box in parts[:_PARTS]]
+    return ", ".join(shown) + (f" and {len(parts) - _PARTS} more" if len(parts) > _PARTS else "")
+
+
+def _places(places: Iterable[int], who: Who | None) -> str:
+    if who is None:
+        return _ranges(places)
+    groups: dict[str, list[int]] = {}
+    for place in places:
+        group, rank = who[place]
+        groups.setdefault(group, []).append(rank)
+    return ", ".join(f"{group} {_ranges(ranks)}" for group, ranks in groups.items())
+
+
+def _ranges(places: Iterable[int]) -> str:
+    """Numbers as ranges; only the first and the last where there are many."""
+    numbers = sorted(set(places))
+    found = []
+    while numbers:
+        step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+        count = next((i for i in range(1, len(numbers)) if numbers[i] - numbers[i - 1] != step), len(numbers))
+        count = 1 if count == 2 and step > 1 else count
+        every = f":{step}" if step > 1 else ""
+        found.append(str(numbers[0]) if count == 1 else f"{numbers[0]}-{numbers[count - 1]}{every}")
+        numbers = numbers[count:]
+    return ",".join(found) if len(found) <= 4 else f"{found[0]},{found[1]},...,{found[-1]}"

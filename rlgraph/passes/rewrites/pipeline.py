@@ -1,0 +1,83 @@
+"""The passes in their order, and the runner that verifies the graph after each of them."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rlgraph.ir.graph import Program
+from rlgraph.ir.text.text import print_program
+from rlgraph.ir.verify import FUSED, UNIT, BrokenGraph, verify
+from rlgraph.ops import NODES, infer
+from rlgraph.passes.rewrites.fuse import fuse
+from rlgraph.passes.rewrites.granularity import granularity
+from rlgraph.passes.rewrites.simplify import simplify
+from rlgraph.passes.rewrites.split import split
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    run: Callable[[Program], Program]
+    changes: Literal["exact", "reorder"]
+    """`exact`: the same numbers; `reorder`: the same samples in another order. None may change staleness."""
+    writes: tuple[str, ...] = ()
+    """What nodes have after it and none has before: attributes (`train.micro`), `unit`, several values (`fused`)."""
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+
+PIPELINE: tuple[Pass, ...] = (
+    Pass(simplify, "exact"),
+    Pass(split, "exact", writes=("train.micro", "train.why")),
+    Pass(fuse, "exact", writes=(FUSED,)),
+    Pass(granularity, "exact", writes=(UNIT,)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A program after a pass; the first stage, `check`, is what the type checker made."""
+
+    name: str
+    program: Program
+    seconds: float = 0.0
+
+
+class BrokenPass(Exception):
+    """A pass made a graph that breaks a rule, or failed: a bug of ours. The message names it and shows what it
+    changed."""
+
+
+def run_passes(program: Program, pipeline: Sequence[Pass] = PIPELINE) -> list[Stage]:
+    """The program after the checker and after each pass."""
+    verify_after(program, ())
+    stages = [Stage("check", program)]
+    for at, step in enumerate(pipeline):
+        began = time.perf_counter()
+        try:
+            made = step.run(program)
+            verify_after(made, pipeline[: at + 1])
+        except BrokenGraph as error:
+            raise BrokenPass(f"pass {step.name}: {error}\n{_difference(program, made)}") from error
+        except Exception as error:
+            raise BrokenPass(f"pass {step.name}: {type(error).__name__}: {error}") from error
+        stages.append(Stage(step.name, made, time.perf_counter() - began))
+        program = made
+    return stages
+
+
+def verify_after(program: Program, done: Sequence[Pass] = PIPELINE) -> None:
+    """Raises BrokenGraph unless the program is one that these passes make."""
+    verify(program, NODES, infer, {name for step in done for name in step.writes})
+
+
+def _difference(before: Program, after: Program) -> str:
+    lines = difflib.unified_diff(
+        print_program(before).splitlines(), print_program(after).splitlines(), lineterm="", n=1
+    )
+    return "\n".join(lines)

@@ -1,0 +1,239 @@
+"""What can be wrong with a plan whose fields are all of the right kind: names, devices, and work that is not
+covered."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from rlgraph.backends.enginespec.registry import engine, engines
+from rlgraph.errors import listed, nearest
+from rlgraph.ir.graph import Program
+from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Role
+from rlgraph.ops.work import code, operations
+from rlgraph.passes.placement.admits import faults_of as unordered
+from rlgraph.passes.placement.admits import unknown_names
+from rlgraph.passes.placement.fusing import faults_of as unfusable
+from rlgraph.passes.placement.place import updates
+from rlgraph.passes.placement.tails import faults_of
+
+Problem = tuple[tuple[str | int, ...], str, str, str]
+"""The way to a piece of the plan file, a code, a message, a hint."""
+
+
+def problems(plan: Plan, program: Program, sections: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
+    """Everything that is wrong with a plan for a program. Names come first: without them, nothing else can be asked."""
+    wrong = list(_names(plan, program))
+    yield from wrong
+    if not wrong:
+        yield from _pools(plan, sections.get("cluster", {}).get("devices"))
+        for number, group in enumerate(plan.groups):
+            yield from _group(group, plan, ("plan", "groups", number))
+        yield from _holdings(plan)
+        yield from _tails(plan, program)
+        yield from _fused(plan, program)
+        yield from _admits(plan, program)
+        yield from _work(plan, program)
+        yield from _owners(plan, program)
+
+
+# Names
+
+
+def _names(plan: Plan, program: Program) -> Iterator[Problem]:
+    pools, groups = [pool.name for pool in plan.pools], [group.name for group in plan.groups]
+    models = [model.name for model in program.models]
+    yield from _twice(pools, "pools", "name", "two pools are called")
+    yield from _twice(groups, "groups", "name", "two groups are called")
+    yield from _twice([(role.model, role.operation) for role in plan.roles], "roles", "operation", "two roles are of")
+    yield from _run_twice(plan)
+    yield from _twice([(each.model, each.group) for each in plan.holdings], "holdings", "model", "two holdings are of")
+    if HOST not in groups:
+        yield ("plan", "groups"), "E0955", f"there is no group `{HOST}`, which does what needs no model", ""
+    for number, group in enumerate(plan.groups):
+        at = ("plan", "groups", number)
+        yield from _unknown(group.pool, pools, (*at, "pool"), "pool")
+        known = [HOST] if group.name == HOST else [CODE] if group.code else engines()
+        yield from _unknown(group.engine, known, (*at, "engine"), "engine")
+        for place, model in enumerate(group.models):
+            yield from _unknown(model, models, (*at, "models", place), "model")
+        for place, name in enumerate(group.code):
+            yield from _unknown(name, code(program), (*at, "code", place), "function or environment")
+    used: dict[str, tuple[Role | Holding, ...]] = {"roles": plan.roles, "holdings": plan.holdings}
+    for kind, pairs in used.items():
+        for number, each in enumerate(pairs):
+            yield from _unknown(each.model, models, ("plan", kind, number, "model"), "model")
+            yield from _unknown(each.group, groups, ("plan", kind, number, "group"), "group")
+    for model, owner in plan.owners:
+        yield from _unknown(model, models, ("plan", "owners", model), "model")
+        yield from _unknown(owner, groups, ("plan", "owners", model), "group")
+    for number, table in enumerate(plan.free):
+        yield from _unknown(table, dict(plan.blocks), ("plan", "free", number), "streamed table")
+    for number, fused in enumerate(plan.fused):
+        for place, model in enumerate(fused.models):
+            yield from _unknown(model, models, ("plan", "fused", number, "models", place), "model")
+        for place, model in enumerate(fused.turned):
+            yield from _unknown(model, fused.models, ("plan", "fused", number, "turned", place), "fused model")
+    yield from _twice([each.table for each in plan.admits], "admits", "table", "two orders of admission are of")
+    for number, admit in enumerate(plan.admits):
+        for name, message, hint in unknown_names(admit, program):
+            yield ("plan", "admits", number, name), "E0955", message, hint
+    for number, tail in enumerate(plan.tails):
+        yield from _unknown(tail.table, plan.free, ("plan", "tails", number, "table"), "table that is dealt freely")
+
+
+def _twice(names: list[Any], kind: str, field: str, message: str) -> Iterator[Problem]:
+    seen = set()
+    for number, name in enumerate(names):
+        if name in seen:
+            shown = name if isinstance(name, str) else " and ".join(f"`{each}`" for each in name).strip("`")
+            yield ("plan", kind, number, field), "E0955", f"{message} `{shown}`", "keep one of them"
+        seen.add(name)
+
+
+def _run_twice(plan: Plan) -> Iterator[Problem]:
+    seen = set()
+    for number, group in enumerate(plan.groups):
+        for place, name in enumerate(group.code):
+            if name in seen:
+                yield ("plan", "groups", number, "code", place), "E0955", f"two groups run `{name}`", "keep one of them"
+            seen.add(name)
+
+
+def _unknown(name: str, known: Collection[str], at: tuple[str | int, ...], kind: str) -> Iterator[Problem]:
+    if name not in known:
+        hint = nearest(name[:60], known) or f"there {'is' if len(known) == 1 else 'are'} {_listed(list(known))}"
+        yield at, "E0955", f"no {kind} is called `{name:.60}`", hint
+
+
+def _listed(names: list[str]) -> str:
+    shown = [f"`{name}`" for name in names[:8]] + [f"{len(names) - 8} others"] * (len(names) > 8)
+    return ", ".join(shown) or "none"
+
+
+def _holdings(plan: Plan) -> Iterator[Problem]:
+    for number, each in enumerate(plan.holdings):
+        name = plan.group(each.group).engine
+        if each.attention and name in engines():
+            at = ("plan", "holdings", number, "attention")
+            yield from _unknown(each.attention, engine(name).attention, at, f"attention of `{name}`")
+        if each.adapters and name in engines():
+            at = ("plan", "holdings", number, "adapters")
+            yield from _unknown(each.adapters, engine(name).adapters, at, f"way to hold adapters of `{name}`")
+        if each.gather and name in engines():
+            at = ("plan", "holdings", number, "gather")
+            yield from _unknown(each.gather, engine(name).gather, at, f"way to gather parameters of `{name}`")
+        able = {"reread": name in engines() and engine(name).rereads, "keep": name in engines() and engine(name).keeps}
+        for by, can in able.items():
+            if getattr(each, by) and not can:
+                at = ("plan", "holdings", number, by)
+                how = " and keeps what it has of rows" if by == "keep" else ""
+                yield at, "E0918", f"`{name}` takes no new weights while it samples{how}", "leave it out, or say false"
+
+
+def _tails(plan: Plan, program: Program) -> Iterator[Problem]:
+    for number, tail in enumerate(plan.tails):
+        for message, hint in faults_of(tail, plan, program):
+            yield ("plan", "tails", number), "E0970", message, hint
+
+
+def _fused(plan: Plan, program: Program) -> Iterator[Problem]:
+    for number, fused in enumerate(plan.fused):
+        for message, hint in unfusable(fused, plan, program):
+            yield ("plan", "fused", number), "E0973", message, hint
+
+
+def _admits(plan: Plan, program: Program) -> Iterator[Problem]:
+    for number, admit in enumerate(plan.admits):
+        for message, hint in unordered(admit, plan, program):
+            yield ("plan", "admits", number), "E0976", message, hint
+
+
+# Devices
+
+
+def _pools(plan: Plan, devices: object) -> Iterator[Problem]:
+    """Where pools have a place in a cluster, which is `devices` large."""
+    if not plan.cluster:
+        return
+    for number, pool in enumerate(plan.pools):
+        last = pool.first + pool.devices
+        if isinstance(devices, int) and last > devices:
+            message = f"the pool `{pool.name}` ends with device {last - 1}, and the cluster with {devices - 1}"
+            yield ("plan", "pools", number, "devices"), "E0956", message, "devices are counted from 0"
+    placed = [(number, pool) for number, pool in enumerate(plan.pools) if pool.devices]
+    for (_, one), (number, other) in pairwise(sorted(placed, key=lambda each: each[1].first)):
+        if other.first < one.first + one.devices:
+            message = f"the pools `{one.name}` and `{other.name}` both have device {other.first}"
+            yield ("plan", "pools", number, "first"), "E0956", message, "work on the same devices is in one pool"
+
+
+def _group(group: Group, plan: Plan, at: tuple[str | int, ...]) -> Iterator[Problem]:
+    if group.name == HOST:
+        if group.devices or group.mesh.size != 1:
+            yield (*at, "devices"), "E0956", f"`{HOST}` is one process without a device", 'write `"devices": ""`'
+        return
+    pool = next(pool for pool in plan.pools if pool.name == group.pool)
+    if group.mesh.size != len(group.devices):
+        message = f"the mesh of `{group.name}` has {group.mesh.size} ranks, and {len(group.devices)} devices for them"
+        yield (*at, "devices"), "E0956", message, "each rank has one device"
+    size, kind = (pool.cpus, "cpu") if group.code else (pool.devices, "device")
+    outside = [device for device in group.devices if device >= size]
+    if outside:
+        message = f"`{group.name}` uses {kind} {outside[0]} of `{pool.name}`, which has {size}"
+        yield (*at, "devices"), "E0956", message, "devices are counted from 0, in each pool anew"
+    if len(set(group.devices)) < len(group.devices):
+        message = f"two ranks of `{group.name}` have the same device"
+        yield (*at, "devices"), "E0956", message, "each rank has one of its own"
+    if group.code and group.models:
+        message = f"`{group.name}` runs the user's code, and holds models"
+        yield (*at, "models"), "E0956", message, "models are on pools of devices, and code on pools of cpus"
+    splits = ("dp",) if group.code else engine(group.engine).splits
+    for axis, size in group.mesh.axes:
+        if size > 1 and axis not in splits:
+            message = f"`{group.engine}` does not split models by `{axis}`"
+            yield (*at, "mesh", axis), "E0956", message, f"it does by {listed(splits, 'and')}"
+
+
+# Work
+
+
+def _work(plan: Plan, program: Program) -> Iterator[Problem]:
+    work = operations(program)
+    done = {(role.model, role.operation) for role in plan.roles}
+    missing = [(model, name) for model, names in work.items() for name in sorted(names) if (model, name) not in done]
+    for model, operation in missing:
+        hint = f'add `{{"model": "{model}", "operation": "{operation}", "group": ...}}`'
+        yield ("plan", "roles"), "E0957", f"no role does the `{operation}` of `{model}`", hint
+    for number, role in enumerate(plan.roles):
+        at, group = ("plan", "roles", number), plan.group(role.group)
+        if role.operation not in work[role.model]:
+            hint = nearest(role.operation[:60], work[role.model]) or "leave the role out"
+            yield (*at, "operation"), "E0957", f"the program does no `{role.operation:.60}` with `{role.model}`", hint
+        elif group.name == HOST or group.code or role.operation not in engine(group.engine).operations:
+            yield (*at, "group"), "E0957", f"`{group.engine}` cannot do the `{role.operation}` of `{role.model}`", ""
+        elif not engine(group.engine).does(role.operation, group.mesh.splits):
+            shown = " and ".join(f"`{axis}`" for axis in group.mesh.splits if axis != "dp")
+            message = f"`{group.engine}` cannot do the `{role.operation}` of `{role.model}` split by {shown}"
+            yield (*at, "group"), "E0957", message, "give it a group whose copies are not split"
+        elif role.model not in group.models:
+            hint = f"add it to the `models` of `{group.name}`"
+            yield (*at, "group"), "E0957", f"`{group.name}` does not hold `{role.model}`", hint
+
+
+def _owners(plan: Plan, program: Program) -> Iterator[Problem]:
+    owners = dict(plan.owners)
+    pairs = [model for pair in updates(program) for model in pair]
+    for model in dict.fromkeys([*(role.model for role in plan.roles), *pairs]):
+        if model not in owners:
+            message = f"no group owns the weights of `{model}`"
+            yield ("plan", "owners"), "E0957", message, "that is the group that trains it"
+    for model, name in plan.owners:
+        if model not in plan.group(name).models:
+            hint = f"add it to the `models` of `{name}`"
+            yield ("plan", "owners", model), "E0957", f"`{name}` does not hold `{model}`", hint
+    for number, holding in enumerate(plan.holdings):
+        if holding.model not in plan.group(holding.group).models:
+            message = f"`{holding.group}` does not hold `{holding.model}`"
+            yield ("plan", "holdings", number, "model"), "E0957", message, ""

@@ -1,0 +1,131 @@
+"""What differs between two plan files, for a person: where the work runs, how it is held, what is expected of it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rlgraph.errors import counted
+from rlgraph.ir.plan import HOST, Group, Holding, Pool
+from rlgraph.ir.text.text import print_program
+from rlgraph.passes.compilation.saved import PlanFile
+from rlgraph.runs.planfiles.format import ranges
+
+_SECONDS = ("seconds", "in_turn_seconds", "steady_seconds", "bound_seconds", "unfused_seconds", "alike_seconds")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that two plan files say differently; None where one of them does not say it."""
+
+    section: str
+    """`program`, `cluster`, `pools`, `work`, `groups`, `weights`, `blocks`, `holdings`, `assumptions`, `predicted`."""
+    name: str
+    before: Any
+    after: Any
+    by: str = ""
+    """Whose seconds these are, where one of the files has the simulator's, too; of both, where they are not the same
+    one's."""
+
+    def __str__(self) -> str:
+        whose = f" by {self.by}" if self.by else ""
+        return f"{self.name}{whose}: {_shown(self.before)} -> {_shown(self.after)}{_change(self.before, self.after)}"
+
+
+def differences(before: PlanFile, after: PlanFile) -> list[Difference]:
+    """Everything that the two do not have in common, but where they lie and the graphs."""
+    old, new = _told(before), _told(after)
+    return [
+        Difference(section, name, old[section].get(name), new[section].get(name), _whose(section, name, before, after))
+        for section in old
+        for name in dict.fromkeys([*old[section], *new[section]])
+        if old[section].get(name) != new[section].get(name)
+    ]
+
+
+def _whose(section: str, name: str, *files: PlanFile) -> str:
+    """The clock that seconds are of: a step is the simulator's where work overlaps, and its bound is the search's,
+    which lays work out one after the other, so that a step may be below it."""
+    if section != "predicted" or name not in _SECONDS:
+        return ""
+    told = [file.sections.get(section, {}) for file in files]
+    simulated = [not {"in_turn_seconds", "steady_seconds"}.isdisjoint(each) for each in told]
+    if not any(simulated):
+        return ""
+    own = ("the simulator" if each and name == "seconds" else "the search" for each in simulated)
+    return " -> ".join(dict.fromkeys(own))
+
+
+def graph_difference(before: PlanFile, after: PlanFile) -> list[str]:
+    """The lines of a unified diff of the two graphs; none if they are equal."""
+    old, new = (print_program(file.program).splitlines() for file in (before, after))
+    return list(difflib.unified_diff(old, new, lineterm="", n=2))[2:]
+
+
+def _told(file: PlanFile) -> dict[str, dict[str, Any]]:
+    """What a plan file says, by section and name."""
+    plan, groups = file.plan, {group.name: group for group in file.plan.groups}
+    own = [group for group in plan.groups if group.name != HOST]
+    return {
+        "program": {"name": file.program.name, **{f"--set {name}": value for name, value in file.origin.set.items()}},
+        "cluster": dict(_flat(file.sections.get("cluster", {}))),
+        "pools": {pool.name: _pool(pool) for pool in plan.pools if pool.name != HOST},
+        "work": {f"{role.model}.{role.operation}": _group(groups[role.group]) for role in plan.roles},
+        "groups": {
+            group.name: f"{_group(group)} on {ranges(group.devices)}: {', '.join(group.models + group.code)}"
+            for group in own
+        },
+        "weights": dict(plan.owners),
+        "blocks": {
+            table: counted(rows, "row") + ", to who is free" * (table in plan.free) for table, rows in plan.blocks
+        },
+        "tails": {each.table: f"under {each.under:g}, on {each.on}" for each in plan.tails},
+        "admits": {each.table: f"by {each.by} {each.name}".rstrip() for each in plan.admits},
+        "fused": {", ".join(each.models): f"turned: {', '.join(each.turned) or 'none'}" for each in plan.fused},
+        "holdings": {f"{each.model} in {each.group}": _holding(each) for each in plan.holdings},
+        **{name: dict(_flat(file.sections.get(name, {}))) for name in ("assumptions", "predicted")},
+    }
+
+
+def _pool(pool: Pool) -> str:
+    return counted(pool.cpus, "cpu") if pool.cpus else f"{counted(pool.devices, 'device')} from {pool.first}"
+
+
+def _group(group: Group) -> str:
+    """`play vllm tp2 dp4`."""
+    split = [f"{name}{size}" for name, size in reversed(group.mesh.axes) if size > 1]
+    return " ".join([group.pool, group.engine, *split])
+
+
+def _holding(holding: Holding) -> str:
+    """What is said of it: `recompute, micro_tokens 4096`."""
+    said = [(each.name, getattr(holding, each.name)) for each in fields(holding) if each.name not in ("model", "group")]
+    shown = [name if value is True else f"{name} {value}" for name, value in said if value]
+    return ", ".join(shown) or "as the engine does"
+
+
+def _flat(section: object, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a section, by the way to it."""
+    if isinstance(section, (Mapping, list)) and section:
+        inner = section.items() if isinstance(section, Mapping) else enumerate(section)
+        for name, value in inner:
+            yield from _flat(value, f"{path}.{name}" if path else str(name))
+    else:
+        yield path, section
+
+
+# For a person
+
+
+def _shown(value: object) -> str:
+    return "nothing" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _change(before: object, after: object) -> str:
+    """By how much a number changed."""
+    numbers = [value for value in (before, after) if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    if len(numbers) < 2 or not numbers[0]:
+        return ""
+    return f" ({(numbers[1] - numbers[0]) / abs(numbers[0]):+.1%})"

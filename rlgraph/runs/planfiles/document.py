@@ -1,0 +1,273 @@
+"""A JSON document that somebody may have edited: it is read piece by piece, and each mistake is told with its place."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
+from rlgraph.ir.plan import LARGEST
+from rlgraph.passes.compilation.programs import whole
+
+Path = tuple[str | int, ...]
+"""The way to a piece: the names of fields, the numbers of items."""
+
+MOST = 20
+"""Mistakes that are told at once."""
+DEEPEST = 32
+WIDEST = 300
+"""Characters of a line that is worth showing."""
+
+_BLANK = re.compile(r"[ \t\n\r]*")
+_KINDS = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    type(None): "null",
+}
+
+
+class Document:
+    """A text and its mistakes so far."""
+
+    def __init__(self, source: Source) -> None:
+        """Raises ProgramError where the text is no JSON object."""
+        self.source = source
+        self.wrong: list[Diagnostic] = []
+        self.top = JsonNode(self, _object(source), ())
+
+    def say(self, path: Path, code: str, message: str, hint: str = "", field: bool = False) -> None:
+        """Notes a mistake in a piece; with `field`, the caret is under its name. Raises ProgramError when there are
+        many."""
+        self.wrong.append(Diagnostic(code, message, self.span(path, field), hint))
+        if len(self.wrong) == MOST:
+            self.done()
+
+    def span(self, path: Path, field: bool = False) -> Span:
+        """Where a piece stands; the whole file for one that is not there."""
+        try:
+            name, value = _find(self.source.text, path)
+        except (ValueError, IndexError):
+            return whole(self.source.path)
+        return _span(self.source, *(name if field else value))
+
+    def done(self) -> None:
+        """Raises ProgramError with all mistakes, in the order in which they stand."""
+        if self.wrong:
+            raise ProgramError(sorted(self.wrong, key=lambda found: (found.span.line, found.span.column)))
+
+
+class JsonNode:
+    """A value in a document. What is wrong with it is noted, and something of the right kind taken for it."""
+
+    def __init__(self, document: Document, value: object, path: Path) -> None:
+        self.document, self.value, self.path = document, value, path
+
+    def fields(self, *needed: str, optional: Iterable[str] = ()) -> bool:
+        """Whether it is an object that has all that is needed; what is unknown in it is told."""
+        if not isinstance(self.value, dict):
+            self._wanted("an object")
+            return False
+        known = (*needed, *optional)
+        for name in self.value:
+            if name not in known:
+                hint = nearest(name[:WIDEST], known) or f"it has {', '.join(f'`{each}`' for each in known)}"
+                message = f"{self.shown} has no field `{name:.60}`"
+                self.document.say((*self.path, name), "E0952", message, hint, field=True)
+        missing = [name for name in needed if name not in self.value]
+        for name in missing:
+            self.document.say(self.path, "E0952", f"{self.shown} lacks the field `{name}`", field=True)
+        return not missing
+
+    def has(self, name: str) -> bool:
+        return isinstance(self.value, dict) and name in self.value
+
+    def field(self, name: str) -> JsonNode:
+        """A field that is there."""
+        assert isinstance(self.value, dict)
+        return JsonNode(self.document, self.value[name], (*self.path, name))
+
+    def items(self) -> Iterator[JsonNode]:
+        """Of a list."""
+        if not isinstance(self.value, list):
+            self._wanted("a list")
+            return
+        for number, value in enumerate(self.value):
+            yield JsonNode(self.document, value, (*self.path, number))
+
+    def entries(self) -> Iterator[tuple[str, JsonNode]]:
+        """Of an object whose fields anybody names."""
+        if not isinstance(self.value, dict):
+            self._wanted("an object")
+            return
+        for name in self.value:
+            yield name, self.field(name)
+
+    def mapping(self) -> Mapping[str, Any]:
+        """An object as it is."""
+        return {name: node.value for name, node in self.entries()}
+
+    def text(self) -> str:
+        if isinstance(self.value, str):
+            return self.value
+        self._wanted("a text")
+        return ""
+
+    def texts(self) -> tuple[str, ...]:
+        return tuple(item.text() for item in self.items())
+
+    def flag(self) -> bool:
+        if isinstance(self.value, bool):
+            return self.value
+        self._wanted("true or false")
+        return False
+
+    def number(self, least: int = 0, most: int = LARGEST) -> int:
+        """A whole one."""
+        if not isinstance(self.value, int) or isinstance(self.value, bool):
+            self._wanted("a whole number")
+        elif least <= self.value <= most:
+            return self.value
+        else:
+            self.say("E0953", f"{self.shown} is {str(self.value)[:30]}, and has to be {least} to {most}")
+        return least
+
+    def say(self, code: str, message: str, hint: str = "") -> None:
+        self.document.say(self.path, code, message, hint)
+
+    @property
+    def shown(self) -> str:
+        """`plan.groups[1].devices`."""
+        path = "".join(f"[{step}]" if isinstance(step, int) else f".{step:.60}" for step in self.path)
+        return f"`{path[1:]}`" if path else "the document"
+
+    def _wanted(self, kind: str) -> None:
+        self.say("E0953", f"{self.shown} is {_KINDS[type(self.value)]}, and has to be {kind}")
+
+
+# Text to values
+
+
+class _Twice(Exception):
+    """A field that an object has two times."""
+
+
+def _object(source: Source) -> dict[str, Any]:
+    if not source.text.strip():
+        raise _broken(source, "it is empty")
+    try:
+        found = json.loads(source.text, object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        message = f"this is no JSON: {error.msg[:1].lower()}{error.msg[1:]} (line {error.lineno}, column {error.colno})"
+        raise ProgramError(Diagnostic("E0950", message, _span(source, error.pos, error.pos + 1), _HINT)) from None
+    except _Twice as error:
+        message = f"an object has two fields `{error}`"
+        raise ProgramError(Diagnostic("E0952", message, whole(source.path), "keep one of them")) from None
+    except RecursionError:
+        raise _broken(source, "it is nested too deep") from None
+    except ValueError as error:
+        raise _broken(source, str(error)) from None
+    if not isinstance(found, dict):
+        raise _broken(source, f"it is {_KINDS[type(found)]}, and has to be an object")
+    if _depth(found) > DEEPEST:
+        raise _broken(source, "it is nested too deep")
+    if "\\u" in source.text and not _is_text(found):
+        raise _broken(source, "one of its texts has half of a surrogate pair, which is no character")
+    return found
+
+
+_HINT = "write it anew: `rlgraph compile PROGRAM.rlf --emit plan`"
+
+
+def _broken(source: Source, message: str) -> ProgramError:
+    return ProgramError(Diagnostic("E0950", f"this cannot be read: {message}", whole(source.path), _HINT))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(next(name for name in names if names.count(name) > 1)[:60])
+    return found
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"JSON has no number {text}")
+
+
+def _finite(text: str) -> float:
+    found = float(text)
+    if math.isinf(found):
+        raise ValueError(f"{text[:60]} is more than a number can be")
+    return found
+
+
+def _is_text(value: object) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _depth(value: object) -> int:
+    level, depth = [value], 0
+    while level:
+        level = [
+            inner
+            for each in level
+            if isinstance(each, (dict, list))
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        depth += 1
+    return depth
+
+
+# Places
+
+
+def _find(text: str, path: Path) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Begin and end of the name of a piece, and of the piece. An item has no name: the bracket it begins with is
+    taken."""
+    read = json.JSONDecoder().raw_decode
+    at = _blank(text, 0)
+    name = at, at + 1
+    for step in path:
+        at = _blank(text, at + 1)
+        number = 0
+        while True:
+            found: object = number
+            name = at, at + 1
+            if isinstance(step, str):
+                found, end = read(text, at)
+                name = at, end
+                at = _blank(text, _blank(text, end) + 1)
+            if found == step:
+                break
+            at = _blank(text, _blank(text, read(text, at)[1]) + 1)
+            number += 1
+    return name, (at, read(text, at)[1])
+
+
+def _blank(text: str, at: int) -> int:
+    match = _BLANK.match(text, at)
+    assert match is not None
+    return match.end()
+
+
+def _span(source: Source, start: int, end: int) -> Span:
+    """From one character to another one, of the first line only; the whole file where that line is not worth
+    showing."""
+    before = f"{source.text[:start]}.".splitlines()
+    line, column = len(before), len(before[-1])
+    text = source.line(line)
+    if len(text) > WIDEST or not text.replace("\t", " ").isprintable():
+        return whole(source.path)
+    until = min(column + end - start, len(text) + 1)
+    return Span(source, line, column, line, max(until, column + 1))

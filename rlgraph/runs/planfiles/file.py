@@ -1,0 +1,268 @@
+"""Plan files: a program after all passes and the plan of where it runs, as one JSON document.
+
+    {"rlgraph": 2,
+     "program": {"name", "source", "sha256", "folder", "set", "graph_sha256", "graph": [lines of the printed graph]},
+     "cluster": {"text", ...},
+     "plan": {"pools", "groups", "roles", "owners", "blocks", "holdings"},
+     "assumptions": {...},
+     "predicted": {...}}
+
+`cluster`, `assumptions` and `predicted` are there where the compiler chose the plan. Paths begin in the folder of the
+plan file, so that it can be moved with its program. The same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import Diagnostic, ProgramError, Source
+from rlgraph.files import read_bytes, reason
+from rlgraph.ir.graph import Program
+from rlgraph.ir.plan import VERSION, Plan
+from rlgraph.ir.schedule import Schedule
+from rlgraph.ir.text.parse import parse_program
+from rlgraph.ir.text.text import print_program
+from rlgraph.ir.verify import BrokenGraph
+from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.compilation.programs import decoded, open_file, whole
+from rlgraph.passes.compilation.saved import Origin, PlanFile
+from rlgraph.passes.rewrites.pipeline import Stage, verify_after
+from rlgraph.runs.planfiles.checks import problems
+from rlgraph.runs.planfiles.document import Document, JsonNode
+from rlgraph.runs.planfiles.format import DOCUMENT, PLAN, PROGRAM, SECTIONS, ranges
+
+LARGEST_BYTES = 16 << 20
+
+
+# Writing
+
+
+def plan_document(compiled: Compilation, beside: Path) -> str:
+    """The plan file of a compiled program, for a file in the folder `beside`."""
+    return print_plan_file(PlanFile(compiled.program, compiled.plan, _origin(compiled, beside), compiled.told))
+
+
+def print_plan_file(file: PlanFile) -> str:
+    """Three levels are laid out; what is inside stands on one line."""
+    plan, origin = file.plan, file.origin
+    document: dict[str, Any] = {
+        "rlgraph": VERSION,
+        "program": {"name": file.program.name, **_said(asdict(origin), "graph_sha256"), "graph": _lines(file.program)},
+    }
+    if plan.cluster:
+        document["cluster"] = {"text": plan.cluster, **file.sections.get("cluster", {})}
+    document["plan"] = {
+        "pools": [_said(asdict(pool), "cpus") for pool in plan.pools],
+        "groups": [
+            _said({**asdict(group), "mesh": dict(group.mesh.axes), "devices": ranges(group.devices)}, "code")
+            for group in plan.groups
+        ],
+        "roles": [asdict(role) for role in plan.roles],
+        "owners": dict(plan.owners),
+        "blocks": dict(plan.blocks),
+        "holdings": [asdict(holding) for holding in plan.holdings],
+    }
+    if plan.free:
+        document["plan"]["free"] = list(plan.free)
+    if plan.tails:
+        document["plan"]["tails"] = [
+            {**asdict(tail), "under": tail.under if tail.under < 1 else int(tail.under)} for tail in plan.tails
+        ]
+    if plan.fused:
+        document["plan"]["fused"] = [asdict(each) for each in plan.fused]
+    if plan.admits:
+        document["plan"]["admits"] = [_said(asdict(each), "name") for each in plan.admits]
+    document |= {name: file.sections[name] for name in ("assumptions", "predicted") if name in file.sections}
+    # Some programs take these for the end of a line; JSON lets them stand as they are.
+    return f"{_laid_out(document, 3)}\n".translate({ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
+
+
+def _said(record: dict[str, Any], optional: str) -> dict[str, Any]:
+    """Without a field that few have, where it says nothing."""
+    return {name: value for name, value in record.items() if value or name != optional}
+
+
+def _laid_out(value: object, levels: int, indent: str = "") -> str:
+    if not levels or not isinstance(value, (dict, list)) or not value:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    inner = f"{indent} "
+    if isinstance(value, dict):
+        lines = [f"{_laid_out(name, 0)}: {_laid_out(each, levels - 1, inner)}" for name, each in value.items()]
+    else:
+        lines = [_laid_out(each, levels - 1, inner) for each in value]
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    return f"{first}\n{inner}" + f",\n{inner}".join(lines) + f"\n{indent}{last}"
+
+
+def _origin(compiled: Compilation, beside: Path) -> Origin:
+    folder = _from(beside, compiled.folder)
+    if compiled.file is not None:
+        known, path = compiled.file.origin, Path(compiled.source.path).parent / compiled.file.origin.source
+        source, digest = known.source if _no_file(known.source) else _from(beside, path), known.sha256
+    else:
+        source, digest = compiled.source.path, _digest(compiled.source.text)
+        source = source if _no_file(source) else _from(beside, Path(source))
+    own = compiled.file.origin.graph_sha256 if compiled.file else _digest("\n".join(_lines(compiled.program)))
+    return Origin(source, digest, folder, dict(compiled.set), own)
+
+
+def _from(folder: Path, path: Path) -> str:
+    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+
+
+def _no_file(source: str) -> bool:
+    return source.startswith("<")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# Reading
+
+
+def load_plan(path: str | Path) -> Compilation:
+    """A plan file as the compiled program that it was made from, with the plan that it says. Raises ProgramError."""
+    source = open_plan_file(path)
+    document, file = _read(source)
+    beside = Path(path).parent
+    head = Schedule(span=document.span(("plan",), field=True))
+    changed = _changed(document, file.origin, beside)
+    found = Compilation(
+        source,
+        beside / file.origin.folder,
+        file.origin.set,
+        (Stage("plan", file.program),),
+        changed,
+        head,
+        file=file,
+    )
+    if file.plan.cluster:
+        # It loads the cost model, which a plan without a cluster does without.
+        from rlgraph.runs.planfiles.islands import astride
+        from rlgraph.runs.planfiles.memory import too_full
+
+        if wrong := [*astride(found), *too_full(found)]:
+            raise ProgramError(wrong)
+    return found
+
+
+def open_plan_file(path: str | Path) -> Source:
+    """The text of a plan file. Raises ProgramError where the file cannot be read."""
+    path = str(path)
+    try:
+        return decoded(path, read_bytes(path, LARGEST_BYTES))
+    except (OSError, ValueError) as error:
+        raise ProgramError(Diagnostic("E0805", f"`{path}` cannot be read: {reason(error)}", whole(path))) from None
+
+
+def read_plan_file(source: Source) -> PlanFile:
+    """What a plan file says. Raises ProgramError with everything that is wrong with it."""
+    return _read(source)[1]
+
+
+def _read(source: Source) -> tuple[Document, PlanFile]:
+    document = Document(source)
+    top = document.top
+    _check_version(top)
+    if not top.fields(*DOCUMENT.needed, optional=DOCUMENT.optional):
+        document.done()
+    program, origin = _program(top.field("program"))
+    sections = {name: section.read(top.field(name)) for name, section in SECTIONS.items() if top.has(name)}
+    said = PLAN.read(top.field("plan"))
+    document.done()
+    cluster = sections.get("cluster", {}).get("text", "")
+    said |= {name: tuple(said[name].items()) for name in ("owners", "blocks")}
+    plan = Plan(program.name, cluster=cluster, **said)
+    for path, code, message, hint in problems(plan, program, sections):
+        document.say(path, code, message, hint)
+    document.done()
+    return document, PlanFile(program, plan, origin, sections)
+
+
+def _check_version(top: JsonNode) -> None:
+    if not top.has("rlgraph"):
+        hint = "`rlgraph compile PROGRAM.rlf --emit plan` writes one"
+        top.say("E0950", "this is no plan file: it has no field `rlgraph`", hint)
+        top.document.done()
+    version = top.field("rlgraph").number()
+    top.document.done()
+    if version != VERSION:
+        hint = "install a newer rlgraph" if version > VERSION else "compile the program again"
+        age = "a newer" if version > VERSION else "an older"
+        message = f"the plan file is of version {version}, made by {age} rlgraph: this one reads version {VERSION}"
+        top.field("rlgraph").say("E0951", message, hint)
+    top.document.done()
+
+
+def _program(node: JsonNode) -> tuple[Program, Origin]:
+    said = PROGRAM.read(node)
+    # Without a graph nothing else can be checked.
+    node.document.done()
+    name, lines = said.pop("name"), said.pop("graph")
+    program = _graph(node.field("graph"), lines)
+    if program.name != name:
+        node.field("name").say("E0954", f"the graph is of the program `{program.name}`", f"call it `{program.name}`")
+    node.document.done()
+    return program, Origin(**said)
+
+
+def _graph(node: JsonNode, lines: Sequence[str]) -> Program:
+    """The program whose printed graph this is. Raises ProgramError where it is none."""
+    try:
+        program = parse_program("\n".join(lines))
+        verify_after(program)
+        said = _unlike(program, lines)
+    except BrokenGraph as error:
+        said = error.problems[0]
+    except Exception as error:  # a text that no program prints can break the parser in any way
+        said = str(error) or type(error).__name__
+    if said:
+        node.say("E0954", f"the graph cannot be read: {said:.200}", "compile the program again")
+        node.document.done()
+    return program
+
+
+def _unlike(program: Program, lines: Sequence[str]) -> str:
+    """The parser is no judge: what it took for a program has to print as it stands here."""
+    for found, printed in zip_longest(lines, _lines(program), fillvalue=""):
+        if found != printed:
+            return f"`{found.strip()}` is not as a graph is printed"
+    return "" if any(phase.name == "step" for phase in program.phases) else "it has no phase `step`"
+
+
+def _lines(program: Program) -> list[str]:
+    return print_program(program).rstrip("\n").split("\n")
+
+
+def _changed(document: Document, origin: Origin, beside: Path) -> tuple[Diagnostic, ...]:
+    """Warnings where the program is not the one that was compiled any more, or its graph not what was made of it."""
+    return (*_edited(document, origin), *_outdated(document, origin, beside))
+
+
+def _edited(document: Document, origin: Origin) -> Iterator[Diagnostic]:
+    graph = "\n".join(document.top.field("program").field("graph").texts())
+    if origin.graph_sha256 and _digest(graph) != origin.graph_sha256:
+        message = f"the graph was changed after `{origin.source}` was compiled: what runs is what stands here"
+        place = document.span(("program", "graph_sha256"))
+        yield Diagnostic("W0951", message, place, "compile the program again, unless you have changed it yourself")
+
+
+def _outdated(document: Document, origin: Origin, beside: Path) -> tuple[Diagnostic, ...]:
+    try:
+        path = beside / origin.source
+        # What runs is the graph: the program need not be there.
+        text = open_file(str(path)).source.text if path.is_file() else None
+    except (OSError, ValueError, ProgramError):
+        return ()
+    if text is None or _digest(text) == origin.sha256:
+        return ()
+    message = f"`{origin.source}` has changed since this plan was made of it: what runs is the program of then"
+    return (Diagnostic("W0950", message, document.span(("program", "source")), "compile it again"),)

@@ -1,0 +1,27 @@
+"""From rows to what the user's Python makes of them, reward or environment, in processes of its own."""
+
+from rlgraph.user_code.environments import (
+    Environment,
+    EnvironmentSpec,
+    Episode,
+    check_environment,
+    open_environment,
+)
+from rlgraph.user_code.functions import FunctionSpec, RewardFunction, check_function, open_function
+from rlgraph.user_code.worker import Ask, Away, Failure, Workers
+
+__all__ = [
+    "Ask",
+    "Away",
+    "Environment",
+    "EnvironmentSpec",
+    "Episode",
+    "Failure",
+    "FunctionSpec",
+    "RewardFunction",
+    "Workers",
+    "check_environment",
+    "check_function",
+    "open_environment",
+    "open_function",
+]

@@ -1,0 +1,89 @@
+"""Reward functions as other systems write them, and what a message says of one: what to rename, what to return."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlgraph.user_code.worker import Raised
+
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """How another system calls a reward function."""
+
+    system: str
+    parameter: str
+    """A parameter that no other system has."""
+    hint: str
+    """What to write; `{name}` is the function."""
+
+
+CONVENTIONS = (
+    Convention(
+        "verl",
+        "solution_str",
+        "verl calls `{name}` a row at a time; here a function is called on many: `def f(completions, answer, "
+        '**columns): return [{name}("", text, right) for text, right in zip(completions, answer)]`, where `answer` is '
+        "the column with what verl calls `ground_truth`; of a dict it takes the `score`",
+    ),
+    Convention(
+        "OpenRLHF",
+        "queries",
+        "OpenRLHF's `queries` are prompts with their answers, and `labels` a column: `def f(prompts, completions, "
+        "answer, **columns): return {name}([p + c for p, c in zip(prompts, completions)], prompts, answer)`",
+    ),
+    Convention(
+        "trlX",
+        "samples",
+        "trlX's `samples` are prompts with their answers, and `outputs` are `completions`: `def f(prompts, "
+        "completions, **columns): return {name}([p + c for p, c in zip(prompts, completions)], prompts, completions)`",
+    ),
+)
+OTHER_NAMES = {
+    "completions": ("completion", "response", "responses", "output", "outputs", "generations", "solutions"),
+    "prompts": ("prompt", "question", "questions", "inputs"),
+    "completion_ids": ("response_ids", "output_ids", "token_ids"),
+}
+"""What a function is given, by what others call it."""
+
+
+def missing_hint(name: str, missing: Collection[str]) -> str:
+    """What to write where the function `name` asks for parameters that nobody gives; "" where no other system does."""
+    for convention in CONVENTIONS:
+        if convention.parameter in missing:
+            return convention.hint.format(name=name)
+    for given, others in OTHER_NAMES.items():
+        for other in others:
+            if other in missing:
+                return f"rename `{other}` to `{given}`: a list, with an entry for each row"
+    return ""
+
+
+def raised_hint(failure: Raised, completions: Sequence[Any]) -> str:
+    """What to write where a function took texts for messages, or messages for texts; "" where it did not."""
+    texts = all(isinstance(each, str) for each in completions)
+    if texts and (_said(failure, "TypeError", "string ind") or (_indexes(failure) and "content" in _line(failure))):
+        return 'completions are texts, since the prompts are: `completion` in place of `completion[0]["content"]`'
+    if not texts and (_said(failure, "AttributeError", "'list'") or _said(failure, "TypeError", "got 'list'")):
+        return 'completions are lists of messages, since the prompts are: `completion[0]["content"]` is the text'
+    return ""
+
+
+def _said(failure: Raised, type_: str, part: str) -> bool:
+    return failure.type == type_ and part in failure.message
+
+
+def _indexes(failure: Raised) -> bool:
+    return failure.type in ("IndexError", "KeyError", "TypeError")
+
+
+def _line(failure: Raised) -> str:
+    """The line that was running; "" where it cannot be read."""
+    try:
+        lines = Path(failure.file).read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return lines[failure.line - 1] if 0 < failure.line <= len(lines) else ""

@@ -1,0 +1,156 @@
+"""Environments: the user's Python that answers an agent.
+
+`env shell = python("envs.py:Shell", image="small")` names a class (or a function that makes an object) with
+the methods
+
+    reset(row: dict) -> str                             the first observation; "" or None where the prompt says it all
+    step(action: str) -> (observation, reward, done)    str, float, bool
+    close()                                             not required
+
+One object is made for each episode, from the options that are not rlgraph's (`image`). It lives in a process
+of its own, which is shared by the episodes of a file, or `workers=` of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rlgraph.errors import Diagnostic, ProgramError, RunError
+from rlgraph.user_code.files import Folders
+from rlgraph.user_code.functions import DEFAULT_LIMIT_S
+from rlgraph.user_code.report import (
+    Signature,
+    Target,
+    check_required,
+    describe,
+    failed_call,
+    own_options,
+    parse_target,
+)
+from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, one_text, seconds, whole
+from rlgraph.user_code.worker import Failure, Worker, Workers, Wrong, side_by_side
+
+T = TypeVar("T")
+
+EnvironmentSpec = Spec
+OPTIONS = ("timeout", "workers")
+NOT_AN_ENVIRONMENT = "E0729"
+
+
+@dataclass(slots=True)
+class Episode:
+    """One environment, from its first observation to its end."""
+
+    target: Target
+    constants: Mapping[str, Any]
+    limit_s: float
+    worker: Worker = field(repr=False)
+    key: int
+    """Its object in the process."""
+    name: str
+    """Names the row in errors."""
+    row: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    generation: int = 0
+    turn: int = 0
+
+    def reset(self, row: Mapping[str, Any]) -> str:
+        """Begin with a row of the data; the first observation, empty where the prompt says it all."""
+        self.row, self.turn = row, 0
+        self._request("make", "at its start", self.target.name, dict(self.constants))
+        self.generation = self.worker.generation
+        first: str = self._request("reset", "in `reset`", dict(row))
+        return first
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        """What the environment answers: observation, reward, whether the episode is over."""
+        self.turn += 1
+        answer: tuple[str, float, bool] = self._request("step", f"in turn {self.turn}", action)
+        return answer
+
+    def close(self) -> None:
+        """End the episode."""
+        if self.generation and self.generation == self.worker.generation and self.worker.running:
+            self._request("close", "in `close`")
+
+    def _request(self, operation: str, when: str, *arguments: Any) -> Any:
+        where = f"on {self.name}, {when}"
+        if self.generation and self.generation != self.worker.generation:
+            raise failed_call(self.target, self.worker.lost(), where, self.row)
+        try:
+            return self.worker.request(operation, self.key, *arguments, limit_s=self.limit_s)
+        except Failure as failure:
+            raise self._error(failure, where) from None
+
+    def _error(self, failure: Failure, where: str) -> RunError:
+        hint = ""
+        if isinstance(failure, Wrong) and failure.what.startswith("5 values from `step`"):
+            hint = "those of gymnasium become: observation, reward, terminated or truncated"
+        return failed_call(self.target, failure, where, self.row, hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Makes the episodes of one `env` declaration."""
+
+    target: Target
+    constants: Mapping[str, Any]
+    limit_s: float
+    """For one call of a method."""
+    workers: tuple[Worker, ...] = field(repr=False)
+    turns: Iterator[Worker] = field(repr=False)
+    """The processes in turn, without end."""
+
+    def __call__(self, name: object) -> Episode:
+        """An episode for the row called `name`; its `reset` makes the user's object.
+
+        Calls of one process wait for each other: `together` steps episodes side by side.
+        """
+        worker = next(self.turns)
+        return Episode(self.target, self.constants, self.limit_s, worker, worker.new_key(), str(name))
+
+    def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """What calls of its episodes give, in their order; episodes of different processes go side by side."""
+        return side_by_side(self.workers, calls)
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self.workers:
+            worker.close()
+
+
+def open_environment(spec: EnvironmentSpec, folders: Folders, workers: Workers | None = None) -> Environment:
+    """The environment that a program declares; this loads the user's file, so only a run may do it.
+
+    With the same `workers` as a function, it shares the module of its file. Raises `ProgramError`.
+    """
+    check_environment(spec)
+    target = parse_target(spec.args[0], folders, spec.at(0), spec.kind)
+    limit_s = seconds(spec, "timeout", DEFAULT_LIMIT_S)
+    pool = workers or Workers()
+    processes = tuple(pool.get(target.code, slot) for slot in range(whole(spec, "workers", 1) or 1))
+    signature = describe(target, processes[0])
+    constants = own_options(spec, OPTIONS, signature, target.name)
+    _check_class(target, signature)
+    check_required(target, signature, constants)
+    return Environment(target, constants, limit_s, processes, itertools.cycle(processes))
+
+
+def check_environment(spec: EnvironmentSpec) -> None:
+    """An error for what is wrong with an `env` declaration, as far as can be seen without any file."""
+    if spec.kind != "python":
+        message = f"there are no environments of kind '{spec.kind}'"
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, 'as in `python("envs.py:Shell")`'))
+    one_text(spec, "a file and a class in it", 'python("envs.py:Shell")')
+    seconds(spec, "timeout", DEFAULT_LIMIT_S)
+    whole(spec, "workers", 1)
+
+
+def _check_class(target: Target, signature: Signature) -> None:
+    missing = [name for name in ("reset", "step") if signature.is_class and name not in signature.methods]
+    if missing:
+        message = f"`{target.name}` is no environment: it has no method `{missing[0]}`"
+        hint = "it needs reset(row) -> str and step(action) -> (observation, reward, done)"
+        raise ProgramError(Diagnostic(NOT_AN_ENVIRONMENT, message, target.span, hint))

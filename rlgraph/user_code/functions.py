@@ -1,0 +1,313 @@
+"""Reward functions: the user's Python, and the verifiers of reasoning_gym, called on a batch of completions.
+
+A function has the signature that reward functions have in TRL: `f(prompts, completions, **columns) ->
+list[float]`, all by name. It is given the columns that it names as parameters, and all of them if it takes
+`**kwargs`; `completion_ids` too, if it names them. Where prompts are lists of messages, completions are
+`[{"role": "assistant", "content": ...}]`. An `async def` is awaited. It runs in a process of its own (see
+`worker.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import Diagnostic, ProgramError, RunError, nearest
+from rlgraph.user_code.conventions import missing_hint, raised_hint
+from rlgraph.user_code.files import Folders
+from rlgraph.user_code.report import (
+    BAD_SIGNATURE,
+    Signature,
+    Target,
+    describe,
+    failed_call,
+    own_options,
+    parse_target,
+)
+from rlgraph.user_code.spec import (
+    BAD_ARGUMENT,
+    Spec,
+    need,
+    one_text,
+    only_options,
+    seconds,
+    text,
+    whole,
+)
+from rlgraph.user_code.worker import (
+    IMPORT_LIMIT_S,
+    Code,
+    Died,
+    Failure,
+    Raised,
+    TimedOut,
+    Worker,
+    Workers,
+    Wrong,
+    side_by_side,
+)
+
+FunctionSpec = Spec
+DEFAULT_LIMIT_S = 300.0
+OPTIONS = ("timeout", "batch", "workers", "over")
+UNITS = ("row", "group", "batch")
+_FORMS = ("python", "reasoning_gym")
+_GIVEN = ("prompts", "completions", "completion_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFunction:
+    """A function of the user's, ready to be called."""
+
+    target: Target
+    signature: Signature
+    constants: Mapping[str, Any]
+    """Arguments that the program gives as options."""
+    limit_s: float
+    """For one call."""
+    batch: int | None
+    """The most rows of one call, but for those that belong together."""
+    over: str
+    """The rows on which the number of a row may depend, one of `UNITS`: no call has a part of them."""
+    workers: tuple[Worker, ...] = field(repr=False)
+
+    def check(self, columns: Iterable[str]) -> None:
+        """An error unless `columns` hold all that the function asks for; a run asks before it works."""
+        names = tuple(columns)
+        given = {*names, *_GIVEN, *self.constants}
+        missing = [name for name in self.signature.required if name not in given]
+        if missing:
+            message = f"`{self.target.name}` asks for a column '{missing[0]}', which the data do not have"
+            hint = missing_hint(self.target.name, missing) or nearest(missing[0], (*names, *_GIVEN))
+            hint = hint or f"the columns are: {', '.join(names)}"
+            raise ProgramError(Diagnostic(BAD_SIGNATURE, message, self.target.span, hint))
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        columns: Mapping[str, Sequence[Any]] | None = None,
+        ids: Sequence[object] | None = None,
+        groups: Sequence[int] | None = None,
+    ) -> list[float]:
+        """One number for each completion.
+
+        All arguments have one entry for each completion; `ids` name the rows in errors. `groups`, ascending, says which
+        rows are of one prompt; without it each is by itself. Raises `RunError`.
+        """
+        columns = columns or {}
+        self.check(columns)
+        if not completions:
+            return []
+        names = [f"row {row}" for row in range(len(completions))] if ids is None else map(str, ids)
+        arguments = self._arguments(prompts, completions, completion_ids, columns)
+        shown = {**arguments, "prompts": list(prompts), "completions": list(completions)}
+        return self._in_parts(_Rows(list(names), arguments, shown), groups)
+
+    def takes(self, name: str) -> bool:
+        """Whether it is given a column of that name, where the rows have one."""
+        if name in self.constants:
+            return False
+        # `prompt` and `completion` stay out of `**kwargs`, as in TRL.
+        return name in self.signature.named or (self.signature.open_ended and name not in ("prompt", "completion"))
+
+    def close(self) -> None:
+        """End the processes; a later call starts them again."""
+        for worker in self.workers:
+            worker.close()
+
+    def _arguments(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]] | None,
+        columns: Mapping[str, Sequence[Any]],
+    ) -> dict[str, list[Any]]:
+        """What the function is given for each row, of what it accepts."""
+        answers = [as_messages(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+        given = {name: list(values) for name, values in columns.items()}
+        given |= {"prompts": list(prompts), "completions": answers}
+        if completion_ids is not None:
+            given["completion_ids"] = list(completion_ids)
+        return {name: values for name, values in given.items() if self.takes(name)}
+
+    def _in_parts(self, rows: _Rows, groups: Sequence[int] | None) -> list[float]:
+        count = len(rows.names)
+        size = min(self.batch or count, -(-count // len(self.workers)))
+        parts = [rows.part(start, end) for start, end in pairwise(self._cuts(rows.shown["prompts"], size, groups))]
+        calls = [partial(self._call, *each) for each in zip(itertools.cycle(self.workers), parts, strict=False)]
+        return [value for part in side_by_side(self.workers, calls) for value in part]
+
+    def _cuts(self, prompts: Sequence[Any], size: int, groups: Sequence[int] | None) -> list[int]:
+        """Where calls of so many rows begin, and the last one ends; none within rows that belong together."""
+        count = len(prompts)
+        if self.over == "batch":
+            return [0, count]
+        if self.over == "row" or groups is None:
+            return [*range(0, count, size), count]
+        found, seen = [0], set[str]()
+        ends = [at for at in range(1, count) if groups[at] != groups[at - 1]]
+        for start, end in pairwise([0, *ends, count]):
+            asked = {repr(prompt) for prompt in prompts[start:end]}
+            # A call ends before a group that is too much for it, or that could be taken for one that is in it.
+            if start and (end - found[-1] > size or seen & asked):
+                found.append(start)
+                seen = set()
+            seen |= asked
+        return [*found, count]
+
+    def _call(self, worker: Worker, rows: _Rows) -> list[float]:
+        try:
+            return self._asked(worker, rows)
+        except Wrong as wrong:
+            raise self._error(wrong, wrong.row, rows) from None
+        except Failure as failure:
+            raise self._error(*self._culprit(worker, failure, rows), rows) from None
+
+    def _asked(self, worker: Worker, rows: _Rows) -> list[float]:
+        try:
+            return self._request(worker, rows, self.limit_s)
+        except Died as died:
+            if not died.killed:
+                raise
+            # It keeps nothing that the run needs: another process is asked for the same, once.
+            return self._request(worker, rows, self.limit_s)
+
+    def _request(self, worker: Worker, rows: _Rows, limit_s: float) -> list[float]:
+        arguments = {**rows.arguments, **self.constants}
+        scores: list[float] = worker.request("score", self.target.name, len(rows.names), arguments, limit_s=limit_s)
+        return scores
+
+    def _culprit(self, worker: Worker, failure: Failure, rows: _Rows) -> tuple[Failure, int | None]:
+        """The row whose call alone fails too, and how; the search takes no longer than one call may."""
+        if len(rows.names) == 1:
+            return failure, 0
+        try:  # a process that must be started again is not on the time of the search
+            worker.request("warm", limit_s=IMPORT_LIMIT_S)
+        except Failure:
+            return failure, None
+        end_s = time.monotonic() + min(self.limit_s, DEFAULT_LIMIT_S)
+        for row in range(len(rows.names)):
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                break
+            try:
+                self._request(worker, rows.part(row, row + 1), left_s)
+            except TimedOut as alone:
+                # A row that ran for most of the search hangs; one that ran for its end may only be slow.
+                if isinstance(failure, TimedOut) and left_s > 0.5 * self.limit_s:
+                    return TimedOut(failure.limit_s, alone.file, alone.line), row
+                break
+            except Wrong:
+                continue
+            except Failure as alone:
+                return alone, row
+        return failure, None
+
+    def _error(self, failure: Failure, row: int | None, rows: _Rows) -> RunError:
+        names = rows.names
+        if row is None and len(names) > 1:
+            where = f"on {len(names)} rows together: {names[0]} to {names[-1]}"
+            slow = isinstance(failure, TimedOut)
+            alone = "batch=1" if self.over == "row" else "over=row, batch=1"
+            slow_hint = f"with `{alone}` every row has its own limit, and is named"
+            hint = slow_hint if slow else self._hint(failure, rows)
+            return failed_call(self.target, failure, where, None, hint)
+        row = row or 0
+        hint = self._hint(failure, rows) or ("each must be a finite number" if isinstance(failure, Wrong) else "")
+        return failed_call(self.target, failure, f"on {names[row]}", rows.shown_row(row), hint)
+
+    def _hint(self, failure: Failure, rows: _Rows) -> str:
+        """What to write in a function that expects to be called as other systems call theirs."""
+        if isinstance(failure, Wrong):
+            return failure.hint
+        return raised_hint(failure, rows.arguments.get("completions", ())) if isinstance(failure, Raised) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of one call, or of some of them."""
+
+    names: list[str]
+    arguments: dict[str, list[Any]]
+    """What the function is given."""
+    shown: dict[str, list[Any]]
+    """What an error shows of a row."""
+
+    def part(self, start: int, end: int) -> _Rows:
+        arguments = {name: values[start:end] for name, values in self.arguments.items()}
+        return _Rows(self.names[start:end], arguments, {n: v[start:end] for n, v in self.shown.items()})
+
+    def shown_row(self, row: int) -> dict[str, Any]:
+        rest = [name for name in self.shown if name not in ("prompts", "completions", "completion_ids")]
+        seen = {"prompt": self.shown["prompts"][row], "completion": self.shown["completions"][row]}
+        return {**seen, **{name: self.shown[name][row] for name in rest}}
+
+
+def open_function(spec: FunctionSpec, folders: Folders, workers: Workers | None = None) -> RewardFunction:
+    """The function that a program declares; this loads the user's file, so only a run may do it.
+
+    Relative paths begin in `folders`. With the same `workers`, two functions of one file share its module;
+    without, the function has processes of its own. Raises `ProgramError`.
+    """
+    check_function(spec)
+    if spec.kind == "python":
+        target = parse_target(spec.args[0], folders, spec.at(0), spec.kind)
+    else:
+        need("reasoning_gym", spec.span)
+        file = Path(__file__).with_name("verify.py")
+        target = Target("reasoning_gym", Code(file), "reasoning_gym", spec.span, ours=True)
+    pool = workers or Workers()
+    processes = tuple(pool.get(target.code, slot) for slot in range(whole(spec, "workers", 1) or 1))
+    signature = describe(target, processes[0])
+    constants = own_options(spec, OPTIONS, signature, target.name)
+    if spec.kind == "reasoning_gym" and spec.args:
+        constants["name"] = spec.args[0]
+    limit_s = seconds(spec, "timeout", DEFAULT_LIMIT_S)
+    return RewardFunction(target, signature, constants, limit_s, whole(spec, "batch", None), _over(spec), processes)
+
+
+def check_function(spec: FunctionSpec) -> None:
+    """An error for what is wrong with a `func` declaration, as far as can be seen without any file."""
+    if spec.kind not in _FORMS:
+        hint = nearest(spec.kind, _FORMS) or f"there are: {', '.join(_FORMS)}"
+        message = f"there are no functions of kind '{spec.kind}'"
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, hint))
+    if spec.kind == "python":
+        one_text(spec, "a file and a function in it", 'python("rewards.py:exact_match")')
+    elif spec.args:
+        one_text(spec, "the task, where the rows do not name it", 'reasoning_gym("spell_backward")')
+    if spec.kind == "reasoning_gym":
+        only_options(spec, OPTIONS)
+    seconds(spec, "timeout", DEFAULT_LIMIT_S)
+    whole(spec, "batch", None)
+    whole(spec, "workers", 1)
+    _over(spec)
+
+
+def _over(spec: FunctionSpec) -> str:
+    """The option `over`. Raises ProgramError, also for options that would cut what it keeps together."""
+    over: str = text(spec, "over", "row" if spec.kind == "reasoning_gym" else "group") or ""
+    if over not in UNITS:
+        message = f"`over` must be row, group or batch, not {over!r}"
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("over"), nearest(over, UNITS)))
+    cutting = "batch" if spec.options.get("batch") else "workers" if spec.options.get("workers", 1) > 1 else ""
+    if over == "batch" and cutting:
+        message = f"`over=batch` has one call for all rows, and `{cutting}` would cut them"
+        hint = f"leave `{cutting}` out, or write `over=group` if a row's number depends on those of its prompt alone"
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(cutting), hint))
+    return over
+
+
+def as_messages(prompt: Any, completion: Any) -> Any:
+    """The completion as the list of messages that it is where the prompt is one."""
+    if isinstance(prompt, list) and isinstance(completion, str):
+        return [{"role": "assistant", "content": completion}]
+    return completion

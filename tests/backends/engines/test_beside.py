@@ -1,0 +1,134 @@
+"""Models that are split unlike, in processes of their own, in one pipeline on the same devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+pytest.importorskip("megatron.core")
+
+from rlgraph.backends.engines.base import TrainOptions
+from rlgraph.backends.engines.joining import attend, listen
+from rlgraph.backends.engines.sources import ModelSpec
+from rlgraph.backends.engines.transformers.engine import TransformersEngine
+from rlgraph.backends.exchange.mailbox import Mailbox
+from rlgraph.backends.ray.beside import Beside, Seat, seated
+from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.plan import Group
+from rlgraph.passes.placement.fusing import lying
+from tests.backends.engines.ranks import Ranks
+from tests.backends.engines.sharded import Clipped, Task, Trained, rows, whole, write
+from tests.suites import few
+from tests.waits import NEVER
+
+PAIRS = {
+    "more copies behind each other": (mesh(pp=4), mesh(dp=2, pp=2)),
+    "no stages of its own": (mesh(pp=2), mesh(dp=2)),
+    "copies side by side": (mesh(pp=2, tp=2), mesh(dp=2, pp=2)),
+    "both": (mesh(pp=2, tp=2), mesh(dp=4)),
+    "two blocks": (mesh(dp=2, pp=2), mesh(dp=4)),
+    "in parts": (mesh(pp=2, chunks=2), mesh(dp=2)),
+}
+KINDS = ("causal_lm", "value_lm")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("models")
+    for kind in KINDS:
+        write("tied", kind, made / kind)
+    return made
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[tuple[Ranks, Ranks]]:
+    """Processes of both models."""
+    both = tuple(Ranks(4) for _ in KINDS)
+    yield both
+    for each in both:
+        each.close()
+
+
+def gradients(
+    split: Mesh,
+    spec: ModelSpec,
+    tasks: Sequence[Task],
+    turned: bool,
+    seats: Sequence[Seat],
+    places: Sequence[int],
+    addresses: Sequence[str],
+) -> list[Trained]:
+    """Of a model beside another one, by each task. seats, places, addresses: of each rank; none: it is alone."""
+    from rlgraph.backends.engines.megatron.engine import MegatronEngine, add_gradients
+    from rlgraph.backends.engines.megatron.shim import on_cpu
+
+    engine, rank = MegatronEngine.open(spec, split, turned=turned), dist.get_rank()
+    found, beside = list[Trained](), None
+    if seats:
+        count = addresses.count(addresses[rank]) * len(KINDS)
+        mailbox = Mailbox(places[rank], range(count), attend(addresses[rank], NEVER), seconds=NEVER)
+        beside = Beside(mailbox, seats[rank], count)
+    for task in tasks:
+        blocks = task.blocks[split.at(rank, "dp")]
+        with on_cpu():
+            engine.clear_gradients()
+            # Twice, as in two updates.
+            for _ in range(2):
+                add_gradients([(engine, blocks, partial(task.micro, spec.kind, 0))], beside=beside)
+            assert engine._trainer
+            engine._trainer.sum()
+            grads = {name: weight.main_grad.clone() for name, weight in engine.tensors().items()}
+        found.append(Trained([], grads, engine.layout()))
+    return found
+
+
+def shared(copies: int, count: int, drop: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Rows for copies, the first of which has micro-batches of one row each and more of them than others. drop: copies
+    that have none."""
+    busy = copies - drop
+    own = [tuple(range(at, count, busy)) for at in range(busy)]
+    found = [
+        tuple((row,) for row in own[0]),
+        *(tuple(part[at : at + 2] for at in range(0, len(part), 2)) for part in own[1:]),
+    ]
+    return (*found, *((),) * drop)
+
+
+@pytest.mark.parametrize("pair", few(PAIRS, "no stages of its own"))
+def test_they_have_the_gradients_that_they_have_alone(ranks: tuple[Ranks, Ranks], folder: Path, pair: str) -> None:
+    """Where all copies have rows, and where one of each model has none."""
+    splits, groups = PAIRS[pair], list[Group]()
+    for name, split in zip(KINDS, splits, strict=True):
+        groups.append(Group(name, "all", "megatron", split, tuple(range(split.size)), (name,)))
+    groups = [replace(group, devices=lying(group, groups)) for group in groups]
+    meetings, where = [], dict[tuple[str, int], tuple[Seat, int, str]]()
+    for block in seated(groups, KINDS):
+        meetings.append(listen("127.0.0.1"))
+        where |= {who: (seat, at, meetings[-1].address) for at, (who, seat) in enumerate(block.items())}
+    jobs = []
+    for at, (group, kind) in enumerate(zip(groups, KINDS, strict=True)):
+        copies = group.mesh.length("dp")
+        tasks = [
+            Clipped(rows(12), shared(copies, 9, drop if copies > 1 else 0), TrainOptions(lr=1e-2)) for drop in (0, 1)
+        ]
+        spec = ModelSpec(kind, str(folder / kind), "float64")
+        told = [*zip(*(where[kind, rank] for rank in range(group.mesh.size)), strict=True)]
+        jobs.append((group.mesh, gradients, spec, tasks, at == 1, *map(list, told)))
+    with ThreadPoolExecutor(2) as pool:
+        together = [*pool.map(lambda each: each[0].run(*each[1]), zip(ranks, jobs, strict=True))]
+    for (_, _, spec, tasks, *_), both in zip(jobs, together, strict=True):
+        whole_tasks = [replace(task, blocks=(tuple(block for own in task.blocks for block in own),)) for task in tasks]
+        alone = ranks[0].run(mesh(), gradients, spec, whole_tasks, False, [], [], [])
+        like = TransformersEngine.open(replace(spec, dtype="float32")).state()
+        for at in range(len(tasks)):
+            expected, grads = (whole([rank[at] for rank in each], like) for each in (alone, both))
+            for name, tensor in grads.items():
+                assert expected[name].abs().max() > 0
+                torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-10)

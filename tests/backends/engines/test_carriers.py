@@ -1,0 +1,331 @@
+"""Links: what carries messages between which processes, that what travels is the same over each, and what is told of one
+that fails."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import mmap
+import multiprocessing
+import os
+import random
+import re
+import resource
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.enginespec.legal import problems
+from rlgraph.backends.exchange.exchange import Exchange
+from rlgraph.backends.exchange.mailbox import Mailbox
+from rlgraph.backends.exchange.shared import OfTheMachine, Shared, of_another
+from rlgraph.backends.exchange.sites import site
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.clusters.topology import sites_of, topology_of
+from rlgraph.catalog.models.shape import Shape
+from rlgraph.ir.carriers import CARRIERS, Site, Ways, carrier, ways
+from rlgraph.ir.layout import Local
+from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.transfer import Topology, Transfer
+from rlgraph.passes.resharding.describe import describe
+from rlgraph.passes.resharding.reshard import reshard
+from tests.backends.engines.exchanging import Crew, crew, exchange, links_of
+from tests.backends.engines.ranks import IMPORTED
+from tests.backends.engines.test_exchange import SMALL, WORLD, content, filled, side
+from tests.suites import few
+from tests.waits import NEVER
+
+# Which one
+
+
+def test_what_carries_between_whom() -> None:
+    """By where the two ends are: the first one of the table that can."""
+    cpu, beside, away = Site("cpu", "a", "a", 1), Site("cpu", "a", "a", 2), Site("cpu", "b", "b", 1)
+    gpu, same, other, far = (
+        Site("cuda", "x", "a", 3),
+        Site("cuda", "x", "a", 4),
+        Site("cuda", "y", "a", 5),
+        Site("cuda", "z", "b", 6),
+    )
+    assert [each.name for each in CARRIERS] == ["shared", "nccl", "gloo"]
+    assert carrier(cpu, beside) == carrier(cpu, cpu) == "shared"
+    assert carrier(cpu, away) == carrier(cpu, gpu) == carrier(gpu, away) == "gloo"
+    assert carrier(gpu, same) == "shared" and carrier(gpu, other) == carrier(gpu, far) == "nccl"
+    # Two groups of one process: it cannot open its own handle, and NCCL wants a process for each GPU.
+    assert carrier(gpu, gpu) == carrier(gpu, Site("cuda", "y", "a", 3)) == "gloo"
+
+
+def test_who_makes_a_communicator() -> None:
+    def clubs(devices: list[int], pairs: list[tuple[int, int]]) -> list[tuple[tuple[int, ...], ...]]:
+        sites = {place: Site("cuda", device, 0, place) for place, device in enumerate(devices)}
+        found = ways(pairs, sites, "the weights", {place: "" for place in sites})
+        return [found[place].clubs for place in sites]
+
+    both = (0, 1, 2)
+    assert clubs([0, 1, 2, 3], [(0, 1), (0, 2)]) == [(both,), (both,), (both,), ()]
+    # Who trains and who samples share two GPUs: no communicator has two processes of one.
+    assert clubs([0, 1, 0, 1], [(0, 2), (0, 3), (1, 2), (1, 3)]) == [((0, 3),), ((1, 2),), ((1, 2),), ((0, 3),)]
+
+
+def test_what_is_not_known_goes_over_gloo() -> None:
+    found = ways([(0, 1)], {0: Site("cpu", 0, 0, 0)}, "the weights", {0: "here", 1: "there"})
+    assert found[0].carriers == {1: "gloo"} and found[1].name(0) == "here"
+
+
+def test_a_plan_says_what_carries() -> None:
+    """Two nodes of two GPUs: who samples has one of each in common with who trains."""
+    cluster = read_cluster("2x2:a100-80gb")
+    devices = {0: 0, 1: 1, 2: 1, 3: 2}
+    source, destination = side(SMALL, "megatron", mesh(tp=2)), side(SMALL, "vllm", mesh(dp=2), 2)
+    transfer = reshard(source, destination, itemsize=4, topology=topology_of(devices, cluster), bucket=1 << 26)
+    size = {pair: bytes_ for pair, bytes_ in transfer.pairs().items()}
+    beside = size[1, 2]
+    text = f"{beside / 1e3:.1f} kB over shared, {(sum(size.values()) - beside) / 1e3:.1f} kB over nccl"
+    assert text in describe(transfer, sites=sites_of(devices, cluster))
+    cores = describe(transfer, sites=sites_of(devices, read_cluster("1x4:cpu(memory=8GiB)")))
+    assert f"{sum(size.values()) / 1e3:.1f} kB over shared\n" in cores
+
+
+def test_where_this_process_is() -> None:
+    found = site(torch.device("cpu"))
+    assert (found.kind, found.process) == ("cpu", os.getpid())
+    assert carrier(found, site(torch.device("cpu"))) == "shared"
+
+
+# That what travels is the same
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Crew]:
+    with crew(WORLD) as found:
+        yield found
+
+
+SPLITS = {
+    "transformers": [mesh(), mesh(2), mesh(fsdp=2), mesh(fsdp=3), mesh(fsdp=4), mesh(tp=2), mesh(2, tp=2)],
+    "megatron": [mesh(), mesh(tp=2), mesh(pp=2), mesh(pp=4), mesh(tp=2, pp=2), mesh(2, tp=2), mesh(2, pp=2)],
+    "vllm": [mesh(), mesh(2), mesh(4), mesh(tp=2), mesh(2, tp=2), mesh(tp=4)],
+}
+
+
+def drawn(chance: random.Random, shape: Shape, engine: str) -> tuple[Mesh, int]:
+    over = chance.choice([each for each in SPLITS[engine] if not problems(shape, engine, each)])
+    return over, chance.randrange(WORLD - over.size + 1)
+
+
+@pytest.mark.parametrize("pairs", few([8, 100], 8))
+def test_pairs_of_layouts(four: Crew, pairs: int) -> None:
+    """Any engine to any, on some of the same places or on others; messages between each two places by another carrier."""
+    chance, full, used = random.Random(0), content(SMALL), set[str]()
+    for number in range(pairs):
+        ends = [chance.choice(sorted(SPLITS)) for _ in range(2)]
+        source, destination = (side(SMALL, engine, *drawn(chance, SMALL, engine)) for engine in ends)
+        topology = Topology.separate(range(WORLD), chance.choice([1, 2, 4]))
+        transfer = reshard(source, destination, itemsize=4, topology=topology, bucket=chance.choice([4096, 1 << 26]))
+        sites = {
+            place: Site(chance.choice(["cpu", "cuda", "cuda"]), chance.randrange(3), chance.randrange(2), place)
+            for place in range(WORLD)
+        }
+        there = ways(
+            transfer.pairs(), sites, f"the weights of pair {number} of {pairs}", {place: "" for place in sites}
+        )
+        used |= {name for each in there.values() for name in each.carriers.values()}
+        own = transfer.parts(range(WORLD))
+        jobs = []
+        for place in range(WORLD):
+            before, after = source.get(place, ()), destination.get(place, ())
+            tensors = filled(before, full, torch.float32), filled(after, None, torch.float32)
+            jobs.append((own[place], before, after, *tensors, torch.float32, None, there[place]))
+        found = four.ask(exchange, *jobs)
+        for place, layout in destination.items():
+            expected = filled(layout, full, torch.float32)
+            assert all(torch.equal(expected[name], found[place][1][name]) for name in expected), (number, ends)
+        sent = sum(moved.sent for moved, _ in found)
+        assert transfer.bound <= sent + transfer.copied <= 1.01 * transfer.bound or sent == transfer.moved
+        assert max(moved.peak for moved, _ in found) <= transfer.peak
+    assert used == {"shared", "nccl", "gloo"}
+
+
+def own(told: Connection) -> None:
+    memory = OfTheMachine(1 << 20)
+    memory.bytes[7] = 5
+    told.send(memory.handle())
+    told.recv()  # Nothing: it is killed.
+
+
+def test_nothing_is_left_of_who_is_killed() -> None:
+    """Its memory has no name, and goes with those who have it: a handle of what is gone is refused."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    pipes = [context.Pipe() for _ in range(2)]
+    owners = [context.Process(target=own, args=(theirs,), daemon=True) for _, theirs in pipes]
+    for owner in owners:
+        owner.start()
+    try:
+        handles = [ours.recv() for ours, _ in pipes]
+        first, second = map(of_another, handles)
+        *place, size = json.loads(handles[0])
+        with pytest.raises(EngineError, match="cannot be mapped"):
+            of_another(json.dumps([*place, 2 * size + mmap.PAGESIZE]))
+        process, file, _ = json.loads(handles[0])
+        assert os.readlink(f"/proc/{process}/fd/{file}") == "/memfd:rlgraph (deleted)"
+        first[7] = 6
+        assert second[7] == 5
+    finally:
+        for owner in owners:
+            owner.kill()
+            owner.join()
+    assert first[7] == 6
+    with pytest.raises(EngineError, match="cannot be mapped"):
+        of_another(handles[0])
+
+
+def test_who_has_no_such_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then gloo carries, which goes everywhere."""
+
+    def refused(name: str) -> int:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    here = torch.device("cpu")
+    assert carrier(site(here), site(here)) == "shared"
+    monkeypatch.setattr(os, "memfd_create", refused)
+    assert carrier(site(here), site(here)) == "gloo"
+    monkeypatch.delattr(os, "memfd_create")
+    assert carrier(site(here), site(here)) == "gloo"
+
+
+def grown(mailbox: Mailbox, sizes: list[int]) -> list[int]:
+    """Messages that outgrow the memory, from place 0 to the others."""
+    link, found = Shared(mailbox, torch.device("cpu")), []
+    for size in sizes:
+        if mailbox.place == 0:
+            message = link.room(size).fill_(size % 251)
+            for post in [link.send(message, peer) for peer in (1, 2, 3)]:
+                post.wait()
+        else:
+            post = link.receive(torch.empty(size, dtype=torch.uint8, device="meta"), 0)
+            post.wait()
+            found.append(int(post.message.double().mean()))
+            post.release()
+    return found
+
+
+def test_memory_that_grows(four: Crew) -> None:
+    sizes = [10, 1000, 500, 1 << 20, 3, 1 << 21]
+    assert four.ask(grown, *[(sizes,)] * WORLD) == [[], *[[size % 251 for size in sizes]] * 3]
+
+
+# What is told of one that fails
+
+
+class Interrupted(dict[str, Tensor]):
+    """Tensors of a process that is ended or stopped when it comes to one of them."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], at: str, by: int) -> None:
+        super().__init__(tensors)
+        self.at, self.by = at, by
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name == self.at:
+            os.kill(os.getpid(), self.by)
+        return super().__getitem__(name)
+
+
+def interrupted(
+    mailbox: Mailbox,
+    transfer: Transfer,
+    source: tuple[Local, ...],
+    destination: tuple[Local, ...],
+    tensors: Mapping[str, Tensor],
+    into: Mapping[str, Tensor],
+    there: Ways,
+    by: int | None,
+) -> tuple[str, float]:
+    """What a place is told, and after how many seconds. by: the signal that it gets when it comes to the last tensor."""
+    end = Exchange(
+        transfer, mailbox, source=source, destination=destination, links=links_of(mailbox, there), ways=there
+    )
+    # From here on nobody waits for one who only began later.
+    dist.barrier()
+    began = time.monotonic()
+    if by is not None:
+        tensors, into = (Interrupted(each, last(each), by) for each in (tensors, into))
+    try:
+        end.run(tensors, into)
+    except EngineError as error:
+        return str(error), time.monotonic() - began
+    return "", time.monotonic() - began
+
+
+def last(tensors: Mapping[str, Tensor]) -> str:
+    return next((name for name in tensors if "layers.3" in name and "down_proj" in name), "")
+
+
+KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
+ENDS = [
+    *itertools.product([KILLED], ["sends", "receives"], ["gloo", "shared", "nccl"]),
+    *few(itertools.product([STOPPED], ["sends", "receives"], ["gloo", "shared", "nccl"]), (STOPPED, "sends", "nccl")),
+]
+
+
+@pytest.mark.parametrize("by, end, over", ENDS, ids=lambda value: getattr(value, "name", value))
+def test_one_end_fails_in_the_midst(by: int, end: str, over: str) -> None:
+    """Its peer is told which tensor was on its way from whom to whom, over what, and how long it has waited."""
+    kind, machine = ("cuda", 0) if over == "nccl" else ("cpu", int(over == "gloo"))
+    sites = {place: Site(kind, place, place * machine, place) for place in range(2)}
+    source, destination = side(SMALL, "transformers", mesh()), side(SMALL, "vllm", mesh(), 1)
+    transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(2)), bucket=4096)
+    assert transfer.rounds > 10
+    names = {0: "rank 0 of learn", 1: "rank 0 of play"}
+    there = ways(transfer.pairs(), sites, "the weights of `actor`", names)
+    assert there[0].carriers == {1: over}
+    failing = 0 if end == "sends" else 1
+    jobs = []
+    for place in range(2):
+        before, after = source.get(place, ()), destination.get(place, ())
+        tensors = filled(before, content(SMALL), torch.float32), filled(after, None, torch.float32)
+        jobs.append((transfer, before, after, *tensors, there[place], by if place == failing else None))
+    # Who is ended is noticed at once.
+    with crew(2, seconds=3 if by == STOPPED else NEVER, wait=1) as two:
+        two.send(interrupted, *jobs)
+        told, seconds = two.answer(1 - failing)
+    assert "of the weights of `actor` from rank 0 of learn to rank 0 of play" in told
+    assert f"of {transfer.rounds}, over {over})" in told and "layers" in told.split(" of the weights")[0]
+    assert "gone or does not answer, after" in told
+    if by == STOPPED:
+        after = re.search(r"after ([\d.]+) s", told)
+        assert seconds >= 3 and after and float(after[1]) >= 3
+
+
+def starved(mailbox: Mailbox, limit: int, *arguments: Any) -> tuple[str, float]:
+    """A process that can have no more bytes than that in one piece of memory that others can map."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    return interrupted(mailbox, *arguments)
+
+
+def test_memory_that_there_is_not_in_the_midst() -> None:
+    """Who sends says how much, for whom, and over what; who waits says from whom."""
+    source, destination = side(SMALL, "transformers", mesh()), side(SMALL, "vllm", mesh(), 1)
+    transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(2)), bucket=4096)
+    sites = {place: Site("cpu", 0, 0, place) for place in range(2)}
+    names = {0: "rank 0 of learn", 1: "rank 0 of play"}
+    there = ways(transfer.pairs(), sites, "the weights of `actor`", names)
+    jobs = []
+    for place in range(2):
+        before, after = source.get(place, ()), destination.get(place, ())
+        tensors = filled(before, content(SMALL), torch.float32), filled(after, None, torch.float32)
+        jobs.append((1024, transfer, before, after, *tensors, there[place], None))
+    with crew(2, seconds=2, wait=1) as two:
+        (sender, _), (receiver, _) = two.ask(starved, *jobs)
+    assert sender.startswith("all messages of the weights of `actor` from rank 0 of learn to its peers (round ")
+    assert "over shared): there are no " in sender and "File too large" in sender
+    assert "of the weights of `actor` from rank 0 of learn to rank 0 of play" in receiver

@@ -1,0 +1,439 @@
+"""Transfers over real gloo processes: content, bytes, buffers; torch's own redistribution as the oracle."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import Placement, Replicate, Shard
+
+from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.megatron import layout as megatron
+from rlgraph.backends.engines.transformers import layout as transformers
+from rlgraph.backends.engines.vllm import layout as vllm
+from rlgraph.backends.exchange.exchange import Exchange, Moved
+from rlgraph.backends.exchange.mailbox import Mailbox
+from rlgraph.catalog.models.families import parameters
+from rlgraph.catalog.models.latent import Latent, Routing
+from rlgraph.catalog.models.shape import Shape
+from rlgraph.ir.carriers import Site, ways
+from rlgraph.ir.layout import Local, Piece, at_layer, whole
+from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.ir.transfer import Topology, Transfer
+from rlgraph.passes.resharding.reshard import reshard
+from tests.backends.engines.exchanging import Crew, crew, exchange, exchange_changes, hurry, meet, redistribute
+from tests.suites import few
+from tests.waits import NEVER
+
+WORLD = 4
+
+Side = dict[int, tuple[Local, ...]]
+Case = tuple[str, Mesh, int, str, Mesh, int]
+"""Engine, split and first place of the source, and of the destination."""
+
+RUNS = itertools.count()
+
+SITES = {
+    "gloo": {place: Site("cpu", place, place, place) for place in range(WORLD)},
+    "shared": {place: Site("cpu", 0, 0, place) for place in range(WORLD)},
+    "nccl": {place: Site("cuda", place, 0, place) for place in range(WORLD)},
+    # Two on one GPU: those of other GPUs have a communicator with each of them.
+    "pairs": {place: Site("cuda", place % 2, place, place) for place in range(WORLD)},
+    "each": {
+        0: Site("cuda", 0, 0, 0),
+        1: Site("cuda", 0, 0, 1),
+        2: Site("cuda", 1, 0, 2),
+        3: Site("cpu", 0, 0, 3),
+    },
+}
+"""Where processes say that they are, for what carries messages between them: they are on this CPU, and what NCCL would do
+among GPUs is done by gloo."""
+
+
+LAYOUTS = {"megatron": megatron.layout, "vllm": vllm.layout, "transformers": transformers.layout}
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Crew]:
+    with crew(WORLD) as found:
+        yield found
+
+
+# A model
+
+
+SMALL = Shape("qwen2", vocab=130, hidden=32, ffn=48, layers=4, heads=8, kv_heads=2, head_dim=4, qkv_bias=True)
+LARGE = Shape("qwen3", vocab=2048, hidden=512, ffn=1024, layers=2, heads=8, kv_heads=4, head_dim=64, qk_norm=True)
+
+LATENT = Shape(
+    "deepseek_v3",
+    vocab=130,
+    hidden=32,
+    ffn=24,
+    layers=4,
+    heads=4,
+    kv_heads=4,
+    head_dim=6,
+    experts=4,
+    experts_per_token=2,
+    shared_ffn=16,
+    routing=Routing(2, 1, 1.0),
+    dense=1,
+    dense_ffn=48,
+    latent=Latent(8, 6, 4, 2, 4),
+)
+
+
+def content(shape: Shape) -> dict[str, Tensor]:
+    """Numbers that float32 and bfloat16 both hold exactly, hardly any two neighbours the same."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        each.name: torch.randint(-127, 127, each.shape, generator=generator).float()
+        for each in parameters(shape, "causal_lm")
+    }
+
+
+def filled(layout: Sequence[Local], full: Mapping[str, Tensor] | None, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A place's tensors, padding and what is not `full` as -1."""
+    found = {}
+    for local in layout:
+        tensor = torch.full(local.shape, -1, dtype=dtype)
+        for piece in local.pieces if full is not None else ():
+            at = tuple(slice(start, start + high - low) for start, (low, high) in zip(piece.at, piece.box, strict=True))
+            tensor[at] = full[piece.name][tuple(slice(*ends) for ends in piece.box)].to(dtype)
+        if "*" in local.name:
+            found |= {at_layer(local.name, layer): each.clone() for layer, each in enumerate(tensor)}
+        else:
+            found[local.name] = tensor
+    return found
+
+
+def side(shape: Shape, engine: str, over: Mesh, first: int = 0) -> Side:
+    return {first + rank: LAYOUTS[engine](shape, over, rank) for rank in range(over.size)}
+
+
+def carry_out(
+    four: Crew,
+    source: Side,
+    destination: Side,
+    transfer: Transfer,
+    full: Mapping[str, Tensor],
+    wide: torch.dtype = torch.float32,
+    narrow: torch.dtype = torch.float32,
+    ema: float | None = None,
+    over: str = "gloo",
+) -> tuple[list[Moved], list[dict[str, Tensor]]]:
+    """Run it on all places: what each did, and what it has then. over: what carries it between any two of them, or
+    `each` for another thing between others."""
+    sent = min(wide, narrow, key=lambda dtype: dtype.itemsize)
+    jobs = []
+    # That it cannot be averaged is a matter of the whole transfer.
+    own = transfer.parts(range(WORLD)) if ema is None else dict.fromkeys(range(WORLD), transfer)
+    there = ways(
+        transfer.pairs(),
+        SITES[over],
+        f"the weights of run {next(RUNS)}",
+        {place: f"rank {place}" for place in range(WORLD)},
+    )
+    for place in range(WORLD):
+        before, after = source.get(place, ()), destination.get(place, ())
+        jobs.append(
+            (
+                own[place],
+                before,
+                after,
+                filled(before, full, wide),
+                filled(after, None, narrow),
+                sent,
+                ema,
+                there[place],
+            )
+        )
+    answers = four.ask(exchange, *jobs)
+    return [moved for moved, _ in answers], [tensors for _, tensors in answers]
+
+
+CASES = [
+    ("megatron", mesh(1, 1, 2), 0, "vllm", mesh(1, 1, 2), 2),
+    ("megatron", mesh(1, 1, 2), 0, "vllm", mesh(2, 1, 1), 2),
+    ("megatron", mesh(1, 1, 2), 0, "vllm", mesh(2, 1, 1), 1),
+    ("megatron", mesh(1, 2, 2), 0, "vllm", mesh(2, 1, 1), 0),
+    ("megatron", mesh(1, 2, 2), 0, "vllm", mesh(4, 1, 1), 0),
+    ("megatron", mesh(1, 2, 2), 0, "vllm", mesh(2, 1, 2), 0),
+    ("megatron", mesh(1, 4, 1), 0, "vllm", mesh(1, 1, 4), 0),
+    ("megatron", mesh(2, 1, 2), 0, "vllm", mesh(1, 1, 4), 0),
+    ("megatron", mesh(2, 2, 1), 0, "megatron", mesh(1, 2, 2), 0),
+    ("megatron", mesh(1, 1, 4), 0, "megatron", mesh(1, 4, 1), 0),
+    ("transformers", mesh(), 0, "vllm", mesh(3, 1, 1), 1),
+    ("transformers", mesh(2), 0, "vllm", mesh(1, 1, 2), 2),
+    ("vllm", mesh(1, 1, 4), 0, "transformers", mesh(), 0),
+    ("transformers", mesh(fsdp=2), 0, "vllm", mesh(1, 1, 2), 2),
+    ("transformers", mesh(fsdp=4), 0, "megatron", mesh(1, 2, 2), 0),
+    ("megatron", mesh(1, 1, 4), 0, "transformers", mesh(fsdp=3), 1),
+    ("transformers", mesh(fsdp=3), 0, "transformers", mesh(2, fsdp=2), 0),
+    ("transformers", mesh(tp=2), 0, "vllm", mesh(1, 1, 2), 2),
+    ("megatron", mesh(1, 1, 4), 0, "transformers", mesh(2, tp=2), 0),
+]
+
+
+def arrived(four: Crew, shape: Shape, source: Side, destination: Side, transfer: Transfer, over: str) -> list[Moved]:
+    """What each process says of a transfer, after which all that the destination holds is there."""
+    full = content(shape)
+    moved, tensors = carry_out(four, source, destination, transfer, full, over=over)
+    for place, layout in destination.items():
+        expected = filled(layout, full, torch.float32)
+        assert expected.keys() == tensors[place].keys()
+        assert all(torch.equal(expected[name], tensors[place][name]) for name in expected)
+    return moved
+
+
+def named(case: Case) -> str:
+    return f"{case[0]} {case[1]} - {case[3]} {case[4]} from {case[5]}"
+
+
+def product(cases: Sequence[Case]) -> list[Any]:
+    """Each case over each carrier. `make test` has each case once, and each carrier as often as others."""
+    carriers = sorted(SITES)
+    return [
+        pytest.param(
+            *(over, case),
+            id=f"{over}-{named(case)}",
+            marks=[] if cases.index(case) % len(carriers) == at else pytest.mark.long,
+        )
+        for at, over in enumerate(carriers)
+        for case in cases
+    ]
+
+
+@pytest.mark.parametrize("over, case", product(CASES))
+def test_a_model_arrives(four: Crew, over: str, case: Case) -> None:
+    """In rounds of small buckets or in one: each carrier has half of the layouts either way, and each layout half of the
+    carriers."""
+    bucket = (2048, 1 << 26)[(CASES.index(case) + sorted(SITES).index(over)) % 2]
+    source, destination = side(SMALL, *case[:3]), side(SMALL, *case[3:])
+    topology = Topology.separate(range(WORLD))
+    transfer = reshard(source, destination, itemsize=4, topology=topology, bucket=bucket)
+    moved = arrived(four, SMALL, source, destination, transfer, over)
+    assert sum(each.sent for each in moved) == sum(each.received for each in moved) == transfer.bound
+    assert max(each.peak for each in moved) <= transfer.peak <= bucket
+
+
+SPARSE = [
+    ("megatron", mesh(tp=2, ep=2), 0, "transformers", mesh(2), 2),
+    ("megatron", mesh(pp=2, ep=2), 0, "transformers", mesh(fsdp=3), 1),
+    ("transformers", mesh(fsdp=2), 0, "megatron", mesh(pp=2, tp=2), 0),
+    ("megatron", mesh(1, 4), 0, "megatron", mesh(ep=4), 0),
+    ("megatron", mesh(tp=2, ep=2), 0, "vllm", mesh(tp=2), 2),
+    ("megatron", mesh(pp=2, tp=2), 0, "vllm", mesh(ep=4), 0),
+    ("transformers", mesh(fsdp=3), 0, "vllm", mesh(tp=4), 0),
+]
+
+
+@pytest.mark.parametrize("over, case", product(SPARSE))
+def test_a_model_whose_first_layer_has_no_experts_arrives(four: Crew, over: str, case: Case) -> None:
+    source, destination = side(LATENT, *case[:3]), side(LATENT, *case[3:])
+    transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 26)
+    moved = arrived(four, LATENT, source, destination, transfer, over)
+    assert sum(each.sent for each in moved) == transfer.bound
+
+
+WIDE, NARROW = torch.float32, torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "over, wide, narrow",
+    few(
+        itertools.product(sorted(SITES), (WIDE, NARROW), (WIDE, NARROW)),
+        ("gloo", NARROW, WIDE),
+        ("shared", WIDE, NARROW),
+        ("nccl", NARROW, NARROW),
+        ("pairs", WIDE, WIDE),
+    ),
+)
+def test_large_tensors_and_other_dtypes(four: Crew, over: str, wide: torch.dtype, narrow: torch.dtype) -> None:
+    """Large parts are sent from where they lie, if they are of the dtype that travels, and the link can."""
+    source, destination = side(LARGE, "megatron", mesh(1, 2, 1)), side(LARGE, "vllm", mesh(2, 1, 1), 2)
+    itemsize = min(wide.itemsize, narrow.itemsize)
+    transfer = reshard(source, destination, itemsize=itemsize, topology=Topology.separate(range(WORLD)), bucket=1 << 28)
+    full = content(LARGE)
+    moved, tensors = carry_out(four, source, destination, transfer, full, wide, narrow, over=over)
+    for place, layout in destination.items():
+        expected = filled(layout, full, narrow)
+        assert all(torch.equal(expected[name], tensors[place][name]) for name in expected)
+    assert sum(each.sent for each in moved) == transfer.bound
+    if wide == narrow and over not in ("shared", "each"):
+        assert max(each.peak for each in moved) < transfer.peak / 10
+
+
+@pytest.mark.parametrize("over", few(sorted(SITES), "each"))
+def test_a_broadcast_that_is_passed_on(four: Crew, over: str) -> None:
+    source, destination = side(LARGE, "transformers", mesh()), side(LARGE, "vllm", mesh(3, 1, 1), 1)
+    slow = Topology({place: place for place in range(WORLD)}, dict.fromkeys(range(WORLD), 0), node_bandwidth=1e6)
+    transfer = reshard(source, destination, itemsize=4, topology=slow, bucket=1 << 22)
+    assert transfer.forwards
+    full = content(LARGE)
+    moved, tensors = carry_out(four, source, destination, transfer, full, over=over)
+    assert max(each.sent for each in moved) < 1.1 * transfer.bound / 3
+    assert max(each.peak for each in moved) <= 1 << 22
+    for place, layout in destination.items():
+        expected = filled(layout, full, torch.float32)
+        assert all(torch.equal(expected[name], tensors[place][name]) for name in expected)
+
+
+@pytest.mark.parametrize("passed_on, narrow", few(itertools.product([False, True], [WIDE, NARROW]), (False, NARROW)))
+def test_what_changed_of_a_model(four: Crew, passed_on: bool, narrow: torch.dtype) -> None:
+    """The same weights arrive, whole the first time, and then as the few numbers that changed."""
+    source = side(LARGE, *(("transformers", mesh()) if passed_on else ("megatron", mesh(1, 1, 2))))
+    destination = side(LARGE, "vllm", mesh(3, 1, 1) if passed_on else mesh(2, 1, 1), 1 if passed_on else 2)
+    slow = Topology({place: place for place in range(WORLD)}, dict.fromkeys(range(WORLD), 0), node_bandwidth=1e6)
+    size = narrow.itemsize
+    transfer = reshard(source, destination, itemsize=size, topology=slow, bucket=1 << 22, forward=passed_on)
+    assert transfer.forwards == passed_on
+    generator = torch.Generator().manual_seed(1)
+    times = [content(LARGE)]
+    for share in (0.01, 0.0, 0.5):
+        change = {name: torch.rand(full.shape, generator=generator) < share for name, full in times[-1].items()}
+        times.append({name: torch.where(change[name], full + 1, full) for name, full in times[-1].items()})
+    jobs = []
+    for place in range(WORLD):
+        before, after = source.get(place, ()), destination.get(place, ())
+        held = [filled(before, full, torch.float32) for full in times]
+        jobs.append((transfer, before, after, held, filled(after, None, narrow), narrow))
+    answers = four.ask(exchange_changes, *jobs)
+    sent = []
+    for time, full in enumerate(times):
+        for place, layout in destination.items():
+            expected = filled(layout, full, narrow)
+            assert all(torch.equal(expected[name], answers[place][time][1][name]) for name in expected)
+        sent.append(sum(each[time][0].sent for each in answers))
+        assert sent[time] == sum(each[time][0].received for each in answers)
+    heads = sent[2]
+    assert heads < transfer.bound / 1000 and sent[0] == transfer.bound + heads
+    assert sent[1] < transfer.bound * (0.01 * (size + 1) + 1 / 255) / size * 1.05 + heads
+    assert sent[1] < sent[3] < transfer.bound
+
+
+@pytest.mark.parametrize("over", few(sorted(SITES), "shared"))
+def test_a_moving_average(four: Crew, over: str) -> None:
+    """One place keeps some, gets some; large and small tensors alike."""
+    source, destination = side(LARGE, "megatron", mesh(1, 2, 1)), side(LARGE, "vllm", mesh(3, 1, 1))
+    transfer = reshard(
+        source, destination, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 24, forward=False
+    )
+    full = content(LARGE)
+    _, tensors = carry_out(four, source, destination, transfer, full, ema=0.75, over=over)
+    for place, layout in destination.items():
+        for name, arrived in filled(layout, full, torch.float32).items():
+            expected = torch.full_like(arrived, -1).lerp_(arrived, 0.25)
+            padding = arrived == -1
+            assert torch.equal(tensors[place][name][~padding], expected[~padding])
+
+
+def test_what_a_place_holds_twice_counts_once(four: Crew) -> None:
+    before = tuple(Local(name, (6,), (Piece("w", (ends,), (0,)),)) for name, ends in (("a", (0, 6)), ("b", (4, 10))))
+    after = (Local("w", (10,), (Piece("w", ((0, 10),), (0,)),)),)
+    transfer = reshard({0: before}, {0: after}, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 20)
+    tensors = {"a": torch.arange(6.0), "b": torch.arange(4.0, 10.0)}
+    empty = (transfer, (), (), {}, {}, torch.float32)
+    (_, found), *_ = four.ask(
+        exchange, (transfer, before, after, tensors, {"w": torch.zeros(10)}, torch.float32, 0.5), *[empty] * 3
+    )
+    assert torch.equal(found["w"], torch.arange(10.0) / 2)
+
+
+def test_what_does_not_fit_together(four: Crew) -> None:
+    source, destination = side(LARGE, "transformers", mesh()), side(LARGE, "vllm", mesh(3, 1, 1), 1)
+    slow = Topology({place: place for place in range(WORLD)}, dict.fromkeys(range(WORLD), 0), node_bandwidth=1e6)
+    transfer = reshard(source, destination, itemsize=4, topology=slow, bucket=1 << 22)
+    with pytest.raises(EngineError, match="forward=False"):
+        carry_out(four, source, destination, transfer, content(LARGE), ema=0.5)
+    with pytest.raises(EngineError, match="planned for elements of 4 bytes"):
+        carry_out(four, source, destination, transfer, content(LARGE), torch.bfloat16, torch.bfloat16)
+
+
+def test_a_peer_that_does_not_answer() -> None:
+    """Two mailboxes in one process; only one of them works."""
+    store = dist.HashStore()
+    boxes: dict[int, Mailbox] = {}
+
+    def make(place: int) -> None:
+        boxes[place] = Mailbox(place, (3, 5), store, seconds=NEVER)
+        meet(boxes[place], (3, 5))
+
+    makers = [threading.Thread(target=make, args=(place,)) for place in (3, 5)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    hurry(boxes[5], 0.2)
+    layout = (Local("w", (8,), (Piece("w", ((0, 8),), (0,)),)),)
+    transfer = reshard({3: layout}, {5: layout}, itemsize=4, topology=Topology.separate((3, 5)), bucket=1 << 20)
+    end = Exchange(transfer, boxes[5], destination=layout)
+    with pytest.raises(EngineError, match=r"w\[0:8\] of weights from place 3 to place 5 .*gone or does not answer"):
+        end.run({}, {"w": torch.zeros(8)})
+
+
+# torch's own redistribution
+
+PLACEMENTS: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1))
+
+PAIRS = [
+    *(((4,), (a,), (b,)) for a in PLACEMENTS for b in PLACEMENTS),
+    *(
+        ((2, 2), (a, b), (c, d))
+        for a in PLACEMENTS
+        for b in PLACEMENTS
+        for c in PLACEMENTS
+        for d in PLACEMENTS
+        if (a, b) != (c, d)
+    ),
+]
+
+
+def placed(size: tuple[int, ...], over: tuple[int, ...], placements: tuple[Placement, ...], rank: int) -> Local:
+    """What a rank holds: as torch does it, outer mesh dimensions cut first and each gets ceil(size / parts)."""
+    box = list(whole(size))
+    coordinates = Mesh(tuple((str(index), length) for index, length in enumerate(over))).coordinates(rank)
+    for index, (length, placement) in enumerate(zip(over, placements, strict=True)):
+        if isinstance(placement, Shard):
+            low, high = box[placement.dim]
+            each = -(-(high - low) // length)
+            at = coordinates[str(index)]
+            box[placement.dim] = (min(low + at * each, high), min(low + (at + 1) * each, high))
+    shape = tuple(high - low for low, high in box)
+    return Local("w", shape, (Piece("w", tuple(box), (0,) * len(size)),))
+
+
+@pytest.mark.parametrize("step", few([1, 4], 4))
+def test_what_torch_can_redistribute(four: Crew, step: int) -> None:
+    """No number of ranks divides these sizes: parts differ, and one may be empty. step: through the pairs."""
+    size = (7, 5)
+    full = torch.arange(size[0] * size[1]).view(size).float()
+    for over, before, after in PAIRS[::step]:
+        layouts = [(placed(size, over, before, rank), placed(size, over, after, rank)) for rank in range(WORLD)]
+        source = {rank: (held,) for rank, (held, _) in enumerate(layouts)}
+        destination = {rank: (needed,) for rank, (_, needed) in enumerate(layouts)}
+        theirs = four.ask(redistribute, *([(full, over, before, after)] * WORLD))
+        for rank, (held, needed) in enumerate(layouts):
+            assert [tuple(each.shape) for each in theirs[rank]] == [held.shape, needed.shape]
+        transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 20)
+        jobs = [
+            (
+                transfer,
+                source[rank],
+                destination[rank],
+                {"w": theirs[rank][0]},
+                {"w": torch.zeros(destination[rank][0].shape)},
+                torch.float32,
+            )
+            for rank in range(WORLD)
+        ]
+        ours = four.ask(exchange, *jobs)
+        for rank in range(WORLD):
+            assert torch.equal(ours[rank][1]["w"], theirs[rank][1]), (over, before, after, rank)

@@ -1,0 +1,101 @@
+"""Models of the hub where the hub does not answer: told at once, or read from what is stored here."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub import constants
+
+from rlgraph.backends.engines.base import EngineError, HubError
+from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load, load_codec
+from rlgraph.backends.engines.tokenizers import Chars
+from rlgraph.catalog.models import hub
+from rlgraph.catalog.models.known import snapshot
+
+SHAPE = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+}
+NAME = "some/model"
+
+
+class Silent:
+    """A client that nobody answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def head(self, url: str, **options: Any) -> None:
+        assert options["timeout"] == hub.SECONDS
+        self.asked.append(url)
+        raise OSError("Name or service not known")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"`{name}` of a hub that does not answer")
+
+
+@pytest.fixture
+def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Silent:
+    found = Silent()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "stored"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "get_session", lambda: found)
+    monkeypatch.setattr("huggingface_hub.utils._http.get_session", lambda: found)
+    return found
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(silent: Silent, tmp_path: Path) -> None:
+    with pytest.raises(HubError) as refused:
+        load(ModelSpec("causal_lm", NAME))
+    assert str(refused.value) == (
+        f"cannot load the tokenizer '{NAME}': it is no folder, it is not stored in '{tmp_path / 'stored'}', and the hub "
+        f"{constants.ENDPOINT} does not answer: Name or service not known"
+    )
+    assert silent.asked == [constants.ENDPOINT]
+    again = pickle.loads(pickle.dumps(refused.value))
+    for name in hub.VARIABLES:
+        assert f"`{name}`" in again.hint
+    assert f"`hf download {NAME}`" in again.hint
+
+
+def test_no_hub_is_asked_where_that_is_said(silent: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(HubError, match="no hub is asked"):
+        load_codec(ModelSpec("causal_lm", NAME))
+    assert silent.asked == []
+
+
+def test_a_folder_that_is_not_there_is_no_matter_for_the_hub(silent: Silent) -> None:
+    with pytest.raises(EngineError, match="'no/such/folder' as a local folder"):
+        load_codec(ModelSpec("causal_lm", "no/such/folder"))
+    assert silent.asked == []
+
+
+def test_a_model_that_is_stored_is_loaded_without_the_hub(silent: Silent, tmp_path: Path) -> None:
+    made = load(ModelSpec("causal_lm", RandomSource("qwen2", SHAPE, Chars("abcd>"))))
+    place = tmp_path / "stored" / f"models--{NAME.replace('/', '--')}"
+    made.model.save_pretrained(place / "snapshots" / "a1b2c3")
+    made.codec.save(place / "snapshots" / "a1b2c3")
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("a1b2c3")
+    assert snapshot(NAME) == place / "snapshots" / "a1b2c3"
+    found = load(ModelSpec("causal_lm", NAME)).model.state_dict()
+    assert all(torch.equal(each, found[name]) for name, each in made.model.state_dict().items())
+    assert set(silent.asked) == {constants.ENDPOINT}
+    shutil.rmtree(place)
+    assert snapshot(NAME) is None
+
+
+def test_the_documents_say_what_is_read() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text("utf-8")
+    assert all(f"`{name}`" in page for name in hub.VARIABLES)

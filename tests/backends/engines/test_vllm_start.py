@@ -1,0 +1,130 @@
+"""What vLLM is asked for: what the plan has decided. No engine is started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rlgraph
+from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.sources import ModelSpec
+from rlgraph.backends.engines.vllm import engine, start
+from rlgraph.backends.enginespec.spec import Reserved
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.adapters import Adapters
+from rlgraph.catalog.models.known import known
+from rlgraph.catalog.models.shape import shape_of
+from rlgraph.ir.mesh import mesh
+from rlgraph.ir.plan import Holding
+from rlgraph.passes.cost.decoding import cached
+from rlgraph.passes.cost.deployment import Deployment, ModelConfig
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.work import cached_bytes, rank_parameters
+
+GEN = """
+algorithm gen
+model actor  = causal_lm("meta-llama/Llama-3.1-8B-Instruct", dtype="bfloat16")
+data prompts = jsonl("prompts.jsonl", batch=32)
+step:
+    rollout  = actor.generate(prompts, n=2, max_tokens=256)
+    report length = mean(rollout.length)
+"""
+SCHEDULE = """
+schedule gen
+pool play = 1 devices
+place actor.generate on play(engine=vllm, tp=1)
+"""
+SHAPE = shape_of(known("meta-llama/Llama-3.1-8B-Instruct"))
+MEMORY = 24 << 30
+
+
+def test_vllm_is_asked_for_what_the_plan_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cache, rows that this has room for, and no more of the device than weights and cache."""
+    monkeypatch.setattr(start, "on_cpu", lambda: False)
+    compiled = rlgraph.compile(GEN, schedule=SCHEDULE, cluster="1x1:l4-24gb", workload=Workload(Lengths((512.0,))))
+    [holding] = compiled.plan.holdings
+    spec = ModelSpec("causal_lm", "", "bfloat16")
+    asked = start.arguments(spec, SHAPE, mesh(tp=1), start.limits_of(holding), MEMORY)
+    token = cached_bytes(SHAPE, 1, 2)
+    assert asked["kv_cache_memory_bytes"] == holding.kv_bytes > 0
+    assert 512 + 256 <= asked["max_model_len"] <= holding.kv_bytes / token < SHAPE.positions
+    weights = 2 * rank_parameters(SHAPE, "causal_lm", 1, 1)
+    assert asked["gpu_memory_utilization"] * MEMORY == pytest.approx(weights + holding.kv_bytes)
+
+
+@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 1000])
+def test_the_smallest_cache_of_a_plan_has_room_for_its_longest_row(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for on_cpu in (False, True):
+        monkeypatch.setattr(start, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        token = int(cached_bytes(SHAPE, 1, 4 if on_cpu else 2))
+        holding = Holding("actor", "play", kv_bytes=token * Reserved().room(tokens, on_cpu))
+        spec = ModelSpec("causal_lm", "", "bfloat16")
+        asked = start.arguments(spec, SHAPE, mesh(tp=1), start.limits_of(holding), MEMORY)
+        assert asked["kv_cache_memory_bytes"] == holding.kv_bytes
+        assert asked["max_model_len"] >= tokens
+
+
+@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 1000])
+def test_a_plan_that_gives_too_small_a_cache_is_told_the_least_that_would_do(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ModelSpec("causal_lm", "", "bfloat16")
+    for on_cpu in (False, True):
+        monkeypatch.setattr(start, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        for tp in (1, 2):
+            least = start.cache_for(spec, SHAPE, mesh(tp=tp), tokens)
+            limits = start.limits_of(Holding("actor", "play", kv_bytes=least))
+            asked = start.arguments(spec, SHAPE, mesh(tp=tp), limits, MEMORY)
+            assert (asked["kv_cache_memory_bytes"], asked["max_model_len"] >= tokens) == (least, True)
+            limits = start.limits_of(Holding("actor", "play", kv_bytes=least - 1))
+            less = start.arguments(spec, SHAPE, mesh(tp=tp), limits, MEMORY)["max_model_len"]
+            assert less < tokens or asked["max_model_len"] == Reserved().row(0, on_cpu)
+
+
+def test_what_a_plan_has_to_say_for_longer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing, where it says no cache, or where positions end before."""
+    monkeypatch.setattr(start, "on_cpu", lambda: True)
+    opened = engine.VllmEngine.__new__(engine.VllmEngine)
+    opened.spec, opened._shape, opened._mesh = ModelSpec("causal_lm", "", "bfloat16"), SHAPE, mesh(tp=2)
+    opened.holding = Holding("actor", "play", kv_bytes=1, offload=True)
+    least = start.cache_for(opened.spec, SHAPE, mesh(tp=2), 1000)
+    assert opened.roomier(1000) == Holding("actor", "play", kv_bytes=least, offload=True)
+    assert opened.roomier(SHAPE.positions) is not None and opened.roomier(SHAPE.positions + 1) is None
+    opened.holding = Holding("actor", "play")
+    assert opened.roomier(1000) is None
+
+
+def test_nobody_says_how_large_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "on_cpu", lambda: False)
+    asked = start.arguments(ModelSpec("causal_lm", "", "bfloat16"), SHAPE, mesh(tp=1), start.Limits(), MEMORY)
+    assert (asked["kv_cache_memory_bytes"], asked["max_model_len"]) == (None, SHAPE.positions)
+    assert asked["gpu_memory_utilization"] == 0.9
+
+
+def test_a_token_takes_on_a_cpu_what_the_engine_keeps_there() -> None:
+    """Which computes in float32, whatever the model is in."""
+    config = ModelConfig("actor", SHAPE, "causal_lm", dtype="bfloat16")
+    for text, item in (("1x1:cpu", 4), ("1x1:l4-24gb", 2)):
+        island = read_cluster(text).islands[0]
+        assert cached(config, Deployment("vllm", island)) == cached_bytes(SHAPE, 1, item)
+        assert cached(replace(config, dtype="float32"), Deployment("vllm", island)) == cached_bytes(SHAPE, 1, 4)
+
+
+def test_adapters_where_the_plan_says_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that is exact in the dtype that the weights have there."""
+    lora = Adapters(8, 16.0)
+    spec = ModelSpec("causal_lm", "", "bfloat16", adapters=lora)
+    source: Any = SimpleNamespace(shape=replace(SHAPE, adapters=lora))
+    for on_cpu, way in ((False, "apart"), (True, "merged")):
+        monkeypatch.setattr(engine, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        assert engine._way(spec, source, "") == way
+    assert engine._way(replace(spec, adapters=None), source, "") == ""
+    monkeypatch.setattr(engine, "on_cpu", lambda: False)
+    with pytest.raises(EngineError, match="vllm has adapters merged in weights of bfloat16, which round away"):
+        engine._way(spec, source, "merged")

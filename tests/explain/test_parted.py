@@ -1,0 +1,41 @@
+"""What is told of stages with several parts of the layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import rlgraph
+from rlgraph.catalog.clusters.units import shown_seconds
+from rlgraph.explain.parted import show_parted
+from rlgraph.ir.mesh import mesh
+
+GRPO = Path(rlgraph.__file__).parent / "algorithms" / "grpo.rlf"
+LARGE = {"base": '"Qwen/Qwen2.5-32B-Instruct"'}
+
+
+def test_parts_of_a_stage_are_told_with_what_they_save() -> None:
+    found = rlgraph.compile(GRPO, cluster="4x8:a100-80gb", set=LARGE).choice
+    [(component, option)] = [
+        (component, option)
+        for component, option in zip(found.problem.components, found.found.options, strict=True)
+        if option.deployment.chunks > 1
+    ]
+    split = dict(option.strategy.deployment.mesh.axes)
+    plain = replace(option.strategy.deployment, mesh=mesh(**(split | {"chunks": 1})))
+    several, single = (
+        sum(each * often for each, often in zip(own.seconds(option.copies), option.often, strict=True))
+        for own in (option.strategy, found.problem.options.strategy(component, plain))
+    )
+    assert single > several
+    assert list(show_parted(found)) == [
+        f"actor has {split['chunks']} parts of the layers on each of {split['pp']} stages: "
+        f"{shown_seconds(several)} in place of {shown_seconds(single)} with one"
+    ]
+
+
+def test_a_schedule_that_says_one_part_has_it() -> None:
+    schedule = "schedule grpo\npool all = 32 devices\nplace actor.train on all(engine=megatron, pp=4, chunks=1)\n"
+    found = rlgraph.compile(GRPO, schedule=schedule, cluster="4x8:a100-80gb", set=LARGE).choice
+    assert [option.deployment.chunks for option in found.found.options] == [1] * len(found.found.options)
+    assert list(show_parted(found)) == []

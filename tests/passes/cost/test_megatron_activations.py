@@ -1,0 +1,102 @@
+"""The bytes that training with Megatron-core keeps, on one rank and on two that share each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, product
+
+import pytest
+
+pytest.importorskip("megatron.core")
+
+from rlgraph.backends.enginespec.legal import problems
+from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.passes.cost.activations import activation_bytes
+from tests.backends.engines.ranks import Ranks
+from tests.passes.cost.live import Live
+from tests.passes.cost.trained import LATENT, WIDE_VALUES, Case
+from tests.suites import few
+
+CASES = [
+    Case("qwen2"),
+    Case("qwen2", scored=64),
+    Case("qwen2", scored=64, entropy=True),
+    Case("qwen3", rows=2, length=300),
+    Case("qwen2", rows=1, length=1025, scored=800),
+    Case("llama", "value_lm", scored=64),
+    Case("llama", fields=(("num_key_value_heads", 4),)),
+    Case("mistral", rows=2, length=300, fields=(("sliding_window", 100),)),
+    Case("granite", scored=64, fields=(("residual_multiplier", 0.5), ("logits_scaling", 2.0))),
+    Case("gemma2", scored=64),
+    Case("mixtral", fields=(("num_local_experts", 4),)),
+    Case("deepseek_v3", fields=LATENT),
+    Case("deepseek_v3", rows=2, length=300, fields=WIDE_VALUES),
+    Case("gemma3_text", fields=(("sliding_window", 32), ("sliding_window_pattern", 2))),
+]
+KEPT = [
+    (Case("qwen2"), mesh()),
+    (Case("qwen2", scored=64, entropy=True), mesh()),
+    (Case("llama", "value_lm", scored=64), mesh()),
+    (Case("qwen3", rows=2, length=300), mesh(tp=2)),
+    (Case("deepseek_v3", rows=2, length=300, fields=WIDE_VALUES), mesh()),
+    (Case("qwen2", rows=1, length=1025, scored=800), mesh(cp=2)),
+]
+"""Heads of each kind, and models without and with experts, on ranks that share columns or tokens."""
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    started = Ranks(2)
+    yield started
+    started.close()
+
+
+def measured(over: Mesh, case: Case) -> list[int]:
+    """On this rank the peaks with two and with four layers; gradients, and the buffers that they are added up in, are
+    there."""
+    from rlgraph.backends.engines.megatron.engine import MegatronEngine
+
+    found = []
+    for layers in (2, 4):
+        engine = MegatronEngine.open(case.spec(layers), over)
+        micro = case.micro()
+        engine.clear_gradients()
+        engine.add_gradients([0], lambda block, micro=micro: micro)
+        assert engine._trainer
+        # gloo lets go of what it sent a moment later, at times: the least of several is what is needed.
+        peaks = []
+        for _ in range(3 if over.size > 1 else 1):
+            gradients = (buffer.grad_data for buffer in engine._trainer.chunk.buffers)
+            with Live(chain(engine.model.parameters(), gradients)) as live:
+                engine.add_gradients([0], lambda block, micro=micro: micro)
+            peaks.append(live.peak)
+        found.append(min(peaks))
+    return found
+
+
+@pytest.mark.parametrize("case, over", few(product(CASES, [mesh(), mesh(tp=2), mesh(cp=2)]), *KEPT), ids=str)
+def test_what_megatron_keeps(ranks: Ranks, case: Case, over: Mesh) -> None:
+    cp = over.length("cp")
+    if problems(case.shape(), "megatron", over):
+        pytest.skip("it does not split this model so")
+    found = activation_bytes(
+        case.shape(),
+        case.kind,
+        case.tokens().shared_out(cp),
+        itemsize=4,
+        tp=over.length("tp"),
+        cp=cp,
+        masked=True,
+        network=3,
+        packed=True,
+        splits_tokens=True,
+        split_head=True,
+        wide_norms=4,
+    )
+    measures = ranks.run(over, measured, case)
+    # Of a single row one of the ranks that share tokens out has more to score: the fullest counts.
+    for two, four in [max(measures)] if cp > 1 else measures:
+        # What routers keep is left out.
+        assert found.layer == pytest.approx((four - two) / 2, rel=0.015 if case.shape().experts else 0.001)
+        assert found.peak(2) == pytest.approx(two, rel=0.1)
+        assert found.peak(4) == pytest.approx(four, rel=0.1)

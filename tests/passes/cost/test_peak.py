@@ -1,0 +1,232 @@
+"""The fullest moment of pools: who is there, who works, and that the search counts in the same way."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.families import count
+from rlgraph.catalog.models.known import known
+from rlgraph.catalog.models.shape import shape_of
+from rlgraph.ir.mesh import mesh
+from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
+from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.deployment import ModelConfig
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.peak import Lodging, Peak, lodges, lodgings, peaks, usable
+from rlgraph.passes.cost.predict import Predictor
+from rlgraph.passes.cost.tasks import Task
+from rlgraph.passes.cost.time import Batch
+from rlgraph.passes.placement.search.option import Option
+from rlgraph.passes.placement.search.options import Options
+from rlgraph.passes.placement.search.problem import Problem, peak
+from tests.passes.placement.test_search import everything, random_case
+from tests.suites import few
+
+CONFIG = known("meta-llama/Llama-3.1-8B")
+assert CONFIG is not None
+SHAPE = shape_of(CONFIG)
+CONFIGS = {
+    "actor": ModelConfig("actor", SHAPE, "causal_lm", "bfloat16"),
+    "critic": ModelConfig("critic", SHAPE, "value_lm", "bfloat16"),
+    "ref": ModelConfig("ref", SHAPE, "causal_lm", "bfloat16"),
+}
+BATCH = (Batch(64, Lengths((512.0,)), Lengths((256.0, 1024.0))),)
+TASKS = (
+    Task("rollout", "generate", "actor", BATCH),
+    Task("reward", "call", None),
+    Task("ref_logp", "logprobs", "ref", BATCH),
+    Task("value", "values", "critic", BATCH),
+    Task("train critic", "train", "critic", BATCH),
+    Task("train actor", "train", "actor", BATCH),
+)
+
+GPU = defaults("gpu")
+CLUSTER = read_cluster("1x8:h200")
+EIGHT = tuple(range(8))
+
+
+def plan(*offloaded: tuple[str, str]) -> Plan:
+    """All on eight devices, but `ref` on the last four."""
+    groups = (
+        Group(HOST, HOST, HOST, mesh(), ()),
+        Group("learn", "all", "megatron", mesh(dp=2, tp=4), EIGHT, ("actor", "critic")),
+        Group("play", "all", "vllm", mesh(dp=8), EIGHT, ("actor",)),
+        Group("look", "all", "megatron", mesh(tp=4), EIGHT[4:], ("ref",)),
+    )
+    roles = (
+        Role("actor", "generate", "play"),
+        Role("actor", "train", "learn"),
+        Role("critic", "values", "learn"),
+        Role("critic", "train", "learn"),
+        Role("ref", "logprobs", "look"),
+    )
+    owners = (("actor", "learn"), ("critic", "learn"), ("ref", "look"))
+    holdings = tuple(Holding(model, group, offload=True) for model, group in offloaded)
+    return Plan("p", (Pool(HOST, 0), Pool("all", 8)), groups, roles, owners, holdings=holdings)
+
+
+def found(*offloaded: tuple[str, str]) -> Peak:
+    return peaks(plan(*offloaded), TASKS, CONFIGS, CLUSTER, GPU)["all"]
+
+
+def test_all_models_are_there_and_one_works() -> None:
+    own = plan()
+    predictor = Predictor(own, CONFIGS, CLUSTER, GPU)
+
+    def footprint(model: str, operation: str, group: str) -> tuple[float, float]:
+        from rlgraph.passes.cost.predict import footprint as of
+
+        deployment = predictor.deployment(model, own.group(group))
+        each = of(operation, CONFIGS[model], deployment, BATCH)
+        return each.resident.total, each.active.total
+
+    held = [
+        footprint("actor", "train", "learn"),
+        footprint("critic", "train", "learn"),
+        footprint("actor", "generate", "play"),
+        footprint("ref", "logprobs", "look"),
+    ]
+    peak = found()
+    # A process for each group, that of `learn` with two models.
+    running = sum(
+        predictor.deployment(model, own.group(group)).process(GPU)
+        for model, group in (("actor", "learn"), ("actor", "play"), ("ref", "look"))
+    )
+    stays = running + sum(size for size, _ in held)
+    # The devices with `ref` are the fullest.
+    assert peak.bytes == pytest.approx(stays + max(size for _, size in held))
+    assert peak.moment == "train actor"
+    assert [name for name, _ in peak.moments] == [task.name for task in TASKS if task.model]
+    assert dict(peak.moments)["ref_logp"] == pytest.approx(stays + held[3][1])
+
+
+def test_parts_add_up() -> None:
+    peak = found()
+    assert sum(size for _, _, size in peak.parts) == peak.bytes == max(size for _, size in peak.moments)
+    assert peak.parts == tuple(sorted(peak.parts, key=lambda part: -part[2]))
+    kinds = {(model, what) for model, what, _ in peak.parts}
+    assert {("actor", "cache"), ("actor", "gradients"), ("critic", "optimizer"), ("ref", "weights")} <= kinds
+
+
+def test_what_is_off_loaded_is_there_only_while_it_works() -> None:
+    whole, less = found(), found(("critic", "learn"), ("ref", "look"))
+    # Processes stay.
+    critic = sum(size for model, what, size in whole.parts if model == "critic" and what != "runtime")
+    ref = sum(size for model, what, size in whole.parts if model == "ref" and what != "runtime")
+    before, after = dict(whole.moments), dict(less.moments)
+    assert after["train actor"] == pytest.approx(before["train actor"] - critic - ref)
+    assert after["train critic"] == pytest.approx(before["train critic"] - ref)
+    assert after["rollout"] == pytest.approx(before["rollout"] - critic - ref)
+    assert less.moment == "train critic" and {what for model, what, _ in less.parts if model == "ref"} == {"runtime"}
+
+
+def lodged(*offloaded: tuple[str, str], cluster: str = "1x8:h200", streamed: tuple[str, ...] = ()) -> list[Lodging]:
+    found = lodgings(plan(*offloaded), TASKS, CONFIGS, read_cluster(cluster), GPU, streamed)
+    assert list(found) == list(range(len(found)))
+    return list(found.values())
+
+
+def test_a_host_has_what_sleeps_on_its_node() -> None:
+    """Weights, and AdamW's moments and wide copies, which Megatron's copies share out; of vLLM, whose weights are
+    brought, nothing."""
+    numbers = {name: float(count(SHAPE, each.kind)) for name, each in CONFIGS.items()}
+    [node] = lodged(("critic", "learn"), ("ref", "look"), ("actor", "play"))
+    critic, ref = numbers["critic"] * (2 * 2 + 12), numbers["ref"] * 2
+    assert dict(node.parts) == pytest.approx({"critic": critic, "ref": ref}, rel=0.01)
+    assert node.bytes == pytest.approx(critic + ref, rel=0.01)
+    assert node.capacity == lodges(CLUSTER.islands[0], GPU) == CLUSTER.islands[0].host_memory / 2
+    assert not lodged(("actor", "play")) and not lodged()
+
+
+def test_each_host_has_its_own() -> None:
+    """One copy of `learn` is on each of two nodes, and `ref` is on the second."""
+    [one] = lodged(("critic", "learn"), ("ref", "look"))
+    first, second = lodged(("critic", "learn"), ("ref", "look"), cluster="2x4:h200(host_memory=8GB)")
+    assert first.bytes + second.bytes == pytest.approx(one.bytes)
+    assert dict(first.parts)["critic"] == pytest.approx(dict(one.parts)["critic"] / 2)
+    assert [name for name, _ in second.parts] == ["critic", "ref"] and len(first.parts) == 1
+    assert one.fits and not first.fits and first.capacity == 4 * 8e9 / 2
+
+
+def test_gradients_of_a_step_that_goes_on_are_kept_too() -> None:
+    [without], [with_them] = lodged(("critic", "learn")), lodged(("critic", "learn"), streamed=("critic",))
+    assert with_them.bytes - without.bytes == pytest.approx(2 * 4 * count(SHAPE, "value_lm"), rel=0.01)
+
+
+def test_what_does_nothing_in_a_step_is_held_all_the_same() -> None:
+    idle = peaks(plan(), (), CONFIGS, CLUSTER, GPU)["all"]
+    assert idle.moment == "" and idle.moments == ()
+    assert {model for model, _, _ in idle.parts} == {"actor", "critic", "ref"}
+
+
+def test_the_capacity_is_what_a_search_may_fill() -> None:
+    assert found().capacity == usable(CLUSTER.islands[0], GPU)
+    assert found().fits == (found().bytes <= found().capacity)
+
+
+@pytest.mark.parametrize("seed", few(range(40), 8, 11, 18, 25, 31, 32))
+def test_the_search_counts_in_the_same_way(seed: int) -> None:
+    """Any options of the parts of a random problem, in one pool, of every other one with rows that stream."""
+    dice = random.Random(seed)
+    problem = random_case(seed).problem
+    trained: list[str] = []
+    if seed % 2:
+        options = Options(problem.tasks, problem.constants, problem.options.engines, streams=True)
+        problem = Problem(problem.components, problem.cluster, options, problem.goal)
+        trained = [component.model for component in problem.components if component.work == "train"]
+    devices = problem.cluster.islands[0].devices
+    options = [everything(problem, number, (0,), devices) for number in range(len(problem.components))]
+    if not all(options):
+        pytest.skip("a part has no option on so many devices")
+    chosen = [dice.choice(own) for own in options]
+    configs = {component.model: component.config for component in problem.components}
+    peak_ = peaks(
+        laid(problem, chosen),
+        problem.tasks,
+        configs,
+        problem.cluster,
+        problem.constants,
+        accumulated=trained,
+    )["all"]
+    assert peak_.bytes == pytest.approx(peak(chosen))
+    assert peak_.fits == problem.fits(chosen, problem.cluster.islands[0])
+    nodes = lodgings(laid(problem, chosen), problem.tasks, configs, problem.cluster, problem.constants, trained)
+    most = max((each.bytes for each in nodes.values()), default=0.0)
+    assert most == pytest.approx(sum(option.host for option in chosen))
+
+
+def laid(problem: Problem, chosen: list[Option]) -> Plan:
+    """A plan with one pool, and a group for each part."""
+    groups, roles, holdings = [], [], []
+    for component, option in zip(problem.components, chosen, strict=True):
+        deployment = option.deployment
+        groups.append(
+            Group(
+                component.name,
+                "all",
+                deployment.engine,
+                deployment.mesh,
+                tuple(range(deployment.size)),
+                (component.model,),
+            )
+        )
+        roles += [Role(component.model, operation, component.name) for operation in component.operations]
+        holdings.append(
+            Holding(
+                component.model,
+                component.name,
+                deployment.micro_tokens,
+                deployment.recompute,
+                deployment.attention,
+                deployment.adapters,
+                deployment.gather,
+                option.offload,
+                deployment.kv_bytes,
+            )
+        )
+    pool = Pool("all", problem.cluster.islands[0].devices)
+    owners = tuple((each.model, each.name) for each in problem.components if each.work == "train")
+    return Plan("p", (pool,), tuple(groups), tuple(roles), owners, holdings=tuple(holdings))

@@ -1,0 +1,119 @@
+"""Copies that sample rows end apart, each row by its own length; on average that takes what a plan is chosen by."""
+
+from __future__ import annotations
+
+from random import Random
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.known import known
+from rlgraph.catalog.models.shape import shape_of
+from rlgraph.ir.layout import share
+from rlgraph.ir.mesh import mesh
+from rlgraph.passes.cost import decoding
+from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.decoding import slots
+from rlgraph.passes.cost.deployment import Deployment, ModelConfig
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.sampled import Pace, Sampled, Together, sampled
+from rlgraph.passes.cost.time import Batch
+
+ISLAND = read_cluster("4x8:h100-80gb").islands[0]
+PROMPT = 300.0
+
+
+def config() -> ModelConfig:
+    found = known("meta-llama/Llama-3.1-8B")
+    assert found
+    return ModelConfig("actor", shape_of(found), "causal_lm", "bfloat16")
+
+
+def one(answers: list[float], copies: int = 1, samples: int = 1) -> Sampled:
+    deployment = Deployment("vllm", ISLAND, mesh(copies))
+    return sampled(config(), deployment, defaults("gpu"), [PROMPT] * len(answers), answers, samples)
+
+
+def test_rows_end_by_their_lengths() -> None:
+    found = one([70.0, 10.0, 300.0, 10.0])
+    assert found.ends[1] == found.ends[3] < found.ends[0] < found.ends[2] == pytest.approx(found.cost.seconds)
+    assert one([]).cost.seconds == 0
+
+
+def test_rows_begin_when_others_have_ended() -> None:
+    """Twice as many rows as are decoded together: half of them are there after half of the time."""
+    row = Batch(1.0, Lengths((PROMPT,)), Lengths((40.0,)))
+    room = int(slots(config(), Deployment("vllm", ISLAND, mesh(1)), row))
+    found = one([40.0] * (2 * room))
+    first, last = set(found.ends[:room]), set(found.ends[room:])
+    assert max(first) < min(last) and max(last) == pytest.approx(found.cost.seconds)
+    assert max(first) / max(last) == pytest.approx(0.5, abs=0.01)
+    # A long one keeps its place, and the others go on beside it.
+    beside = one([4000.0] + [40.0] * (2 * room))
+    assert max(beside.ends[1:]) < beside.ends[0]
+
+
+@pytest.mark.parametrize("copies, prompts, samples", [(1, 32, 4), (4, 64, 4), (6, 64, 16), (32, 64, 8)])
+@pytest.mark.parametrize(
+    "answers", [Lengths.lognormal(mean=500, p99=2000), Lengths.lognormal(mean=1000, p99=8192).capped(8192)]
+)
+def test_the_slowest_copy_takes_on_average_what_is_expected(
+    copies: int, prompts: int, samples: int, answers: Lengths
+) -> None:
+    count = prompts * samples
+    batch = Batch(float(count), Lengths((PROMPT,)), answers, samples)
+    expected = decoding.generate(config(), Deployment("vllm", ISLAND, mesh(copies)), defaults("gpu"), batch).seconds
+    slowest, all_copies = [], []
+    for seed in range(4):
+        rows = [answers.at((place + 0.5) / count) for place in range(count)]
+        Random(seed).shuffle(rows)
+        bounds = ([samples * each for each in share(prompts, copies, copy)] for copy in range(copies))
+        ends = [one(rows[start:stop], copies, samples).cost.seconds for start, stop in bounds]
+        slowest.append(max(ends))
+        all_copies += ends
+    assert fmean(slowest) == pytest.approx(expected, rel=0.03)
+    assert fmean(all_copies) < fmean(slowest) or copies == 1
+
+
+def test_a_call_that_is_alone_takes_what_it_takes() -> None:
+    answers = [float(each) for each in range(2, 2000, 3)] * 3
+    found, together = one(answers), Together()
+    assert found.pace is not None
+    together.join(7.0, found.pace, answers)
+    assert together.ends() == [pytest.approx([7.0 + end for end in found.ends])]
+
+
+@given(
+    calls=st.lists(
+        st.tuples(st.integers(0, 6), st.lists(st.integers(1, 9), min_size=1, max_size=6)), min_size=1, max_size=5
+    ),
+    most=st.integers(1, 5),
+)
+def test_rows_of_several_calls_end_as_token_by_token(calls: list[tuple[int, list[int]]], most: int) -> None:
+    """A step takes a second: whoever comes first has the first place that is free, and there are as many as the largest
+    call has rows."""
+    together, now = Together(), 0
+    coming: dict[int, list[tuple[int, int, int]]] = {}
+    for number, (after, rows) in enumerate(calls):
+        now += after
+        together.join(float(now), Pace(0.0, 0.0, most, lambda rows: 1.0), [float(row) for row in rows])
+        coming.setdefault(now, []).extend((number, row, tokens) for row, tokens in enumerate(rows))
+    expected = [[0.0] * len(rows) for _, rows in calls]
+    waiting: list[tuple[int, int, int]] = []
+    active: list[tuple[int, int, int]] = []
+    second, last = 0, max(coming)
+    while second <= last or waiting or active:
+        waiting += coming.get(second, [])
+        going = {call for call, *_ in [*waiting, *active]}
+        while waiting and len(active) < min(most, max(len(calls[call][1]) for call in going)):
+            active.append(waiting.pop(0))
+        second += 1
+        active = [(call, row, left - 1) for call, row, left in active]
+        for call, row, left in active:
+            if not left:
+                expected[call][row] = float(second)
+        active = [each for each in active if each[2]]
+    assert together.ends() == [pytest.approx(each) for each in expected]

@@ -1,0 +1,65 @@
+"""All schedules of a problem that is small enough for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+
+from rlgraph.passes.pipelines.problem import Model, Problem
+from rlgraph.passes.pipelines.timetable import Entry, Stuck, timetable
+
+
+def entries(told: str) -> tuple[Entry, ...]:
+    """As they are printed: `0F 1.2B`."""
+    found = [(each[:-1].partition("."), each[-1]) for each in told.split()]
+    return tuple(Entry(int(line), part, int(chunk or 0)) for (line, _, chunk), part in found)  # type: ignore[arg-type]
+
+
+def shortest(problem: Problem) -> float:
+    """By trying all of them."""
+    found = []
+    for lists in itertools.product(*(list(sequences(problem, stage)) for stage in range(problem.stages))):
+        try:
+            table = timetable(problem, lists)
+        except Stuck:
+            continue
+        if problem.capacity is None or max(table.peaks) <= problem.capacity:
+            found.append(table.makespan)
+    return min(found)
+
+
+def sequences(problem: Problem, stage: int) -> Iterator[tuple[Entry, ...]]:
+    """All that a stage can do in some order, nothing before what it needs of the same stage."""
+    to_do = Counter(
+        {
+            Entry(number, part, chunk): line.model.micro_batches
+            for number, line in enumerate(problem.lines)
+            if stage in line.stages
+            for part in line.model.parts
+            for chunk in range(line.model.chunks)
+        }
+    )
+    return _orders(problem, to_do, ())
+
+
+def _orders(problem: Problem, to_do: Counter[Entry], done: tuple[Entry, ...]) -> Iterator[tuple[Entry, ...]]:
+    if not to_do.total():
+        yield done
+    for entry in [each for each, count in to_do.items() if count]:
+        before = _before(entry, problem.lines[entry.line].model)
+        if before and to_do[before] >= to_do[entry]:
+            continue
+        to_do[entry] -= 1
+        yield from _orders(problem, to_do, (*done, entry))
+        to_do[entry] += 1
+
+
+def _before(entry: Entry, model: Model) -> Entry | None:
+    goes, returns, *_ = model.parts
+    if entry.part == goes:
+        return entry._replace(chunk=entry.chunk - 1) if entry.chunk else None
+    if entry.part == "W":
+        return entry._replace(part=returns)
+    last = entry.chunk == model.chunks - 1
+    return entry._replace(part=goes) if last else entry._replace(chunk=entry.chunk + 1)

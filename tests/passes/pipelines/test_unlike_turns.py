@@ -1,0 +1,59 @@
+"""Turns of processes on the devices of one pipeline: in the order of the list, to the end, whatever copies have."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from rlgraph.passes.pipelines.beside import entries_of, turns_of
+from rlgraph.passes.pipelines.problem import Model
+from rlgraph.passes.pipelines.timetable import Entry
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_processes_do_all_in_the_order_of_the_list(seed: int) -> None:
+    draw = random.Random(seed)
+    stages = draw.choice([2, 4])
+    models = []
+    for number in range(draw.choice([2, 2, 3])):
+        own = draw.choice([each for each in (1, 2, 4) if each <= stages])
+        models.append(
+            Model("", own, 1, draw.randint(1, 9), draw.randint(2, 18), stages // own, 1.0, reverse=number % 2 == 1)
+        )
+    counts = [[draw.randint(0, 4) for _ in range(model.copies)] for model in models]
+    most = [max(own) for own in counts]
+    queues = {}
+    for stage in range(stages):
+        here = [own[stage // model.stages] for model, own in zip(models, counts, strict=True)]
+        entries = entries_of(models, stage, most, here)
+        done = Counter((entry.line, entry.part) for entry in entries)
+        assert all(done[at, part] == here[at] for at in range(len(models)) for part in "FB"), "as many as there are"
+        queues[stage] = entries, [turns_of(entries, [at]) for at in range(len(models))]
+    words, finished = Counter[tuple[int, int, int]](), {stage: list[Entry]() for stage in queues}
+    gone = Counter[tuple[int, int, str]]()
+    moved = True
+    while moved:
+        moved = False
+        for stage, (_, turns) in queues.items():
+            for at, own in enumerate(turns):
+                turn = own[0] if own else None
+                if turn is None or (turn.after is not None and not words[stage, turn.after, at]):
+                    continue
+                model, entry = models[at], turn.entry
+                step = -1 if (entry.part == "F") != model.reverse else 1
+                before = stage + step
+                first = before // model.stages != stage // model.stages or before < 0
+                if not first and gone[before, at, entry.part] <= gone[stage, at, entry.part]:
+                    continue
+                own.pop(0)
+                if turn.after is not None:
+                    words[stage, turn.after, at] -= 1
+                if turn.then is not None:
+                    words[stage, at, turn.then] += 1
+                gone[stage, at, entry.part] += 1
+                finished[stage].append(entry)
+                moved = True
+    assert all(finished[stage] == entries for stage, (entries, _) in queues.items())
+    assert not +words

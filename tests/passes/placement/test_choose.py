@@ -1,0 +1,811 @@
+"""Plans for clusters: what a schedule pins is kept, everything fits, and what cannot be is said with a way out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from math import inf
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+import rlgraph
+from rlgraph.api.compiled import Compiled
+from rlgraph.backends.enginespec.registry import engine
+from rlgraph.catalog.clusters.cluster import Cluster
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.cli import status
+from rlgraph.errors import ProgramError
+from rlgraph.explain.choice import show_choice
+from rlgraph.explain.critical import critical_path
+from rlgraph.explain.simulate import simulate
+from rlgraph.ir.plan import HOST, Group, Plan
+from rlgraph.passes.compilation.choosing import memory, predicted
+from rlgraph.passes.compilation.compile import with_dtypes
+from rlgraph.passes.compilation.finalists import better
+from rlgraph.passes.compilation.hosts import hosts
+from rlgraph.passes.compilation.overlap import overlapped
+from rlgraph.passes.compilation.planning import not_built
+from rlgraph.passes.compilation.target import workload
+from rlgraph.passes.cost.deployment import ModelConfig
+from rlgraph.passes.cost.predict import ROW_BYTES
+from rlgraph.passes.cost.tasks import stays
+from rlgraph.passes.placement.choose import choose, choose_asleep, refused
+from rlgraph.passes.placement.search import watch
+from rlgraph.passes.placement.search.problem import peak as counted
+from rlgraph.passes.placement.search.refuse import MOST_NODES
+from tests.interrupting import ctrl_c
+from tests.suites import few
+
+ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
+SMALL = {"base": '"Qwen/Qwen2.5-1.5B"', "judge": '"Qwen/Qwen2.5-1.5B"'}
+LENGTHS = workload("300", "mean=120, p99=400")
+PINS = """\
+schedule ppo
+pool learn = 4 devices
+pool play = 8 devices
+place actor.train on learn(tp=2, dp=2)
+place actor.generate on play(engine=vllm, tp=2)
+"""
+ALIKE = """\
+schedule ppo
+pool whole = 8 devices
+place actor.train, critic, ref, reward on whole(engine=megatron, tp=2, dp=4)
+place actor.generate on whole(engine=vllm, tp=2)
+"""
+
+
+@cache
+def chosen(name: str, cluster: str, **how: object) -> Compiled:
+    """Searched for once: several tests look at the same plans."""
+    sets = {key: value for key, value in SMALL.items() if f"param {key} " in (ALGORITHMS / f"{name}.rlf").read_text()}
+    return rlgraph.compile(ALGORITHMS / f"{name}.rlf", sets, cluster=cluster, workload=LENGTHS, stream=False, **how)  # type: ignore[arg-type]
+
+
+def codes(cluster: str, **how: object) -> list[str]:
+    with pytest.raises(ProgramError) as found:
+        chosen("ppo", cluster, **how)
+    return [each.code for each in found.value.diagnostics]
+
+
+@pytest.mark.parametrize("recompute", ["true", "false"])
+def test_a_search_does_what_is_said_of_recomputation_and_attention(recompute: str) -> None:
+    place = f"place actor.train on learn(engine=transformers, recompute={recompute}, attention=eager)"
+    schedule = f"schedule grpo\npool learn = 4 devices\npool play = 4 devices\n{place}\nplace actor.generate on play"
+    found = chosen("grpo", "1x8:a100-80gb", schedule=schedule)
+    held = found.plan.holding("actor", found.plan.owner("actor").name)
+    assert (held.recompute, held.attention) == (recompute == "true", "eager")
+    assert "attention by eager" in "\n".join(show_choice(found.choice, predicted(found.choice)))
+
+
+def adapted(base: str, schedule: str = "", lora: str = "rank=32", cluster: str | None = "1x8:a100-80gb") -> Compiled:
+    source = (ALGORITHMS / "grpo.rlf").read_text()
+    if lora:
+        source = source.replace("causal_lm(base)", f'causal_lm(base, dtype="float32", lora=lora({lora}))')
+    return rlgraph.compile(
+        source, {"base": f'"{base}"'}, cluster=cluster, workload=LENGTHS if cluster else None, schedule=schedule or None
+    )
+
+
+def test_adapters_are_held_as_costs_less() -> None:
+    """Merged ones decode faster, where there is room for a copy of the base."""
+    found = adapted("Qwen/Qwen2.5-1.5B")
+    held = found.plan.holding("actor", found.plan.role("actor", "generate").name)
+    assert held.adapters == "merged"
+    [told] = [line for line in show_choice(found.choice, predicted(found.choice)) if line.startswith("adapters of")]
+    assert re.match(r"adapters of actor.generate: merged works for .*; apart works for .* of each device$", told)
+    taken = dict(re.findall(r"(merged|apart) works for ([\d.]+) s", told))
+    assert float(taken["merged"]) < float(taken["apart"])
+    needed = dict(re.findall(r"(merged|apart) works[^;]* needs ([\d.]+)GB", told))
+    assert float(needed["merged"]) > float(needed["apart"])
+
+
+SAMPLED = """schedule gen
+pool play = 1 devices
+place actor.generate on play(engine=vllm{how})
+"""
+
+
+def narrow(name: str, how: str = "", cluster: str = "1x1:a100-80gb") -> Compiled:
+    """A model with adapters in bfloat16 that only samples."""
+    actor = f'causal_lm("Qwen/{name}", dtype="bfloat16", lora=lora(rank=32))'
+    source = f"""algorithm gen
+model actor  = {actor}
+data prompts = jsonl("prompts.jsonl", batch=32)
+step:
+    rollout  = actor.generate(prompts, max_tokens=64)
+    report length = mean(rollout.length)
+"""
+    schedule = SAMPLED.format(how=how) if how != "free" else None
+    return rlgraph.compile(source, cluster=cluster, schedule=schedule)
+
+
+def test_adapters_are_not_merged_into_weights_that_round_them_away() -> None:
+    """Not where that is left to the search, and not with an engine that has no other way."""
+    found = narrow("Qwen2.5-1.5B")
+    assert found.plan.holding("actor", found.plan.role("actor", "generate").name).adapters == "apart"
+    [told] = [line for line in show_choice(found.choice, predicted(found.choice)) if line.startswith("adapters of")]
+    assert "; not merged: vllm has adapters merged in weights of bfloat16, which round away what is learned" in told
+    assert {group.engine for group in narrow("Qwen3-30B-A3B", "free").plan.groups if group.models} == {"transformers"}
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "message", "hint"),
+    [
+        (
+            "Qwen2.5-1.5B",
+            ", adapters=merged",
+            "all of a step at lr=1e-5, 64% of one at lr=1e-3",
+            'write `adapters=apart` or `dtype="float32"` of the model',
+        ),
+        (
+            "Qwen3-30B-A3B",
+            ", adapters=merged",
+            "`actor`: vllm has adapters merged in weights of bfloat16, which round away",
+            'write `dtype="float32"` of the model',
+        ),
+        (
+            "Qwen3-30B-A3B",
+            "",
+            "at lr=1e-3, and holds adapters apart only for models without experts",
+            'write `dtype="float32"` of the model, or `engine=transformers`',
+        ),
+    ],
+)
+def test_who_asks_for_adapters_in_weights_that_round_them_away_is_told(
+    name: str, how: str, message: str, hint: str
+) -> None:
+    with pytest.raises(ProgramError) as found:
+        narrow(name, how)
+    [told] = found.value.diagnostics
+    assert (told.code, told.hint) == ("E0912", hint) and message in told.message
+
+
+def test_a_model_that_two_nodes_are_too_few_for_is_sampled_on_more() -> None:
+    """405B in float32 are 1.62 TB, and an engine without stages splits layers alone."""
+    source = """algorithm gen
+model actor  = causal_lm("meta-llama/Llama-3.1-405B", dtype="float32")
+data prompts = jsonl("prompts.jsonl", batch=32)
+step:
+    rollout  = actor.generate(prompts, max_tokens=64)
+    report length = mean(rollout.length)
+"""
+    [group] = [each for each in rlgraph.compile(source, cluster="4x8:h100-80gb").plan.groups if each.models]
+    assert group.engine == "vllm" and group.mesh.length("tp") == 32
+    schedule = SAMPLED.format(how=", tp=8").replace("1 devices", "8 devices")
+    with pytest.raises(ProgramError) as found:
+        rlgraph.compile(source, cluster="4x8:h100-80gb", schedule=schedule)
+    assert [each.code for each in found.value.diagnostics] == ["E0930"]
+
+
+def test_a_cpu_merges_them_in_float32() -> None:
+    """Whatever the model is in: its engine computes so there."""
+    plan = narrow("Qwen2.5-1.5B", ", adapters=merged", "1x1:cpu").plan
+    assert plan.holding("actor", plan.role("actor", "generate").name).adapters == "merged"
+
+
+@pytest.mark.parametrize("way", ["merged", "apart"])
+def test_adapters_as_a_schedule_says(way: str) -> None:
+    lines = "pool one = 8 devices\nplace actor.train, ref on one(engine=transformers)\n"
+    schedule = f"schedule grpo\n{lines}place actor.generate on one(engine=vllm, adapters={way})\n"
+    found = adapted("Qwen/Qwen2.5-1.5B", schedule)
+    assert found.plan.holding("actor", found.plan.role("actor", "generate").name).adapters == way
+    told = [line for line in show_choice(found.choice, predicted(found.choice)) if line.startswith("adapters of")]
+    assert [line.endswith("of each device, as the schedule says") for line in told] == [True]
+
+
+@pytest.mark.parametrize(
+    ("base", "lora", "message"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "rank=32", "vllm holds adapters apart only for models without experts"),
+        ("Qwen/Qwen2.5-1.5B", "rank=600", "vllm holds adapters apart only up to rank 512"),
+        ("Qwen/Qwen2.5-1.5B", "", "vllm holds no adapters apart: the model has none"),
+    ],
+)
+@pytest.mark.parametrize("cluster", [None, "1x8:a100-80gb"])
+def test_adapters_that_an_engine_cannot_hold_so(base: str, lora: str, message: str, cluster: str | None) -> None:
+    lines = "pool one = 8 devices\nplace actor.train, ref on one(engine=transformers)\n"
+    schedule = f"schedule grpo\n{lines}place actor.generate on one(engine=vllm, adapters=apart)\n"
+    with pytest.raises(ProgramError) as found:
+        adapted(base, schedule, lora, cluster)
+    assert [(each.code, each.message) for each in found.value.diagnostics] == [("E0912", f"`actor`: {message}")]
+
+
+def test_attention_that_needs_a_gpu() -> None:
+    place = "place actor on all(engine=transformers, attention=flash_attention_2)"
+    assert codes("1x2:cpu", schedule=f"schedule ppo\npool all = 2 devices\n{place}\n") == ["E0908"]
+
+
+WHOLE = [
+    *product(
+        ("1x8:a100-80gb", "2x2:h100-80gb + 2x4:h20-96gb"),
+        ("ppo", "grpo", "remax", "sft", "async_grpo", "dapo", "agent"),
+    )
+]
+DEAR = (WHOLE[7], WHOLE[11])
+"""PPO and asynchronous GRPO where islands are unlike."""
+
+
+@pytest.mark.parametrize(("cluster", "name"), few(WHOLE, *(each for each in WHOLE if each not in DEAR)))
+def test_a_plan_is_whole(cluster: str, name: str) -> None:
+    """All work has a group, each copy of which lies on one island, no two pools share a device, and all of them fit."""
+    found = chosen(name, cluster)
+    plan, wanted = found.plan, found.choice.question.cluster
+    taken: list[int] = []
+    for pool in plan.pools:
+        if pool.name != HOST:
+            taken += range(pool.first, pool.first + pool.devices)
+    assert not any(astride(plan, group, wanted) for group in plan.groups)
+    assert len(taken) == len(set(taken)) <= wanted.devices
+    assert all(
+        group.mesh.size <= next(p.devices for p in plan.pools if p.name == group.pool) or group.name == HOST
+        for group in plan.groups
+    )
+    assert all(peak.fits for peak in memory(found.choice).values())
+    assert found.choice.found.gap <= 0.01
+
+
+def astride(plan: Plan, group: Group, cluster: Cluster) -> bool:
+    """Whether a copy lies on two islands."""
+    size, first = group.mesh.copy_size, next(pool.first for pool in plan.pools if pool.name == group.pool)
+    copies = [group.devices[at : at + size] for at in range(0, len(group.devices), size)]
+    return any(len({cluster.island(first + device) for device in copy}) > 1 for copy in copies)
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo", "sft"])
+def test_the_simulator_agrees(name: str) -> None:
+    """Two ways to the same step: a timetable in the search, and the executor in virtual time."""
+    found = chosen(name, "2x8:a100-80gb")
+    seen = simulate(found, found.choice.question.cluster, workload=LENGTHS)
+    assert seen.seconds == pytest.approx(found.choice.found.seconds, rel=0.05)
+
+
+def test_orders_that_a_copy_samples_together_are_simulated() -> None:
+    """ReMax asks for samples and for the likeliest answer of the same weights."""
+    found = chosen("remax", "2x8:a100-80gb")
+    seen = simulate(found, found.choice.question.cluster, workload=LENGTHS)
+    told = predicted(found.choice)
+    assert told["in_turn_seconds"] == found.choice.found.seconds > 1.1 * seen.seconds
+    # Of other steps, whose lengths differ.
+    assert told["seconds"] == pytest.approx(seen.seconds, rel=0.03)
+    assert predicted(chosen("grpo", "2x8:a100-80gb").choice)["in_turn_seconds"] is None
+
+
+@pytest.mark.long
+def test_where_steps_overlap_generation_has_devices_of_its_own() -> None:
+    """The simulator takes the plan for the faster one, too; and where it is given the wrong one as the plan of the
+    steady state, it takes the other, with what is proven of the first."""
+    steady = rlgraph.compile(ALGORITHMS / "async_grpo.rlf", {"n": 4}, cluster="4x8:h100-80gb").choice
+    alone = choose(replace(steady.question, in_turn=True))
+    assert alone and len(alone.found.blocks) == 1 < len(steady.found.blocks)
+    told = predicted(steady)
+    assert told["steady_seconds"] == steady.found.seconds and told["in_turn_seconds"] is None
+    assert told["seconds"] < 0.95 * overlapped(alone, 2)
+    wrong = replace(alone, found=replace(alone.found, bound=1.0), problem=steady.problem, question=steady.question)
+    other = better(wrong, steady, steps=2)
+    assert other.plan == steady.plan and other.question == steady.question
+    assert other.found.bound == 1.0 and 0 < other.found.gap < 1
+
+
+def test_weights_go_over_the_link_between_groups() -> None:
+    """Trained on one side and generated with on the other: the search and the simulator count the way alike."""
+    text = "schedule grpo\npool learn = 8 devices\npool play = 8 devices\nplace actor.train, ref on learn\n"
+    text += "place actor.generate on play\n"
+    seconds = []
+    for link in ("", " ~ 0.1Gb/s, 500ms"):
+        found = chosen("grpo", "1x8:h100-80gb + 1x8:h20-96gb" + link, schedule=text)
+        seen = simulate(found, found.choice.question.cluster, workload=LENGTHS)
+        assert seen.seconds == pytest.approx(found.choice.found.seconds, rel=0.05)
+        seconds.append(found.choice.found.seconds)
+    weights = 1.5e9 * 2 / (8 * 0.1e9 / 8)
+    assert seconds[1] > seconds[0] + weights
+
+
+def test_rows_and_orders_go_over_the_link_between_groups() -> None:
+    """The search and the simulator count the way of each task's rows alike, and of its orders; the copies have a link
+    each, as far as there are as many at both ends."""
+    pins = "schedule grpo\npool learn = 8 devices\npool play = 8 devices\nplace actor.train on learn(tp=1)\n"
+    pins += "place ref on learn(tp=2)\nplace actor.generate on play(tp=4)\n"
+    found = chosen("grpo", "1x8:h100-80gb + 1x8:h20-96gb ~ 0.01Gb/s, 500ms", schedule=pins)
+    seen = simulate(found, found.choice.question.cluster, workload=LENGTHS)
+    spent: dict[str, float] = {}
+    for work in seen.works:
+        spent[work.name] = spent.get(work.name, 0.0) + work.parts.get("transfer", 0.0) + work.parts.get("order", 0.0)
+    problem, best = found.choice.problem, found.choice.found
+    trips = problem.trips(problem.colocation(best.blocks), {at: each.copies for at, each in enumerate(best.options)})
+    own = {problem.tasks[number].name: seconds for number, seconds in trips.items()}
+    assert {"ref_logp", "train actor"} <= own.keys()
+    assert {name: spent[name] for name in own} == pytest.approx(own, rel=0.02)
+    # Two copies sample, at 10 Mb/s each.
+    sampled = 8192 * (300 + LENGTHS.answers(1024).mean) * ROW_BYTES
+    assert own["ref_logp"] > sampled / (2 * 0.01e9 / 8)
+    stretches = {each.name: each for each in critical_path(problem, best)}
+    trained = stretches["train actor"]
+    assert trained.parts["communication"] > own["train actor"]
+    assert trained.seconds == pytest.approx(sum(trained.parts.values()))
+
+
+def asleep(made: Compiled) -> list[str]:
+    """Models that sleep while others work."""
+    return [holding.model for holding in made.plan.holdings if holding.offload]
+
+
+def of_usual_rows(name: str, cluster: str, offload: bool = True) -> Compiled:
+    sets = {key: value for key, value in SMALL.items() if f"param {key} " in (ALGORITHMS / f"{name}.rlf").read_text()}
+    return rlgraph.compile(ALGORITHMS / f"{name}.rlf", sets, cluster=cluster, offload=offload)
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster"),
+    few([("grpo", "1x8:rtx4090"), ("ppo", "1x8:rtx4090"), ("ppo", "1x1:h100")], ("ppo", "1x1:h100")),
+)
+def test_models_sleep_where_that_is_faster(name: str, cluster: str) -> None:
+    """The simulator says so, too, and what is proven is proven of all plans."""
+    awake, found = of_usual_rows(name, cluster, offload=False), of_usual_rows(name, cluster)
+    assert asleep(found) and not asleep(awake)
+    seconds = [simulate(each, read_cluster(cluster)).seconds for each in (found, awake)]
+    assert seconds[0] < 0.99 * seconds[1]
+    assert seconds[0] == pytest.approx(found.choice.found.seconds, rel=0.05)
+    assert found.choice.found.bound <= found.choice.found.value < 0.99 * awake.choice.found.value
+    assert all(peak.fits for peak in memory(found.choice).values())
+
+
+SLICED = """\
+algorithm sliced
+model actor  = causal_lm("Qwen/Qwen2.5-1.5B")
+model critic = value_lm("Qwen/Qwen2.5-1.5B")
+data prompts = jsonl("prompts.jsonl", batch=512)
+func correct = python("rlgraph.rewards:exact_match", over=row)
+step:
+    rollout = actor.generate(prompts, n=4, max_tokens=512)
+    values  = critic.values(rollout)
+    adv     = correct(rollout) - values
+    minibatch prompts(parts=8, epochs=2):
+        train actor(lr=1e-6):
+            minimize mean(-actor.logprobs(rollout) * adv)
+"""
+AFTER = """\
+    train critic(lr=1e-6):
+        minimize mean((critic.values(rollout) - adv) ** 2)
+"""
+
+
+@pytest.mark.parametrize(("slices", "often"), [(AFTER, (1, 1)), (indent(AFTER, "    "), (16, 16))])
+def test_who_sleeps_comes_once_for_slices_that_only_it_works_on(slices: str, often: tuple[int, int]) -> None:
+    """And for each slice where somebody else works on it, too. The simulator moves models when they have a turn."""
+    cluster = "1x2:rtx4090(host_memory=64GiB)"
+    made = rlgraph.compile(SLICED + slices, cluster=cluster, workload=LENGTHS)
+    found = made.choice.found
+    assert set(asleep(made)) == {"actor", "critic"}
+    step = made.choice.problem.tasks
+    for name, count in zip(("train actor", "train critic"), often, strict=True):
+        number = next(at for at, task in enumerate(step) if task.name == name)
+        assert stays(step, number, [at for at, task in enumerate(step) if task.model == step[number].model]) == count
+    assert simulate(made, read_cluster(cluster), workload=LENGTHS).seconds == pytest.approx(found.seconds, rel=0.01)
+
+
+@pytest.mark.long
+def test_nobody_sleeps_for_a_little() -> None:
+    """A plan in which models sleep would be faster by less than a percent; the gap says so."""
+    awake, found = of_usual_rows("ppo", "1x4:h100", offload=False), of_usual_rows("ppo", "1x4:h100")
+    best = choose(replace(found.choice.question, offload=True))
+    assert best is not None and any(option.offload for option in best.found.options)
+    assert 0.99 * awake.choice.found.value < best.found.value < awake.choice.found.value
+    assert found.plan == awake.plan and awake.choice.found.gap == 0
+    assert found.choice.found.bound <= best.found.value
+
+
+@pytest.mark.parametrize(("name", "cluster"), [("async_grpo", "1x8:rtx4090"), ("grpo", "9x8:rtx4090")])
+def test_nobody_sleeps_where_that_is_not_searched(name: str, cluster: str) -> None:
+    assert not asleep(chosen(name, cluster))
+
+
+def test_without_time_for_who_could_sleep_the_plan_stays() -> None:
+    """Of a problem that is too large for all options nothing is known then of plans in which models sleep."""
+    awake = of_usual_rows("grpo", "9x8:rtx4090", offload=False)
+    asked = replace(awake.choice.question, offload=True)
+    looked, hurried = (choose_asleep(replace(asked, search_seconds=each), awake.choice) for each in (inf, 0.0))
+    assert any(each.offload for each in looked.plan.holdings) and looked.found.value < awake.choice.found.value
+    assert hurried.plan == awake.plan and hurried.found.bound == 0
+
+
+def test_one_more_device_is_never_slower() -> None:
+    """Also where nodes are no power of two: what is on one node uses its links."""
+    seconds = [chosen("grpo", f"1x{count}:h100-80gb").choice.found.seconds for count in (5, 6, 7, 8)]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_pins_are_kept() -> None:
+    plan = chosen("ppo", "2x8:a100-80gb", schedule=PINS).plan
+    learn, play = (next(pool for pool in plan.pools if pool.name == name) for name in ("learn", "play"))
+    assert (learn.devices, play.devices) == (4, 8)
+    assert str(plan.role("actor", "train").mesh) == "dp2 x tp2" and plan.role("actor", "train").pool == "learn"
+    made = plan.role("actor", "generate")
+    assert (made.engine, made.pool, made.mesh.length("tp")) == ("vllm", "play", 2)
+
+
+@pytest.mark.parametrize("devices", [3, 12])
+def test_a_pool_keeps_a_size_that_no_search_would_choose(devices: int) -> None:
+    text = f"schedule grpo\npool learn = {devices} devices\nplace actor, ref on learn\n"
+    plan = chosen("grpo", "2x8:a100-80gb", schedule=text).plan
+    assert [pool.devices for pool in plan.pools if pool.name == "learn"] == [devices]
+
+
+def test_a_model_that_is_too_large_for_a_device_is_shared_out() -> None:
+    """On fewer devices it would not fit, and these nodes are no power of two."""
+    sets = {"base": '"google/gemma-2-9b"'}
+    text = "schedule sft\npool all = 12 devices\nplace actor on all(engine=transformers)\n"
+    made = rlgraph.compile(ALGORITHMS / "sft.rlf", sets, cluster="2x6:rtx4090", workload=LENGTHS, schedule=text)
+    role = made.plan.role("actor", "train")
+    assert (role.engine, str(role.mesh)) == ("transformers", "fsdp12")
+
+
+@pytest.mark.parametrize("engine", ["engine=transformers, ", ""])
+def test_a_size_that_no_search_tries_can_be_said(engine: str) -> None:
+    """And so an engine that splits along its axis is taken, though another one is preferred."""
+    text = f"schedule sft\npool all = 6 devices\nplace actor on all({engine}fsdp=3)\n"
+    made = rlgraph.compile(ALGORITHMS / "sft.rlf", cluster="1x6:a100-80gb", workload=LENGTHS, schedule=text)
+    role = made.plan.role("actor", "train")
+    assert (role.engine, str(role.mesh)) == ("transformers", "dp2 x fsdp3")
+
+
+@pytest.mark.parametrize("cluster,way", [("2x8:a100-80gb", "update"), ("2x8:a100-40gb", "")])
+def test_parameters_are_gathered_once_an_update_where_that_fits(cluster: str, way: str) -> None:
+    """14B parameters in bfloat16 are 29 GB, and 15 GB of each device are its part of the optimizer's."""
+    sets = {"base": '"Qwen/Qwen2.5-14B"'}
+    text = "schedule sft\npool all = 16 devices\nplace actor on all(engine=transformers, fsdp=16{})\n"
+
+    def made(said: str) -> Compiled:
+        schedule = text.format(said)
+        return rlgraph.compile(ALGORITHMS / "sft.rlf", sets, cluster=cluster, workload=LENGTHS, schedule=schedule)
+
+    found, layer = made(""), made(", gather=layer")
+    group = found.plan.owner("actor").name
+    assert [each.plan.holding("actor", group).gather for each in (found, layer)] == [way, "layer"]
+    seconds = [predicted(each.choice)["seconds"] for each in (found, layer)]
+    assert seconds[0] < 0.95 * seconds[1] if way else seconds[0] == pytest.approx(seconds[1])
+    if not way:
+        with pytest.raises(ProgramError):
+            made(", gather=update")
+
+
+def test_what_is_gathered_is_shared_out() -> None:
+    """Said of a model whose split the search chooses."""
+    text = "schedule sft\npool all = 8 devices\nplace actor on all(engine=transformers, gather=layer)\n"
+    made = rlgraph.compile(ALGORITHMS / "sft.rlf", cluster="1x8:a100-80gb", workload=LENGTHS, schedule=text)
+    assert made.plan.role("actor", "train").mesh.length("fsdp") > 1
+    [said] = [
+        line
+        for line in show_choice(made.choice, predicted(made.choice))
+        if line.startswith("parameters of actor are gathered")
+    ]
+    assert "by layer works" in said and "; by update works" in said and said.endswith("as the schedule says")
+
+
+def test_a_size_that_is_impossible_is_refused_with_the_nearest() -> None:
+    text = "schedule sft\npool all = 6 devices\nplace actor on all(engine=megatron, tp=3)\n"
+    with pytest.raises(ProgramError) as found:
+        rlgraph.compile(ALGORITHMS / "sft.rlf", cluster="1x6:a100-80gb", workload=LENGTHS, schedule=text)
+    [told] = found.value.diagnostics
+    assert told.code == "E0931" and "tp=3 does not divide the 28 attention heads" in told.message
+    assert "the nearest that fits is tp=2 or tp=4" in told.message
+
+
+def test_off_loading_is_the_last_resort() -> None:
+    """A plan that needs none is taken where there is one; else it is said who sleeps when."""
+    roomy = chosen("ppo", "2x8:a100-80gb")
+    assert not any(each.offload for each in roomy.plan.holdings) and not roomy.diagnostics
+    tight = "1x4:a100-40gb(memory=16GiB)"
+    found = chosen("ppo", tight)
+    assert any(each.offload for each in found.plan.holdings)
+    assert not found.diagnostics
+    held = [each for each in found.plan.holdings if each.offload]
+    said = "\n".join(show_choice(found.choice, predicted(found.choice)))
+    for name in {found.plan.part(each.model, each.group) for each in held}:
+        assert re.search(rf"^    {re.escape(name)} +sleeps during [a-z_]+", said, re.M), name
+    assert "train actor" not in re.findall(r"^    actor\.(?!generate).* sleeps during .*$", said, re.M)[0]
+    assert codes(tight, offload=False)[0] in ("E0930", "E0933")
+
+
+@pytest.mark.long
+def test_who_sleeps_has_room_in_the_hosts_memory() -> None:
+    """With less of it fewer sleep, and a step takes longer, until nobody does but who has to keep nothing."""
+    sizes = ("32GB", "4GB", "1GB")
+    made = [of_usual_rows("grpo", f"1x8:rtx4090(host_memory={size})") for size in sizes]
+    assert [asleep(each) for each in made] == [["actor", "actor", "ref"], ["actor", "ref"], ["actor"]]
+    seconds = [each.choice.found.value for each in made]
+    assert seconds == sorted(seconds) and seconds[0] < seconds[1] < seconds[2]
+    for each in made:
+        nodes = hosts(each.choice)
+        assert all(node.fits for node in nodes.values())
+        assert sum(node.bytes for node in nodes.values()) == pytest.approx(
+            sum(option.host for option in each.choice.found.options)
+        )
+
+
+def test_hosts_with_too_little_memory_are_told() -> None:
+    """Who would sleep where, how much that is, and with how much they would fit."""
+    cluster = "1x4:a100-40gb(memory=16GiB, host_memory={})"
+    with pytest.raises(ProgramError) as found:
+        chosen("ppo", cluster.format("20GB"))
+    first, *others = found.value.diagnostics
+    assert first.code == "E0939" and [each.code for each in others] == ["E0933"]
+    assert re.search(r"[\d.]+GB sleep in the memory of node 0's host \(.*`critic`.*\), and 40GB of it", first.message)
+    [needed] = re.findall(r"host_memory=([\d.]+GB)", first.hint)
+    made = chosen("ppo", cluster.format(needed))
+    [node] = hosts(made.choice).values()
+    assert node.bytes == pytest.approx(node.capacity, rel=0.01)
+    said = "\n".join(show_choice(made.choice, predicted(made.choice)))
+    assert re.search(r"in the host's memory, [\d.]+GB for each device, [\d.]+GB of [\d.]+GB on a node, while", said)
+
+
+def test_pins_cost_time_and_never_gain_any() -> None:
+    free, pinned = chosen("ppo", "2x8:a100-80gb"), chosen("ppo", "2x8:a100-80gb", schedule=PINS)
+    assert free.choice.found.seconds < pinned.choice.found.seconds
+
+
+@pytest.mark.parametrize(
+    "split", few(["dp=1, pp=4, tp=2", "dp=2, pp=2, tp=2", "dp=4, pp=2, tp=1", "dp=2, pp=4, tp=1"], "dp=2, pp=2, tp=2")
+)
+def test_no_split_of_what_shares_its_optimizer_beats_the_search(split: str) -> None:
+    """A copy has its share of the optimizer's state, which decides what fits on small devices."""
+    pins = f"schedule grpo\npool all = 8 devices\nplace actor.train on all(engine=megatron, {split})\n"
+    sets = {"base": '"Qwen/Qwen2.5-3B"'}
+    free, pinned = (
+        rlgraph.compile(
+            ALGORITHMS / "grpo.rlf", sets, cluster="1x8:rtx4090(memory=28GiB)", schedule=text, offload=False
+        ).choice
+        for text in (None, pins)
+    )
+    assert free.found.bound <= pinned.found.seconds * (1 + 1e-9)
+    assert all(peak.fits for choice in (free, pinned) for peak in memory(choice).values())
+
+
+def test_eight_copies_of_8b_fit_on_devices_of_80_gb() -> None:
+    """With weights and gradients of their own, and an eighth of the optimizer's state."""
+    pins = "schedule sft\npool all = 8 devices\nplace actor on all(engine=megatron, dp=8, tp=1, pp=1)\n"
+    found = rlgraph.compile(
+        ALGORITHMS / "sft.rlf",
+        {"base": '"meta-llama/Llama-3.1-8B"'},
+        cluster="1x8:h100-80gb",
+        schedule=pins,
+        workload=LENGTHS,
+    )
+    assert found.plan.role("actor", "train").mesh.length("dp") == 8
+
+
+def test_each_process_has_its_runtime_on_a_device() -> None:
+    """Models that are split alike by one engine share a process, and so what it has beside tensors."""
+    for cluster, schedule in (("1x8:a100-80gb", None), ("1x8:a100-80gb", ALIKE)):
+        choice = chosen("ppo", cluster, schedule=schedule).choice
+        [pool] = (pool for pool in choice.plan.pools if pool.name != HOST)
+        groups = [group for group in choice.plan.groups if group.pool == pool.name]
+        assert schedule is None or len(groups) < len(choice.problem.components)
+        expected = 0
+        for group in groups:
+            spec = engine(group.engine)
+            axes = [name for name, size in group.mesh.axes if size > 1 and (name != "dp" or spec.trains)]
+            expected += spec.memory.process + len(axes) * choice.question.constants.communicator
+        [peak] = memory(choice).values()
+        assert sum(size for _, what, size in peak.parts if what == "runtime") == expected > 0
+        # The search does not count on processes that are shared.
+        found = choice.found
+        assert peak.bytes <= counted(found.options) * (1 + 1e-9)
+        assert (peak.bytes == pytest.approx(counted(found.options))) == (len(groups) == len(found.options))
+
+
+def test_devices_that_are_almost_full_are_said_to_be_tight() -> None:
+    """The fastest plan is, on devices of a little more memory it is not; and one that is little slower never is."""
+    found = chosen("sft", "1x1:h20-96gb").choice
+    [peak] = memory(found).values()
+    reserved = found.problem.constants.reserved
+    for share, tight in ((0.998, True), (0.96, True), (0.94, False)):
+        needed = (peak.bytes / share + reserved) / (1 - found.problem.constants.fragmentation)
+        cluster = f"1x1:h20-96gb(memory={needed / 2**20:.6f}MiB)"
+        choice = chosen("sft", cluster, search_gap=0).choice
+        [now] = memory(choice).values()
+        assert now.bytes == peak.bytes and now.tight == tight
+        [calm] = memory(chosen("sft", cluster).choice).values()
+        assert not calm.tight
+        assert any("; tight, " in line for line in show_choice(choice, predicted(choice))) == tight
+
+
+def test_more_devices_are_never_slower() -> None:
+    steps = [chosen("grpo", f"{nodes}x8:a100-80gb").choice.found for nodes in (1, 2, 4, 8)]
+    assert all(after.seconds <= before.seconds * 1.01 for before, after in zip(steps, steps[1:], strict=False))
+
+
+@pytest.mark.parametrize("name", few(["ppo", "grpo"], "grpo"))
+def test_a_slow_link_between_islands_is_not_crossed_for_nothing(name: str) -> None:
+    near, far = (chosen(name, f"2x4:h100 + 2x4:h100 ~ {link}").choice.found.seconds for link in ("50GB/s", "10Mb/s"))
+    assert near <= far * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", few(["ppo", "grpo"], "grpo"))
+def test_the_cheapest_plan_is_cheaper_and_slower(name: str) -> None:
+    fast, cheap = (chosen(name, "2x4:a100-80gb", minimize=goal).choice for goal in ("time", "cost"))
+    price = [
+        choice.found.seconds * choice.problem.price(choice.found.blocks, choice.found.devices)
+        for choice in (fast, cheap)
+    ]
+    assert price[1] < price[0] and cheap.found.seconds > fast.found.seconds
+    assert cheap.found.value == pytest.approx(price[1])
+
+
+@pytest.mark.parametrize("name", few(["ppo", "grpo"], "grpo"))
+def test_the_same_input_gives_the_same_bytes(name: str) -> None:
+    again = chosen.__wrapped__(name, "2x8:a100-80gb")
+    assert again.plan_json() == chosen(name, "2x8:a100-80gb").plan_json()
+
+
+def test_a_dtype_that_is_not_said() -> None:
+    def dtypes(cluster: str, **sets: str) -> set[str]:
+        found = rlgraph.compile(
+            ALGORITHMS / "sft.rlf", {"base": SMALL["base"], **sets}, cluster=cluster, workload=LENGTHS
+        )
+        configs: dict[str, ModelConfig] = found.choice.configs
+        return {config.dtype for config in configs.values()}
+
+    assert dtypes("1x8:a100-80gb") == {"bfloat16"} and dtypes("1x2:cpu(memory=96GiB)") == {"float32"}
+    assert dtypes("1x8:a100-80gb", actor='causal_lm(base, dtype="float32")') == {"float32"}
+
+
+@pytest.mark.parametrize(("accelerated", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_without_a_cluster_the_device_of_a_run_decides_the_dtype(accelerated: bool, expected: str) -> None:
+    found = rlgraph.compile(
+        ALGORITHMS / "ppo.rlf", {"base": SMALL["base"], "critic": 'value_lm(base, dtype="float64")'}
+    ).program
+    typed = with_dtypes(found, accelerated)
+    assert {model.name: typed.dtype(model) for model in typed.models} == {
+        "actor": expected,
+        "ref": expected,
+        "reward": expected,
+        "critic": "float64",
+    }
+    assert {found.dtype(model) for model in found.models} == {"float32", "float64"}
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize("name", few(["ppo", "sft"], "sft"))
+def test_too_large_says_what_where_when_and_what_helps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path, lengths = str(ALGORITHMS / f"{name}.rlf"), ["--prompt-tokens", "300", "--response-tokens", "120"]
+    assert status(["compile", path, *lengths, "--cluster", "1x1:rtx4090"]) == 1
+    error = capsys.readouterr().err
+    assert re.search(
+        r"error\[E0930\]: `actor` needs at least [\d.]+GB on each rtx4090-24gb during `train actor`", error
+    )
+    [larger] = set(re.findall(r"--cluster '(.*?)'", error))
+    assert status(["compile", path, *lengths, "--cluster", larger, "--no-offload"]) == 0, (
+        "what is proposed cannot be run"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "schedule", "code"),
+    [
+        ("1x1:h100", "schedule ppo\npool learn = 4 devices\nplace actor, critic on learn\n", "E0932"),
+        (
+            "1x8:h100",
+            "schedule ppo\npool learn = 2 devices\nplace actor.train on learn(engine=megatron, tp=2, pp=1, dp=1)\n"
+            "pool play = 7 devices\nplace ref on play\n",
+            "E0932",
+        ),
+        ("1x4:h100 + 1x8:cpu", "schedule ppo\npool learn = 9 devices\nplace actor, critic on learn\n", "E0932"),
+        (
+            "1x4:h100 + 1x4:a100",
+            "schedule ppo\npool learn = 3 devices\nplace actor on learn\npool play = 3 devices\nplace ref on play\n"
+            "pool judge = 2 devices\nplace reward on judge\n",
+            "E0932",
+        ),
+        pytest.param("1x2:l4(memory=4GiB)", None, "E0930", marks=pytest.mark.long),
+    ],
+)
+def test_refusals(cluster: str, schedule: str | None, code: str) -> None:
+    assert set(codes(cluster, schedule=schedule)) == {code}
+
+
+def test_two_lines_that_say_the_same_are_one() -> None:
+    pools = "schedule ppo\npool learn = 4 devices\npool play = 4 devices\n"
+    apart = "place critic.train on learn(tp=2)\nplace critic.values on learn(tp=2)\n"
+    one, two = (chosen("ppo", "1x8:h100", schedule=pools + line) for line in (apart, "place critic on learn(tp=2)\n"))
+    assert one.plan == two.plan
+
+
+LEARN = "schedule grpo\npool learn = 1 devices\nplace actor.train on learn\n"
+REFUSED = {
+    "a model": ("ppo", "1x1:rtx4090", None, {}),
+    "a model on nodes of three": ("ppo", "1x3:l4(memory=12GiB)", None, {}),
+    "models together": ("grpo", "1x1:a100-80gb(memory=37GiB)", None, {}),
+    "many nodes": ("grpo", "1x8:l4", None, {"base": '"meta-llama/Llama-2-70b-hf"'}),
+    "two kinds of nodes": ("grpo", "1x1:l4(memory=16GiB) + 1x1:rtx4090", None, {"base": '"Qwen/Qwen2.5-3B"'}),
+    "a pool": ("grpo", "2x8:l4", LEARN, {}),
+    "experts": ("grpo", "1x8:rtx4090", None, {"base": '"Qwen/Qwen3-30B-A3B"'}),
+}
+
+
+@pytest.mark.parametrize("case", few(REFUSED, "models together", "two kinds of nodes", "a pool"))
+def test_what_is_proposed_can_be_run_and_is_the_least(case: str) -> None:
+    """Each hint is applied: the plan that is found then needs no off-loading, and with one node less there is none."""
+    name, cluster, schedule, sets = REFUSED[case]
+    path = ALGORITHMS / f"{name}.rlf"
+    sets = {**{key: value for key, value in SMALL.items() if f"param {key} " in path.read_text()}, **sets}
+
+    def compiled(cluster: str, schedule: str | None) -> Compiled:
+        return rlgraph.compile(path, sets, cluster=cluster, schedule=schedule, workload=LENGTHS, offload=False)
+
+    with pytest.raises(ProgramError) as found:
+        compiled(cluster, schedule)
+    wrong = found.value.diagnostics
+    assert {each.code for each in wrong} == {"E0933" if "together" in case else "E0930"}
+    [hint] = {each.hint for each in wrong}
+    if schedule:
+        assert "`learn`" in hint and not not_built(compiled(cluster, None).plan)
+        return
+    if hint.startswith("more nodes"):
+        nodes, _, rest = cluster.partition("x")
+        with pytest.raises(ProgramError):
+            compiled(f"{MOST_NODES}x{rest}", schedule)
+        return
+    [larger] = re.findall(r"--cluster '(.*?)'", hint)
+    assert not not_built(compiled(larger, schedule).plan)
+    nodes, _, rest = larger.partition("x")
+    with pytest.raises(ProgramError):
+        compiled(f"{int(nodes) - 1}x{rest}", schedule)
+
+
+def test_where_the_preferred_engine_fits_nowhere_another_one_is_taken() -> None:
+    """Gemma 2 9B has 16 heads, which the 6 devices of a node do not share out evenly: FSDP shares parameters."""
+    sets = {"base": '"google/gemma-2-9b"'}
+    found = rlgraph.compile(ALGORITHMS / "grpo.rlf", sets, cluster="2x6:rtx4090")
+    assert found.plan.role("actor", "train").engine == "transformers"
+    assert found.plan.role("actor", "generate").engine == "vllm"
+    assert all(peak.fits for peak in memory(found.choice).values())
+    pinned = "schedule grpo\npool all = 12 devices\nplace actor.train on all(engine=megatron)\n"
+    with pytest.raises(ProgramError):
+        rlgraph.compile(ALGORITHMS / "grpo.rlf", sets, cluster="2x6:rtx4090", schedule=pinned)
+
+
+def test_what_would_fit_is_searched_for_no_longer_than_was_said() -> None:
+    asked = replace(chosen("grpo", "1x8:h100").choice.question, cluster=read_cluster("1x2:l4(memory=8GiB)"))
+    for seconds, hint in ((0.0, "the time was over"), (inf, "it fits on ")):
+        refusals = refused(replace(asked, search_seconds=seconds)).diagnostics
+        assert refusals and all(each.code == "E0930" and each.hint.startswith(hint) for each in refusals)
+
+
+@pytest.mark.parametrize("cluster", few(["2x8:h100-80gb", "1x2:h100-80gb"], "1x2:h100-80gb"))
+def test_a_search_ends_at_the_gap_that_was_asked_for(cluster: str) -> None:
+    best, near = (chosen("ppo", cluster, search_gap=gap).choice.found for gap in (0.0, 0.5))
+    assert best.gap == 0 < near.gap <= 0.5 and near.looked < best.looked
+    assert near.bound <= best.value <= near.value
+    assert codes("1x8:h100", search_gap=1.0) == ["E0934"]
+
+
+def test_ctrl_c_while_a_plan_is_simulated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The seconds are those of the search, and that is said."""
+    choice = chosen("async_grpo", "1x8:h100-80gb").choice
+    asked = iter(range(3))
+
+    def third(*_: object) -> None:
+        if next(asked, None) == 2:
+            ctrl_c()
+
+    monkeypatch.setattr(watch.Line, "show", third)
+    told = predicted(choice)
+    assert told["seconds"] == choice.found.seconds and told["steady_seconds"] is None
+    assert re.match(r"interrupted after .* of simulating, .*: what overlaps does not count", capsys.readouterr().err)
+    assert predicted(choice)["steady_seconds"] == choice.found.seconds
+
+
+def test_a_model_of_unknown_size() -> None:
+    with pytest.raises(ProgramError) as found:
+        rlgraph.compile(ALGORITHMS / "safe_rlhf.rlf", {"base": SMALL["base"]}, cluster="1x8:h100")
+    assert {each.code for each in found.value.diagnostics} == {"E0935"} and len(found.value.diagnostics) == 2
+
+
+def test_a_goal_that_is_none() -> None:
+    assert codes("1x8:h100", minimize="memory") == ["E0934"]

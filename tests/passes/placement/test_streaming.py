@@ -1,0 +1,83 @@
+"""Tables stream where that pays although no schedule says so, and do not where it does not although one says so."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+import rlgraph
+from rlgraph.api.compiled import Compiled
+from rlgraph.passes.compilation import streaming
+from rlgraph.passes.compilation.overlap import Timed, overlapped
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.tasks import Workload
+from tests.passes.placement.test_block_choice import APART, LONG, PROGRAM
+
+SLEEPS = """algorithm t
+model actor = causal_lm("Qwen/Qwen2.5-7B")
+model ref   = frozen(actor)
+data prompts = jsonl("prompts.jsonl", batch=128)
+step:
+    rollout = actor.generate(prompts, n=4, max_tokens=2048)
+    score   = ref.logprobs(rollout)
+    train actor(lr=1e-6):
+        minimize mean(-actor.logprobs(rollout) * score)
+"""
+
+
+def made(folder: Path, schedule: str | None = APART, cluster: str = "1x4:a100-80gb", stream: bool = True) -> Compiled:
+    (folder / "t.rlf").write_text(PROGRAM)
+    return rlgraph.compile(
+        folder / "t.rlf", schedule=schedule, cluster=cluster, workload=Workload(response=LONG), stream=stream
+    )
+
+
+def test_a_table_streams_that_no_line_names(folder: Path) -> None:
+    """With the blocks that it has where one does, and `stream=False` leaves it whole."""
+    found, whole = made(folder), made(folder, stream=False)
+    assert found.plan.blocks == made(folder, APART + "stream rollout\n").plan.blocks != ()
+    assert whole.plan.blocks == () and not found.diagnostics
+    before = overlapped(whole.choice)
+    assert before and found.told["predicted"]["seconds"] < (1 - streaming.PAYS) * before
+    assert found.told["predicted"]["in_turn_seconds"] >= whole.told["predicted"]["seconds"]
+    assert found.choice.found.bound <= whole.choice.found.seconds
+
+
+def test_where_it_does_not_pay_the_plan_is_that_of_whole_batches(folder: Path) -> None:
+    """All is done on one device, one work after the other."""
+    found = made(folder, None, "1x1:h200-141gb")
+    assert found.plan == made(folder, None, "1x1:h200-141gb", stream=False).plan and found.plan.blocks == ()
+    assert "in_turn_seconds" not in found.told["predicted"]
+
+
+@pytest.mark.long
+def test_a_line_that_does_not_pay_costs_nothing(folder: Path) -> None:
+    """Models sleep in the plan by whole batches, and would wake up for each block."""
+    rows = Workload(response=Lengths.lognormal(mean=1000, p99=2000))
+    (folder / "s.rlf").write_text(SLEEPS)
+    whole, said = (
+        rlgraph.compile(folder / "s.rlf", schedule=line, cluster="1x8:h100-80gb", workload=rows, stream=False)
+        for line in (None, "schedule t\nstream rollout\n")
+    )
+    assert any(each.offload for each in whole.plan.holdings)
+    assert said.plan == whole.plan
+    assert [each.code for each in said.diagnostics] == ["W0905"]
+
+
+def test_ctrl_c_leaves_batches_whole(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(timed: object, choice: object) -> float:
+        signal.raise_signal(signal.SIGINT)
+        return 0.0
+
+    with patch.object(Timed, "seconds", interrupted):
+        found = made(folder)
+    assert found.plan.blocks == ()
+    assert "interrupted: no table streams that the schedule does not name" in capsys.readouterr().err
+
+
+def test_it_is_not_tried_on_large_clusters(folder: Path) -> None:
+    with patch.object(streaming, "with_streams", None):
+        assert made(folder, None, "9x8:a100-80gb").plan.blocks == ()

@@ -1,0 +1,30 @@
+"""Layouts of rows over the ranks of a mesh: what a group needs to work, and what it has when it is done.
+
+`rlgraph.passes.resharding.reshard` makes a transfer of any two. What other systems register as protocols, one for each way to
+distribute and to collect, is what comes out for the two meshes.
+"""
+
+from __future__ import annotations
+
+from rlgraph.ir.layout import Local, Piece, Range, share
+from rlgraph.ir.mesh import Mesh
+
+NAME = "rows"
+
+Side = dict[int, tuple[Local, ...]]
+
+
+def needed(mesh: Mesh, rows: int) -> Side:
+    """Each copy works on its part of the rows, and all of its ranks need them."""
+    return {rank: block(share(rows, mesh.length("dp"), mesh.at(rank, "dp"))) for rank in range(mesh.size)}
+
+
+def made(mesh: Mesh, rows: int) -> Side:
+    """Results are on the first tensor-parallel rank of each copy's last stage, and nowhere else."""
+    every, last = needed(mesh, rows), mesh.length("pp") - 1
+    return {rank: every[rank] for copy in range(mesh.length("dp")) for rank in (mesh.rank(dp=copy, pp=last),)}
+
+
+def block(ends: Range) -> tuple[Local, ...]:
+    """Rows from one number to another."""
+    return (Local(NAME, (ends[1] - ends[0],), (Piece(NAME, (ends,), (0,)),)),)
