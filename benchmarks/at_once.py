@@ -21,7 +21,7 @@ from rlgraph.backends.clocks import Clock, Threads
 from rlgraph.backends.distributed.backend import Placed
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.exchange.exchange import Moved
-from rlgraph.backends.flight import Things
+from rlgraph.backends.in_flight import Things
 from rlgraph.backends.notes import Notes
 from rlgraph.backends.ray.failures import Request
 from rlgraph.backends.ray.links import Holding

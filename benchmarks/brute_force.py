@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.steady import FEWEST, run_steps
+from rlgraph.backends.sim.steady_state import FEWEST, run_steps
 from rlgraph.catalog.clusters.cluster import Island
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Tail

@@ -524,10 +524,10 @@ def _load(compiled: Any) -> None:
 
     from rlgraph.runs.backends import open_backend
     from rlgraph.runs.checkpoint.values import encoded  # noqa: F401
+    from rlgraph.runs.observer import Interrupts
     from rlgraph.runs.options import Options
     from rlgraph.runs.progress import Quiet
     from rlgraph.runs.run import Watch
-    from rlgraph.runs.watch import Interrupts
 
     with open_backend(compiled, Options(threads=1), Watch(Quiet(), Interrupts(Quiet()), None, None)):
         pass

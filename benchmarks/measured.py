@@ -15,8 +15,8 @@ from pathlib import Path
 
 from rlgraph.catalog.clusters.devices import known as known_devices
 from rlgraph.catalog.clusters.devices import names as device_names
-from rlgraph.catalog.models.known import find_config
-from rlgraph.catalog.models.known import names as model_names
+from rlgraph.catalog.models.configs import find_config
+from rlgraph.catalog.models.configs import names as model_names
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.lengths import Lengths

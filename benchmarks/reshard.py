@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from rlgraph.backends.engines.joining import attend, listen
+from rlgraph.backends.engines.process_groups import attend, listen
 from rlgraph.backends.exchange.exchange import Exchange, Moved
 from rlgraph.backends.exchange.mailbox import Mailbox
 from rlgraph.backends.exchange.shared import Shared

@@ -59,9 +59,9 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from rlgraph.runs.checkpoint import disk
     from rlgraph.runs.checkpoint.saving import Saver
     from rlgraph.runs.folder import RunFolder
+    from rlgraph.runs.observer import Interrupts, Watch
     from rlgraph.runs.options import Options
     from rlgraph.runs.progress import Quiet
-    from rlgraph.runs.watch import Interrupts, Watch
     from tests.passes.cost.live import Live
 
     torch.set_num_threads(1)

@@ -40,7 +40,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlgraph.backends.engines.joining import Meeting, join, listen
+from rlgraph.backends.engines.process_groups import Meeting, join, listen
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.tokenizers import Words
 from rlgraph.backends.exchange.exchange import Exchange

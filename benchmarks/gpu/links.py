@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.measure import Row, Setting
-from rlgraph.backends.engines.joining import attend, listen
+from rlgraph.backends.engines.process_groups import attend, listen
 from rlgraph.backends.engines.transformers.layout import layout as trained
 from rlgraph.backends.engines.vllm.layout import layout as sampled
 from rlgraph.backends.exchange.exchange import Exchange

@@ -13,8 +13,8 @@ import torch
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.tokenizers import Bytes
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
+from rlgraph.catalog.models.configs import known
 from rlgraph.catalog.models.families import ModelKind
-from rlgraph.catalog.models.known import known
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from benchmarks.gpu.correctness import FAMILIES, GRADIENT, READS, alike, sequenc
 from benchmarks.gpu.measure import Row, Setting, Skipped, config, engine, spec
 from benchmarks.gpu.throughput import MODELS, peak_of, training
 from rlgraph.backends.engines.base import Call, Micro, TrainOptions
-from rlgraph.backends.engines.joining import join, listen
+from rlgraph.backends.engines.process_groups import join, listen
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.ir.mesh import Mesh

@@ -14,8 +14,8 @@ import torch
 from benchmarks.gpu.measure import Row, Setting, config, engine, wait
 from benchmarks.gpu.megatron import alone, opened
 from rlgraph.backends.engines.base import Call, Micro, TrainOptions
+from rlgraph.backends.engines.offload import Switched
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.sleeping import Switched
 
 MODEL = "Qwen/Qwen2.5-1.5B"
 LEFT = 0.01

@@ -17,7 +17,7 @@ is asked something else is not answered from the recording. `prompt_tokens` says
 asked, `start` has the tokens that the engine began with instead. `versions` says which weights made the tokens: the
 first 3 of them version 4 here. `batch`, where there is one, is the batch of a `collect` that takes them as they end.
 Numbers are written so that reading them gives the same bits. Each row is there once: what is sampled again takes the
-place of what was (`rlgraph.backends.redone`).
+place of what was (`rlgraph.backends.replayed`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ import torch
 
 from rlgraph.backends.engines.base import Generation
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.redone import cut, damaged, stem, step_of, unwritable
+from rlgraph.backends.replayed import cut, damaged, stem, step_of, unwritable
 from rlgraph.backends.rows import RowId, show_id
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Runs

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlgraph.backends.endings import Endings
 from rlgraph.backends.executor import Executor, Made
+from rlgraph.backends.finish_order import Endings
 from rlgraph.backends.frame import Frame, Places
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Ended, Step

@@ -12,14 +12,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlgraph.backends.endings import Endings
 from rlgraph.backends.executor import Executor, Made
-from rlgraph.backends.flight import Coming, Flights, Things
+from rlgraph.backends.finish_order import Endings
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.in_flight import Coming, Flights, Things
 from rlgraph.backends.loops import LOOPS
 from rlgraph.backends.notes import Notes
-from rlgraph.backends.redone import begin_again
 from rlgraph.backends.regions import Policy, run_loop
+from rlgraph.backends.replayed import begin_again
 from rlgraph.backends.step import Ended, Step
 from rlgraph.backends.versions import Versions
 from rlgraph.ir.graph import Node, Phase, Program

@@ -8,9 +8,9 @@ from typing import Any
 
 from rlgraph.catalog.clusters.units import show, shown_seconds
 from rlgraph.errors import counted
+from rlgraph.explain.alternatives import show_ways
 from rlgraph.explain.fused import show_fused
 from rlgraph.explain.tables import sized, table
-from rlgraph.explain.ways import show_ways
 from rlgraph.ir.plan import Pool
 from rlgraph.passes.compilation.choosing import hosted, memory, work_seconds
 from rlgraph.passes.compilation.hosts import fullest, hosts

@@ -23,8 +23,8 @@ from rlgraph.passes.compilation.finalists import better
 from rlgraph.passes.placement.choose import SPARE, Choice, candidates, how_fused, planned, problem_of
 from rlgraph.passes.placement.search.incumbent import Found
 from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.placement.search.search import Search
-from rlgraph.passes.placement.search.watch import OutOfTime
 from rlgraph.viz.plot import Row, bars
 
 COARSE = 0.03

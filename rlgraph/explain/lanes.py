@@ -12,7 +12,7 @@ from rlgraph.catalog.clusters.units import show, shown_seconds
 from rlgraph.errors import counted
 from rlgraph.explain.choice import headline
 from rlgraph.explain.fused import show_fused
-from rlgraph.explain.saved import seconds_of
+from rlgraph.explain.plan_times import seconds_of
 from rlgraph.explain.tables import sized
 from rlgraph.explain.transfers import Weights, sizes, weights
 from rlgraph.ir.graph import Graph, Node, Phase

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.catalog.clusters.units import show, shown_seconds
-from rlgraph.explain.saved import predictor_of
+from rlgraph.explain.plan_times import predictor_of
 from rlgraph.ir.graph import Program
 from rlgraph.ops import NODES
 from rlgraph.passes.compilation.compilation import Compilation

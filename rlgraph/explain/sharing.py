@@ -20,7 +20,7 @@ from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import Found
 from rlgraph.passes.placement.search.partitions import sizes
 from rlgraph.passes.placement.search.problem import Blocks, Problem
-from rlgraph.passes.placement.search.watch import OutOfTime
+from rlgraph.passes.placement.search.progress import OutOfTime
 
 OVER = "the time was over"
 """Told of a search that had no plan when `--search-seconds` were over."""

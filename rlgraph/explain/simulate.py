@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rlgraph.backends.sim.account import PoolTime, pool_time, under_way, untrained, worker_time
+from rlgraph.backends.sim.accounting import PoolTime, pool_time, under_way, untrained, worker_time
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.log import Prediction
-from rlgraph.backends.sim.steady import longest_cycle, run_steps
+from rlgraph.backends.sim.steady_state import longest_cycle, run_steps
 from rlgraph.backends.sim.works import Work, worker
 from rlgraph.backends.turns import seats
 from rlgraph.catalog.clusters.cluster import Cluster

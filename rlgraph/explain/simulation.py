@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlgraph.backends.sim.account import PoolTime, critical_path
+from rlgraph.backends.sim.accounting import PoolTime, critical_path
 from rlgraph.backends.sim.works import Teller, Work
 from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.units import shown_seconds

@@ -29,7 +29,7 @@ from rlgraph.passes.compilation.choosing import tokens
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.lengths import Lengths, read_lengths
 from rlgraph.passes.placement.choose import Question, choose_until
-from rlgraph.passes.placement.search.watch import OutOfTime
+from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.viz.plot import Axis, Panel, lines
 
 BAD = "E0936"

@@ -18,9 +18,9 @@ from rlgraph.passes.compilation.compile import with_dtypes
 from rlgraph.passes.compilation.planning import not_built, not_installed
 from rlgraph.passes.placement.memory import least_memory
 from rlgraph.runs.folder import recording_of
+from rlgraph.runs.observer import Watch
 from rlgraph.runs.options import Options, backend_spec
-from rlgraph.runs.trained import Elsewhere, Here, TrainedModel
-from rlgraph.runs.watch import Watch
+from rlgraph.runs.trained_models import Elsewhere, Here, TrainedModel
 
 if TYPE_CHECKING:
     from rlgraph.backends.engines.base import Embedded

@@ -109,7 +109,7 @@ class Options:
     on_nonfinite: Literal["stop", "skip"] | None = None
     """What becomes of a run where a gradient is NaN or infinite: it ends (None, too), or leaves out the update."""
     save_every: str | None = None
-    """How often the run is saved, as `rlgraph.runs.checkpoint.often` reads it; None: never."""
+    """How often the run is saved, as `rlgraph.runs.checkpoint.interval` reads it; None: never."""
     keep: int | None = None
     """How many of its checkpoints are kept; None: `KEEP`."""
     keep_best: str | None = None

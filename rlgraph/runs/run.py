@@ -15,17 +15,17 @@ from rlgraph.runs.backends import open_backend
 from rlgraph.runs.checkpoint import outside
 from rlgraph.runs.checkpoint.best import read_best
 from rlgraph.runs.checkpoint.document import Checkpoint
-from rlgraph.runs.checkpoint.often import read_often
+from rlgraph.runs.checkpoint.interval import read_often
 from rlgraph.runs.checkpoint.resuming import as_before, left, newest, newest_step, restore
 from rlgraph.runs.checkpoint.saving import Resumable, Saver
 from rlgraph.runs.display import display
 from rlgraph.runs.folder import RunFolder, recording_of
 from rlgraph.runs.jsonlines import with_metrics
+from rlgraph.runs.observer import Interrupts, Watch
 from rlgraph.runs.options import Options, installed
 from rlgraph.runs.progress import Display, Quiet
 from rlgraph.runs.timeline import Timeline, check_writable
-from rlgraph.runs.trained import TrainedModel
-from rlgraph.runs.watch import Interrupts, Watch
+from rlgraph.runs.trained_models import TrainedModel
 
 if TYPE_CHECKING:
     from rlgraph.backends.steps import Observer, StepResult

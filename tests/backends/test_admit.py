@@ -20,7 +20,7 @@ from rlgraph.backends.history import History
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import HISTORY, RayBackend
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.held import Held
+from rlgraph.backends.sim.fake_rows import Held
 from rlgraph.backends.worker.session import Settings
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.sampled import Pace, Sampled, Together

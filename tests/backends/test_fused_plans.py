@@ -34,10 +34,10 @@ from rlgraph.ir.plan import Fused
 from rlgraph.passes.compilation.choosing import fusions, memory
 from rlgraph.passes.compilation.planning import not_built
 from rlgraph.passes.cost.fusing import _in_flight
-from rlgraph.passes.pipelines.beside import entries_of
 from rlgraph.passes.pipelines.counted import counted
 from rlgraph.passes.pipelines.fuse import drawn
 from rlgraph.passes.pipelines.problem import Model, Problem
+from rlgraph.passes.pipelines.time_sharing import entries_of
 from rlgraph.passes.pipelines.timetable import timetable
 from rlgraph.passes.resharding.edges import edges
 from tests.suites import few

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from rlgraph.backends.ray import cluster
-from rlgraph.backends.ray.patience import patient
 from rlgraph.backends.ray.sessions import Daemons
+from rlgraph.backends.ray.start_timeout import patient
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
 

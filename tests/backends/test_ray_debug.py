@@ -14,7 +14,7 @@ from scheduled import apart, compiled, together
 from test_exactness import PROGRAMS
 from tiny import compile_text, data_folder, shipped, weights
 
-from rlgraph.backends.distributed.sleeping import Bed
+from rlgraph.backends.distributed.offload import Bed
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlgraph.backends.distributed.shares import Needs
-from rlgraph.backends.distributed.shares import part as part_of
+from rlgraph.backends.distributed.sharding import Needs
+from rlgraph.backends.distributed.sharding import part as part_of
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.ray.orders import Wanted

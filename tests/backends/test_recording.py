@@ -26,7 +26,7 @@ from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.frame import Frame, Surplus
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.recording import HEADER, Recorder, Replay, recording
-from rlgraph.backends.redone import begin_again, once
+from rlgraph.backends.replayed import begin_again, once
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Silent
 from rlgraph.backends.worker.session import Settings

@@ -23,9 +23,9 @@ from rlgraph.backends.blocks import handed_on
 from rlgraph.backends.distributed import backend as placed_backend
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.sim.account import critical_path, pool_time, worker_time
+from rlgraph.backends.sim.accounting import critical_path, pool_time, worker_time
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.held import Held
+from rlgraph.backends.sim.fake_rows import Held
 from rlgraph.backends.sim.sampled import SampledRows
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.steps import Silent, StepResult

@@ -10,7 +10,7 @@ from tiny import data_folder
 
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.steady import longest_cycle, settled
+from rlgraph.backends.sim.steady_state import longest_cycle, settled
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import simulated
 from rlgraph.explain.simulation import Simulation, mean_age

@@ -17,8 +17,8 @@ from tiny import EPS, data_folder, weights
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.clocks import Virtual
 from rlgraph.backends.distributed.transport import Order
-from rlgraph.backends.endings import Endings
 from rlgraph.backends.executor import Made
+from rlgraph.backends.finish_order import Endings
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker

@@ -15,7 +15,7 @@ import pytest
 import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.api.summary import summary
-from rlgraph.backends.sim.steady import run_steps
+from rlgraph.backends.sim.steady_state import run_steps
 from rlgraph.catalog.clusters.devices import known
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError

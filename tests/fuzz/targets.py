@@ -286,7 +286,7 @@ schedule:
 
 @cache
 def _configs() -> list[bytes]:
-    from rlgraph.catalog.models.known import find_config, names
+    from rlgraph.catalog.models.configs import find_config, names
 
     found = [dict(find_config(name) or {}) for name in names()[::4]]
     found.append(

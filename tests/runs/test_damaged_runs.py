@@ -18,7 +18,7 @@ from rlgraph.backends.saved import undamaged
 from rlgraph.cli import status
 from rlgraph.errors import UsageMistake, visible
 from rlgraph.runs.checkpoint import disk, document
-from rlgraph.runs.checkpoint.often import read_often
+from rlgraph.runs.checkpoint.interval import read_often
 from rlgraph.runs.folder import HOW, RunFolder
 
 NEWEST, BEFORE = "checkpoints/step-000000002", "checkpoints/step-000000001"

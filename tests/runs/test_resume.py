@@ -35,7 +35,7 @@ from rlgraph.ir.graph import Node
 from rlgraph.runs.checkpoint import disk, document, resuming, saving
 from rlgraph.runs.checkpoint import often as clock
 from rlgraph.runs.checkpoint.best import REPORTED
-from rlgraph.runs.checkpoint.often import Often, read_often
+from rlgraph.runs.checkpoint.interval import Often, read_often
 from rlgraph.runs.checkpoint.values import Unsavable, decoded, encoded
 from tests.suites import few
 from tests.waits import NEVER

@@ -12,10 +12,10 @@ from rich.console import Console
 import rlgraph
 from rlgraph.backends.steps import StepResult
 from rlgraph.ir.graph import Node
+from rlgraph.runs.observer import Interrupts, Watch
 from rlgraph.runs.progress import Lines
 from rlgraph.runs.progress_bar import Bar
-from rlgraph.runs.trained import Elsewhere, TrainedModel
-from rlgraph.runs.watch import Interrupts, Watch
+from rlgraph.runs.trained_models import Elsewhere, TrainedModel
 from rlgraph.user_code.files import Folders
 
 SAMPLE, TRAIN = Node("generate", (), ()), Node("train", (), ())

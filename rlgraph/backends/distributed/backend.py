@@ -15,8 +15,8 @@ from rlgraph.backends.distributed.transport import Order, StandIn, Transport
 from rlgraph.backends.distributed.weights import Weights
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.executor import Executor, Made, Part, Together
-from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame, all_over
+from rlgraph.backends.in_flight import Things
 from rlgraph.backends.selection import selected
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, Steps

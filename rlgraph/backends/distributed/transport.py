@@ -17,10 +17,10 @@ from typing import Protocol
 
 import numpy as np
 
-from rlgraph.backends.distributed.sleeping import Shifting, nobody
+from rlgraph.backends.distributed.offload import Shifting, nobody
 from rlgraph.backends.executor import Made, Part
-from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.in_flight import Things
 from rlgraph.backends.rows import Elsewhere
 from rlgraph.backends.step import Step
 from rlgraph.backends.turns import Seats, seats

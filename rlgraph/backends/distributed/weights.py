@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rlgraph.backends.clocks import Clock, Lock
-from rlgraph.backends.distributed.sleeping import Bed, Beds
+from rlgraph.backends.distributed.offload import Bed, Beds
 from rlgraph.backends.distributed.transport import Move, Moved, Sampling, Transport
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from torch import Tensor
 
+from rlgraph.backends.engines.offload import Arenas, Sleeper, Switched
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.sleeping import Arenas, Sleeper, Switched
 from rlgraph.catalog.models.heads import no_head
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh, mesh
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rlgraph.backends.engines.moments import Moments
     from rlgraph.backends.engines.sources import ModelSpec
     from rlgraph.backends.engines.tokenizers import Codec
-    from rlgraph.passes.pipelines.beside import Turn
     from rlgraph.passes.pipelines.problem import Model
+    from rlgraph.passes.pipelines.time_sharing import Turn
 
 State = dict[str, Tensor]
 """A model's parameters and persistent buffers by name."""
@@ -83,7 +83,7 @@ class Rank:
     """Makes this process a rank of torch's default process group, which is the group's; once is enough for all models
     of a process."""
     address: str | None = None
-    """Of `rlgraph.backends.engines.joining.listen`, on the machine of its first rank, where the ranks of this
+    """Of `rlgraph.backends.engines.process_groups.listen`, on the machine of its first rank, where the ranks of this
     data-parallel copy can meet."""
     device: str | None = None
     """As torch names it; None: see `rlgraph.backends.engines.device`."""
@@ -116,8 +116,9 @@ class Sampling:
     stop_ids: tuple[int, ...] = ()
     """Tokens that end a response beside the model's own end-of-sequence tokens."""
     first: int = 0
-    """Of each prompt's samples only so many are wanted, those that end first: see `rlgraph.backends.engines.first`. An
-    engine may give the others up once it is certain which those are. 0: all are wanted."""
+    """Of each prompt's samples only so many are wanted, those that end first: see
+    `rlgraph.backends.engines.first_done`. An engine may give the others up once it is certain which those are. 0: all
+    are wanted."""
 
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 0, f"max_tokens must not be negative, got {self.max_tokens}")

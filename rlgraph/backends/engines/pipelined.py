@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlgraph.backends.engines.base import Beside
-from rlgraph.passes.pipelines.beside import Turn
+from rlgraph.passes.pipelines.time_sharing import Turn
 from rlgraph.passes.pipelines.timetable import Entry
 
 Arrive = Callable[[Tensor], Tensor]

@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from rlgraph.backends.engines.base import EngineError, State
+from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.families import HEAD, stored
 from rlgraph.catalog.models.families import tensors as tensors_of
-from rlgraph.catalog.models.known import find_config
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.layout import Box, Local, Piece, at_layer, volume, whole
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from rlgraph.backends.blocks import Blocks
-from rlgraph.backends.endings import Endings
 from rlgraph.backends.engines.base import EngineError, Saves
 from rlgraph.backends.executor import Executor, Made, Part
-from rlgraph.backends.flight import Things
+from rlgraph.backends.finish_order import Endings
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.in_flight import Things
 from rlgraph.backends.saved import Diverged, Kept, SavedModel
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, Silent, Steps

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from rlgraph.backends.ray.doing import At
+from rlgraph.backends.ray.activity import At
 from rlgraph.backends.ray.failures import Request, actor_of, cut, gone, late, link_of, meaning, why_gone
 from rlgraph.backends.ray.processes import Losing, Processes, Reference
 from rlgraph.backends.ray.remote import Address

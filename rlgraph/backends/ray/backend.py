@@ -7,15 +7,15 @@ from typing import Any
 
 from rlgraph.backends.clocks import InLine, Threads
 from rlgraph.backends.distributed.backend import Placed
-from rlgraph.backends.endings import Endings
 from rlgraph.backends.enginespec.registry import embedded
-from rlgraph.backends.flight import Coming, Things
+from rlgraph.backends.finish_order import Endings
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.in_flight import Coming, Things
 from rlgraph.backends.notes import Notes
 from rlgraph.backends.ray.cluster import start
 from rlgraph.backends.ray.failures import Request, is_lost
 from rlgraph.backends.ray.remote import PieceRef, Single
-from rlgraph.backends.ray.repeats import Remembered, replaceable
+from rlgraph.backends.ray.retries import Remembered, replaceable
 from rlgraph.backends.ray.saves import Saves
 from rlgraph.backends.ray.transport import RayTransport
 from rlgraph.backends.ray.worker import Worker

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlgraph.backends.engines.joining import INTERFACES, loopback
+from rlgraph.backends.engines.process_groups import INTERFACES, loopback
 from rlgraph.backends.places import TOGETHER
 from rlgraph.backends.ray.actors import Actors
-from rlgraph.backends.ray.patience import patient
 from rlgraph.backends.ray.processes import InThisProcess, Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.sessions import Daemons, own_signals
+from rlgraph.backends.ray.start_timeout import patient
 from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, SORTS, Worker, WorkerSpec
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, counted

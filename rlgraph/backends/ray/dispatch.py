@@ -11,21 +11,21 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from rlgraph.backends.distributed.shares import Needs, needs, shares
+from rlgraph.backends.distributed.sharding import Needs, needs, shares
 from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.executor import Made, Part
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.notes import Notes
+from rlgraph.backends.ray.batching import Place, Together
 from rlgraph.backends.ray.calls import Calls, Copy, copies
 from rlgraph.backends.ray.failures import doing
 from rlgraph.backends.ray.losses import Losses
+from rlgraph.backends.ray.offload import Sleeping
 from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, packed, receipt_of
 from rlgraph.backends.ray.parts import Begun, InParts, arrived, sampled_model
 from rlgraph.backends.ray.processes import Losing, Processes, Reference
 from rlgraph.backends.ray.remote import Address, PieceRef, Remote, Single
 from rlgraph.backends.ray.rows import Delivery, Ledger
-from rlgraph.backends.ray.sleeping import Sleeping
-from rlgraph.backends.ray.together import Place, Together
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step

@@ -15,7 +15,7 @@ from rlgraph.backends.engines.sources import ModelSpec, load, load_codec, on_any
 from rlgraph.backends.engines.weights import filed
 from rlgraph.backends.ray.links import Holding
 from rlgraph.catalog.models.adapters import Adapters
-from rlgraph.catalog.models.known import find_config
+from rlgraph.catalog.models.configs import find_config
 from rlgraph.ir.layout import Local, Piece, at_layer, whole
 
 

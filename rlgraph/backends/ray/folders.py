@@ -22,7 +22,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.layout import Local
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.transfer import TensorBox, Topology
-from rlgraph.passes.resharding.lacking import lacking
+from rlgraph.passes.resharding.missing import lacking
 from rlgraph.passes.resharding.reshard import reshard
 
 _HOST: Address = (HOST, 0)

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlgraph.backends.distributed.shares import shares
+from rlgraph.backends.distributed.sharding import shares
 from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.executor import Made
-from rlgraph.backends.ray.beside import seated
 from rlgraph.backends.ray.calls import Calls
 from rlgraph.backends.ray.failures import Request
 from rlgraph.backends.ray.orders import Receipt, packed, receipt_of
+from rlgraph.backends.ray.time_sharing import seated
 from rlgraph.backends.ray.transfers import meet
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.errors import listed

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.base import HasWeights
-from rlgraph.backends.engines.joining import attend
+from rlgraph.backends.engines.process_groups import attend
 from rlgraph.backends.exchange.exchange import Exchange, Moved, Pending
 from rlgraph.backends.exchange.mailbox import Mailbox
 from rlgraph.backends.exchange.sites import open_links, site

@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from rlgraph.backends.distributed.transport import Order
-from rlgraph.backends.flight import Things
+from rlgraph.backends.in_flight import Things
 from rlgraph.backends.ray.failures import doing, shown
 from rlgraph.backends.ray.processes import Losing
 from rlgraph.backends.ray.remote import Address, recorded_as
-from rlgraph.backends.ray.repeats import replaceable
-from rlgraph.backends.redone import once
+from rlgraph.backends.ray.retries import replaceable
+from rlgraph.backends.replayed import once
 from rlgraph.backends.step import Step
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.base import HalfChanged, Saves, Sleeps
-from rlgraph.backends.engines.sleeping import Switched
+from rlgraph.backends.engines.offload import Switched
 from rlgraph.backends.exchange.exchange import Moved
 from rlgraph.backends.ray import shards
+from rlgraph.backends.ray.activity import Doing
 from rlgraph.backends.ray.arrivals import Arrivals
-from rlgraph.backends.ray.doing import Doing
 from rlgraph.backends.ray.folder import AdapterFolder, ModelFolder, empty, folder_of
 from rlgraph.backends.ray.links import Holding, Links, holding
 from rlgraph.backends.saved import SavedModel

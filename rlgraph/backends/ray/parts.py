@@ -14,15 +14,15 @@ import numpy as np
 
 from rlgraph.backends.distributed.admission import blocks
 from rlgraph.backends.distributed.race import Race
-from rlgraph.backends.distributed.shares import part, split_axis
+from rlgraph.backends.distributed.sharding import part, split_axis
 from rlgraph.backends.distributed.tails import Ending
 from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.executor import Part
+from rlgraph.backends.ray.batching import Place
 from rlgraph.backends.ray.calls import Calls
 from rlgraph.backends.ray.orders import Receipt
 from rlgraph.backends.ray.processes import Reference
 from rlgraph.backends.ray.rows import Delivery
-from rlgraph.backends.ray.together import Place
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.turns import Turn, seats
 from rlgraph.ops.nodes import model_of, rows_each

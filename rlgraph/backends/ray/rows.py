@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.distributed.shares import Needs
+from rlgraph.backends.distributed.sharding import Needs
 from rlgraph.backends.frame import Frame, Surplus
 from rlgraph.backends.ray.orders import Given, PieceRows, RowsOf, Wanted, Whole
 from rlgraph.backends.ray.processes import Processes, Reference

@@ -10,8 +10,8 @@ from typing import Any
 import torch.distributed
 
 from rlgraph.backends.engines.base import Rank
-from rlgraph.backends.engines.joining import join
-from rlgraph.backends.engines.sleeping import Arenas
+from rlgraph.backends.engines.offload import Arenas
+from rlgraph.backends.engines.process_groups import join
 from rlgraph.backends.engines.sources import ModelSpec, load_codec, positions
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.enginespec.registry import engine, opener

@@ -13,9 +13,9 @@ from rlgraph.backends.ray.calls import Calls, Copy, copies
 from rlgraph.backends.ray.failures import Request, doing, shown
 from rlgraph.backends.ray.links import Holding
 from rlgraph.backends.ray.losses import Losses
+from rlgraph.backends.ray.offload import Sleeping
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
-from rlgraph.backends.ray.sleeping import Sleeping
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Observer
 from rlgraph.backends.turns import Queues, seats

@@ -10,17 +10,17 @@ import numpy as np
 
 from rlgraph.backends.distributed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.executor import Made, Part
-from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import all_over
+from rlgraph.backends.in_flight import Things
 from rlgraph.backends.notes import Notes
 from rlgraph.backends.ray.calls import Calls, copies
 from rlgraph.backends.ray.dispatch import Dispatch
 from rlgraph.backends.ray.folders import Folders
 from rlgraph.backends.ray.fused import fire_together
 from rlgraph.backends.ray.losses import Losses
+from rlgraph.backends.ray.offload import Sleeping
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.rows import live
-from rlgraph.backends.ray.sleeping import Sleeping
 from rlgraph.backends.ray.transfers import Transfers
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.step import Step

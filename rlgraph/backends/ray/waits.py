@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.backends.engines.collectives import Collective
-from rlgraph.backends.ray.doing import At
+from rlgraph.backends.ray.activity import At
 from rlgraph.backends.ray.failures import shown
 from rlgraph.backends.ray.remote import Address
 from rlgraph.errors import NO_SPAN, Related, counted

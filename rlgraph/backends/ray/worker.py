@@ -15,16 +15,15 @@ import numpy as np
 import torch
 
 from rlgraph.backends.engines.base import Admission, Admits, Begun
-from rlgraph.backends.engines.joining import LOOPBACK, Meeting, listen
-from rlgraph.backends.engines.sleeping import Arenas
+from rlgraph.backends.engines.offload import Arenas
+from rlgraph.backends.engines.process_groups import LOOPBACK, Meeting, listen
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.history import Known
 from rlgraph.backends.notes import Note
 from rlgraph.backends.ray import shards
+from rlgraph.backends.ray.activity import At
 from rlgraph.backends.ray.arrivals import Came
-from rlgraph.backends.ray.beside import Beside, Seat
-from rlgraph.backends.ray.doing import At
 from rlgraph.backends.ray.failures import doing
 from rlgraph.backends.ray.models import Models
 from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, RowsOf, Wanted, Whole, order_of, packed
@@ -42,6 +41,7 @@ from rlgraph.backends.ray.store import (
     size,
     to_wire,
 )
+from rlgraph.backends.ray.time_sharing import Beside, Seat
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.nodes import chosen_places, column_of, work

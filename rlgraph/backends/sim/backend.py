@@ -8,8 +8,8 @@ from typing import Any
 
 from rlgraph.backends.clocks import Virtual
 from rlgraph.backends.distributed.backend import Placed
-from rlgraph.backends.flight import thing_name
-from rlgraph.backends.sim.held import Held
+from rlgraph.backends.in_flight import thing_name
+from rlgraph.backends.sim.fake_rows import Held
 from rlgraph.backends.sim.log import Log, Prediction
 from rlgraph.backends.sim.transport import SimTransport
 from rlgraph.backends.sim.works import Work

@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from rlgraph.backends.distributed.shares import rows_of
+from rlgraph.backends.distributed.sharding import rows_of
 from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.sim.held import Held
+from rlgraph.backends.sim.fake_rows import Held
 from rlgraph.backends.sim.log import Log
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import NODES, model_of, rows_each, table_of

@@ -9,9 +9,9 @@ from statistics import fmean
 import numpy as np
 
 from rlgraph.backends.distributed.transport import Order
-from rlgraph.backends.sim.held import Held, none
-from rlgraph.backends.sim.together import Ends
-from rlgraph.backends.sim.together import Rows as CopyRows
+from rlgraph.backends.sim.batching import Ends
+from rlgraph.backends.sim.batching import Rows as CopyRows
+from rlgraph.backends.sim.fake_rows import Held, none
 
 
 @dataclass

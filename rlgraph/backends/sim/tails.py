@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rlgraph.backends.sim.together import Ends, Rows
+from rlgraph.backends.sim.batching import Ends, Rows
 from rlgraph.passes.cost.sampled import Pace, Sampled
 from rlgraph.passes.cost.sampled import Together as Copy
 

@@ -17,9 +17,12 @@ from rlgraph.backends.distributed.race import Race
 from rlgraph.backends.distributed.tails import Ending
 from rlgraph.backends.distributed.transport import Coming, Move, Moved, Order
 from rlgraph.backends.executor import Made, Part
-from rlgraph.backends.flight import Things
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.sim.held import Held, none
+from rlgraph.backends.in_flight import Things
+from rlgraph.backends.sim.batching import Ends, Member, Together
+from rlgraph.backends.sim.batching import Rows as CopyRows
+from rlgraph.backends.sim.fake_rows import Held, none
+from rlgraph.backends.sim.fakes import StandIns
 from rlgraph.backends.sim.log import Log
 from rlgraph.backends.sim.orders import (
     batches_of,
@@ -32,10 +35,7 @@ from rlgraph.backends.sim.orders import (
     title_of,
 )
 from rlgraph.backends.sim.sampled import AtWork, Dealt, PartEnds, SampledRows, last_of
-from rlgraph.backends.sim.standins import StandIns
 from rlgraph.backends.sim.tails import moved
-from rlgraph.backends.sim.together import Ends, Member, Together
-from rlgraph.backends.sim.together import Rows as CopyRows
 from rlgraph.backends.sim.works import Work, worker
 from rlgraph.backends.step import Step
 from rlgraph.backends.turns import Queues, seats

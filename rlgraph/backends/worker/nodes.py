@@ -20,10 +20,10 @@ from rlgraph.backends.rows import Rows, TableData, pick, show_id
 from rlgraph.backends.selection import selected
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.columns import Who, arguments, finite, inputs_of, numbers_of
-from rlgraph.backends.worker.expecting import expect, learn
-from rlgraph.backends.worker.lasting import assign, lookup, push, sample
+from rlgraph.backends.worker.expected_lengths import expect, learn
 from rlgraph.backends.worker.sampling import data_column, generate, inner_rows, interact
 from rlgraph.backends.worker.session import ModelState, Session, engine_failure, too_long
+from rlgraph.backends.worker.state import assign, lookup, push, sample
 from rlgraph.data import Cursor
 from rlgraph.errors import Diagnostic, RunError, counted
 from rlgraph.ir.graph import Apply, Node

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.base import Admission, EngineError, Generation, Refresh, Sampling, State, Streams
-from rlgraph.backends.engines.first import first_ended, taken
+from rlgraph.backends.engines.first_done import first_ended, taken
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame

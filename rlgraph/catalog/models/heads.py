@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from rlgraph.catalog.models.adapters import CONFIG
+from rlgraph.catalog.models.configs import find_folder
 from rlgraph.catalog.models.families import HEAD
-from rlgraph.catalog.models.known import find_folder
 from rlgraph.catalog.models.shape import UnsupportedModel, shape_of
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.files import read_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlgraph.catalog.models.known import snapshot
+from rlgraph.catalog.models.configs import snapshot
 
 SECONDS = 5.0
 """The longest wait for its answer."""

@@ -17,7 +17,7 @@ from rlgraph.ops.nodes import NODES
 from rlgraph.passes.compilation.overlap import Interrupted, Timed
 from rlgraph.passes.cost.tasks import main_step
 from rlgraph.passes.placement.choose import Choice
-from rlgraph.passes.placement.search.watch import Line as Shown
+from rlgraph.passes.placement.search.progress import Line as Shown
 from rlgraph.passes.placement.tails import sampling
 
 TIMES = 4

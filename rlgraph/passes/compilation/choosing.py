@@ -25,7 +25,6 @@ from rlgraph.passes.cost.fusing import Fusion
 from rlgraph.passes.cost.peak import Peak, peaks
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.tasks import main_step
-from rlgraph.passes.placement.beside import beside, streamed, without_open
 from rlgraph.passes.placement.choose import (
     SLEEPERS,
     Choice,
@@ -39,7 +38,8 @@ from rlgraph.passes.placement.choose import (
     with_other_engines,
     with_pieces,
 )
-from rlgraph.passes.placement.search.watch import OutOfTime
+from rlgraph.passes.placement.runners_up import beside, streamed, without_open
+from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.rewrites.accumulate import added_up
 from rlgraph.user_code.files import Folders
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
 
-from rlgraph.backends.sim.steady import FEWEST
+from rlgraph.backends.sim.steady_state import FEWEST
 from rlgraph.passes.compilation.blocks import STEPS, with_blocks
 from rlgraph.passes.compilation.overlap import Interrupted, Timed, overlapped, streams
 from rlgraph.passes.compilation.tails import with_tails
-from rlgraph.passes.placement.beside import soonest
 from rlgraph.passes.placement.choose import Choice, problem_of
+from rlgraph.passes.placement.runners_up import soonest
 from rlgraph.passes.placement.search.incumbent import Found
 from rlgraph.passes.placement.search.problem import Problem
 

@@ -13,7 +13,7 @@ from rlgraph.errors import Diagnostic
 from rlgraph.ir.plan import Pool
 from rlgraph.passes.cost.peak import Lodging, lodgings
 from rlgraph.passes.placement.choose import Choice, Question, choose_until
-from rlgraph.passes.placement.search.watch import OutOfTime
+from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.rewrites.accumulate import added_up
 
 

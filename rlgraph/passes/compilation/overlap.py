@@ -7,14 +7,14 @@ import sys
 from contextlib import closing
 
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.steady import FEWEST, run_steps
+from rlgraph.backends.sim.steady_state import FEWEST, run_steps
 from rlgraph.backends.steps import Observer, Silent
 from rlgraph.catalog.clusters.units import shown_seconds
 from rlgraph.errors import ProgramError
 from rlgraph.ir.graph import Node
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.placement.choose import Choice
-from rlgraph.passes.placement.search.watch import Line
+from rlgraph.passes.placement.search.progress import Line
 
 
 class Interrupted(Exception):

@@ -10,8 +10,8 @@ from typing import Any
 
 from rlgraph.backends.enginespec.registry import Fault, embedded, engine, faults, installed
 from rlgraph.catalog.models.adapters import adapters_of, find_adapter
+from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.families import linear
-from rlgraph.catalog.models.known import find_config
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, counted, listed, nearest
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from rlgraph.backends.sim.steady import FEWEST
+from rlgraph.backends.sim.steady_state import FEWEST
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import Stream
 from rlgraph.passes.compilation.blocks import STEPS, sizes, unstreamed
 from rlgraph.passes.compilation.finalists import answer, value_of, with_seconds
 from rlgraph.passes.compilation.overlap import Interrupted, Timed
 from rlgraph.passes.placement.choose import Choice, choose_until
-from rlgraph.passes.placement.search.watch import OutOfTime
+from rlgraph.passes.placement.search.progress import OutOfTime
 
 PAYS = 0.01
 """Share of a step, or of its price, that streaming has to save which nobody has asked for."""

@@ -12,7 +12,7 @@ from rlgraph.ir.plan import Tail
 from rlgraph.ir.schedule import Tail as Line
 from rlgraph.passes.compilation.overlap import Interrupted, Timed
 from rlgraph.passes.placement.choose import Choice
-from rlgraph.passes.placement.search.watch import Line as Shown
+from rlgraph.passes.placement.search.progress import Line as Shown
 from rlgraph.passes.placement.tails import UNDER, copies_of
 
 SHARES = (UNDER, 0.05, 0.1, 0.3, 0.5)

@@ -10,7 +10,7 @@ from math import inf
 from operator import ge
 from random import Random
 
-from rlgraph.ir.common import common
+from rlgraph.ir.shared_pipelines import common
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.time import Cost, LatencyModel
 from rlgraph.passes.pipelines.bounds import least_seconds, serial_seconds

@@ -27,18 +27,18 @@ from rlgraph.passes.cost.tasks import Task, Workload, main_step, tasks
 from rlgraph.passes.placement.fusing import fused_in, fusible, on_same_stages
 from rlgraph.passes.placement.place import Machine, Shapes, place, unheld
 from rlgraph.passes.placement.search.components import Component, components, separable
+from rlgraph.passes.placement.search.decompositions import Ways
 from rlgraph.passes.placement.search.fill import filled
 from rlgraph.passes.placement.search.fusing import Pieces
 from rlgraph.passes.placement.search.incumbent import Found
+from rlgraph.passes.placement.search.offload import could_sleep
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.partitions import distinct, laid, partitions
 from rlgraph.passes.placement.search.problem import Block, Blocks, Goal, Problem
+from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.placement.search.refuse import refuse
 from rlgraph.passes.placement.search.search import PATIENCE, Fuse, Search
-from rlgraph.passes.placement.search.sleepers import could_sleep
-from rlgraph.passes.placement.search.watch import OutOfTime
-from rlgraph.passes.placement.search.ways import Ways
 
 SLEEPERS = 128
 """Devices up to which plans in which models sleep are looked for although something fits without: on 1,024 the search

@@ -9,10 +9,10 @@ from itertools import combinations
 from rlgraph.backends.enginespec.registry import engine, preferred
 from rlgraph.dsl.fusing import apart
 from rlgraph.errors import Diagnostic, listed
-from rlgraph.ir.common import common, misfit, width
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Fused, Group, Plan
 from rlgraph.ir.schedule import Schedule
+from rlgraph.ir.shared_pipelines import common, misfit, width
 from rlgraph.ops.work import operations
 from rlgraph.passes.rewrites.accumulate import added_up
 

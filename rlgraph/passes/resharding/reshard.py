@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from rlgraph.ir.layout import volume
 from rlgraph.ir.transfer import Move, TensorBox, Topology, Transfer, section
 from rlgraph.passes.resharding.cells import Layout, cells, distinct
-from rlgraph.passes.resharding.spread import Sites, spread
+from rlgraph.passes.resharding.routes import Sites, spread
 
 Array = NDArray[np.int64]
 

@@ -184,7 +184,7 @@ def model_of(checkpoint: Checkpoint, name: str) -> SavedModel:
 
 def living(program: Program) -> list[str]:
     """The things that live across the steps of a program, models aside."""
-    from rlgraph.backends.flight import thing_name
+    from rlgraph.backends.in_flight import thing_name
 
     values = [value for phase in program.phases for value in phase.graph.inputs if not is_model(value.type)]
     return list(dict.fromkeys(map(thing_name, values)))

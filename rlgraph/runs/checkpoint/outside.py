@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlgraph.catalog.models.known import snapshot
+from rlgraph.catalog.models.configs import snapshot
 from rlgraph.data.sources import files as data_files
 from rlgraph.digests import fingerprint
 from rlgraph.errors import NO_SPAN, Diagnostic, Related, Span, UsageMistake, listed

@@ -19,12 +19,12 @@ from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.checkpoint import disk, document, outside
 from rlgraph.runs.checkpoint.best import BEST, REPORTED, read_best
-from rlgraph.runs.checkpoint.often import read_often
+from rlgraph.runs.checkpoint.interval import read_often
 from rlgraph.runs.folder import CHECKPOINTS, RunFolder
 from rlgraph.runs.options import KEEP, Options, installed
 
 if TYPE_CHECKING:
-    from rlgraph.backends.flight import Things
+    from rlgraph.backends.in_flight import Things
     from rlgraph.backends.saved import Kept, SavedModel
 
 

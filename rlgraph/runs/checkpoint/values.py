@@ -24,7 +24,7 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame, Surplus
 from rlgraph.backends.rows import Rows, TableData
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.lasting import Stored
+from rlgraph.backends.worker.state import Stored
 from rlgraph.data import Cursor
 from rlgraph.ir import types
 from rlgraph.ir.graph import Program

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rlgraph.backends.engines.joining import attend, listen
+from rlgraph.backends.engines.process_groups import attend, listen
 from rlgraph.backends.exchange.exchange import Exchange, Moved
 from rlgraph.backends.exchange.link import Link
 from rlgraph.backends.exchange.mailbox import Mailbox

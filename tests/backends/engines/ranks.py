@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlgraph.backends.engines.joining import listen
+from rlgraph.backends.engines.process_groups import listen
 from rlgraph.ir.mesh import Mesh
 from tests.waits import NEVER
 
@@ -85,7 +85,7 @@ def _serve(rank: int, jobs: Any, results: Any) -> None:
 def _on(mesh: Mesh, rank: int, address: str, job: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     import torch.distributed as dist
 
-    from rlgraph.backends.engines.joining import join
+    from rlgraph.backends.engines.process_groups import join
 
     join(rank, mesh.size, address, NEVER)
     try:

@@ -15,11 +15,11 @@ import torch.distributed as dist
 pytest.importorskip("megatron.core")
 
 from rlgraph.backends.engines.base import TrainOptions
-from rlgraph.backends.engines.joining import attend, listen
+from rlgraph.backends.engines.process_groups import attend, listen
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.exchange.mailbox import Mailbox
-from rlgraph.backends.ray.beside import Beside, Seat, seated
+from rlgraph.backends.ray.time_sharing import Beside, Seat, seated
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Group
 from rlgraph.passes.placement.fusing import lying

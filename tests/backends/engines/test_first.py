@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.backends.engines.base import Generation, Sampling
-from rlgraph.backends.engines.first import decided, first_ended, taken
+from rlgraph.backends.engines.first_done import decided, first_ended, taken
 from rlgraph.backends.engines.sequences import Sequences
 from tests.backends.engines.models import engine
 from tests.suites import few

@@ -16,7 +16,7 @@ from rlgraph.backends.engines.base import EngineError, HubError
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load, load_codec
 from rlgraph.backends.engines.tokenizers import Chars
 from rlgraph.catalog.models import hub
-from rlgraph.catalog.models.known import snapshot
+from rlgraph.catalog.models.configs import snapshot
 
 SHAPE = {
     "hidden_size": 16,

@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from rlgraph.backends.engines import rendezvous
-from rlgraph.backends.engines.joining import Meeting, attend, listen, url
+from rlgraph.backends.engines.process_groups import Meeting, attend, listen, url
 from rlgraph.backends.engines.rendezvous import Listener, Message
 from tests.waits import NEVER
 

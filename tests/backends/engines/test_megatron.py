@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from rlgraph.backends.engines.base import EngineError, HalfChanged, NoHead, TrainOptions
-from rlgraph.backends.engines.joining import listen
+from rlgraph.backends.engines.process_groups import listen
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.models.families import ModelKind
@@ -549,8 +549,8 @@ def test_weights_that_are_on_their_way_are_waited_for(
 
 def left_alone(rank: int, address: str, spec: ModelSpec, task: Task, told: Any) -> None:
     """The second copy ends after its part of the second update, before the first one has it."""
-    from rlgraph.backends.engines.joining import join
     from rlgraph.backends.engines.megatron.engine import MegatronEngine
+    from rlgraph.backends.engines.process_groups import join
 
     torch.set_num_threads(1)
     join(rank, 2, address, NEVER)

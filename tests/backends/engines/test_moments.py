@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from rlgraph.backends.engines.base import EngineError, Rank, TrainOptions
 from rlgraph.backends.engines.moments import stretches
-from rlgraph.backends.engines.sleeping import Sleeper
+from rlgraph.backends.engines.offload import Sleeper
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.stored import Stored, chosen, write
 from rlgraph.backends.engines.transformers.engine import TransformersEngine

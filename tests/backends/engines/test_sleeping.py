@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlgraph.backends.engines.base import Call, Micro, TrainOptions
-from rlgraph.backends.engines.sleeping import Arenas, Sleeper
+from rlgraph.backends.engines.offload import Arenas, Sleeper
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.stored import View, write
 from rlgraph.backends.engines.transformers.engine import TransformersEngine

@@ -18,7 +18,7 @@ import torch
 pytest.importorskip("vllm")
 
 from rlgraph.backends.engines.base import Admission, EngineError, Generation, Sampling
-from rlgraph.backends.engines.first import first_ended, taken
+from rlgraph.backends.engines.first_done import first_ended, taken
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.transformers.engine import TransformersEngine

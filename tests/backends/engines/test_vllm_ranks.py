@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 pytest.importorskip("vllm")
 
 from rlgraph.backends.engines.base import Sampling, State
-from rlgraph.backends.engines.joining import listen
+from rlgraph.backends.engines.process_groups import listen
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import load
 from rlgraph.backends.engines.transformers.engine import TransformersEngine

@@ -15,7 +15,7 @@ from rlgraph.backends.engines.vllm import engine, start
 from rlgraph.backends.enginespec.spec import Reserved
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.adapters import Adapters
-from rlgraph.catalog.models.known import known
+from rlgraph.catalog.models.configs import known
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Holding

@@ -42,7 +42,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(packages: Path) -> Iterator[None]:
     """Ray, with as many devices as the largest plan has. Its processes have the packages."""
     ray = pytest.importorskip("ray.util") and pytest.importorskip("ray")
-    from rlgraph.backends.ray.patience import patient
+    from rlgraph.backends.ray.start_timeout import patient
 
     with known(packages, SLEEP), forking(packages):
         with patient():

@@ -18,9 +18,9 @@ from rlgraph.backends.engines.transformers import layout as transformers
 from rlgraph.backends.engines.vllm import layout as vllm
 from rlgraph.backends.enginespec.legal import problems
 from rlgraph.catalog.models.adapters import Adapters
-from rlgraph.catalog.models.cuts import Cuts
 from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, parameters, trained
 from rlgraph.catalog.models.shape import Shape
+from rlgraph.catalog.models.slices import Cuts
 from rlgraph.ir.layout import Box, Local, volume
 from rlgraph.ir.mesh import Mesh, mesh
 from tests.catalog.models.splits import shapes, splits

@@ -9,7 +9,7 @@ import pytest
 
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.transformers.gradients import summed
-from rlgraph.catalog.models.known import known
+from rlgraph.catalog.models.configs import known
 from rlgraph.catalog.models.shape import Shape, shape_of
 from rlgraph.passes.cost.activations import LOGITS, Activations, activation_bytes
 from rlgraph.passes.cost.work import Tokens

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.models.known import known
+from rlgraph.catalog.models.configs import known
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.passes.cost.constants import defaults

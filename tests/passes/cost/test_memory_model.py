@@ -13,7 +13,7 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.packing import shared
 from rlgraph.backends.engines.transformers.spec import SHARES
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.models.known import known
+from rlgraph.catalog.models.configs import known
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.layout import share
 from rlgraph.ir.mesh import Mesh, mesh

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.configs import known
 from rlgraph.catalog.models.families import count
-from rlgraph.catalog.models.known import known
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role

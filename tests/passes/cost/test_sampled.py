@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.models.known import known
+from rlgraph.catalog.models.configs import known
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.layout import share
 from rlgraph.ir.mesh import mesh

@@ -11,7 +11,7 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.packing import apart, shared
 from rlgraph.backends.engines.transformers.spec import SHARES
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.models.known import known
+from rlgraph.catalog.models.configs import known
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
 from rlgraph.passes.cost.constants import defaults

@@ -10,7 +10,7 @@ import pytest
 
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.models.known import known
+from rlgraph.catalog.models.configs import known
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
 from rlgraph.passes.cost import work

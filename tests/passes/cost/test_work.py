@@ -16,8 +16,8 @@ from transformers import AutoConfig, PreTrainedModel
 
 from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.transformers.attention import use_own_attention
+from rlgraph.catalog.models.configs import known
 from rlgraph.catalog.models.families import ModelKind, count, tensors
-from rlgraph.catalog.models.known import known
 from rlgraph.catalog.models.shape import FAMILIES, shape_of
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.passes.cost.work import (

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from rlgraph.passes.pipelines.beside import entries_of, turns_of
 from rlgraph.passes.pipelines.problem import Model
+from rlgraph.passes.pipelines.time_sharing import entries_of, turns_of
 from rlgraph.passes.pipelines.timetable import Entry
 
 

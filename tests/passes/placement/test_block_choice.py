@@ -11,14 +11,14 @@ import pytest
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.sim.steady import run_steps
+from rlgraph.backends.sim.steady_state import run_steps
 from rlgraph.ir.schedule import Stream
 from rlgraph.passes.compilation import blocks
 from rlgraph.passes.compilation.overlap import Timed, simulated
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.tasks import Workload
 from rlgraph.passes.placement.place import BLOCK
-from rlgraph.passes.placement.search.watch import Line
+from rlgraph.passes.placement.search.progress import Line
 
 PROGRAM = """algorithm t
 model actor  = causal_lm("Qwen/Qwen2.5-1.5B")

@@ -34,7 +34,7 @@ from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.predict import ROW_BYTES
 from rlgraph.passes.cost.tasks import stays
 from rlgraph.passes.placement.choose import choose, choose_asleep, refused
-from rlgraph.passes.placement.search import watch
+from rlgraph.passes.placement.search import progress
 from rlgraph.passes.placement.search.problem import peak as counted
 from rlgraph.passes.placement.search.refuse import MOST_NODES
 from tests.interrupting import ctrl_c
@@ -794,7 +794,7 @@ def test_ctrl_c_while_a_plan_is_simulated(monkeypatch: pytest.MonkeyPatch, capsy
         if next(asked, None) == 2:
             ctrl_c()
 
-    monkeypatch.setattr(watch.Line, "show", third)
+    monkeypatch.setattr(progress.Line, "show", third)
     told = predicted(choice)
     assert told["seconds"] == choice.found.seconds and told["steady_seconds"] is None
     assert re.match(r"interrupted after .* of simulating, .*: what overlaps does not count", capsys.readouterr().err)

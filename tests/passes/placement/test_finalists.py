@@ -21,8 +21,8 @@ from rlgraph.passes.compilation.finalists import better, refined
 from rlgraph.passes.compilation.overlap import Timed, streams
 from rlgraph.passes.compilation.target import workload
 from rlgraph.passes.cost.tasks import Task, Workload, main_step, tasks
-from rlgraph.passes.placement.beside import beside, soonest
 from rlgraph.passes.placement.choose import Choice, choose
+from rlgraph.passes.placement.runners_up import beside, soonest
 
 PROGRAM = """algorithm t
 model actor  = causal_lm("Qwen/Qwen2.5-0.5B")

@@ -9,9 +9,9 @@ from test_place import planned, shipped
 
 from rlgraph.dsl.check import check_all
 from rlgraph.errors import ProgramError, Source
-from rlgraph.ir.common import common, misfit
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Fused
+from rlgraph.ir.shared_pipelines import common, misfit
 from rlgraph.passes.placement.fusing import faults_of
 from rlgraph.passes.rewrites.pipeline import run_passes
 

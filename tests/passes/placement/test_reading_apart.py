@@ -24,13 +24,13 @@ from rlgraph.passes.compilation.choosing import memory, predicted
 from rlgraph.passes.compilation.target import workload
 from rlgraph.passes.cost.time import sync
 from rlgraph.passes.placement.search.components import Component
+from rlgraph.passes.placement.search.decompositions import Ways
 from rlgraph.passes.placement.search.incumbent import Found
 from rlgraph.passes.placement.search.option import Apart, Option
 from rlgraph.passes.placement.search.options import FASTER, Options
 from rlgraph.passes.placement.search.partitions import partitions
 from rlgraph.passes.placement.search.problem import Blocks, Problem
 from rlgraph.passes.placement.search.search import Search
-from rlgraph.passes.placement.search.ways import Ways
 from tests.suites import few
 
 __all__ = ["coarse"]

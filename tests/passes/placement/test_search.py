@@ -31,21 +31,21 @@ from rlgraph.passes.cost.peak import TIGHT, usable
 from rlgraph.passes.cost.tasks import Read, Task
 from rlgraph.passes.cost.time import Batch
 from rlgraph.passes.cost.timetable import Order
-from rlgraph.passes.placement.search import caches, watch
+from rlgraph.passes.placement.search import caches, progress
 from rlgraph.passes.placement.search.bounds import Bounds
 from rlgraph.passes.placement.search.boxes import Box, Boxes
 from rlgraph.passes.placement.search.components import Component
-from rlgraph.passes.placement.search.fathom import FEW_TRIES, LONG, MOST_TRIES, Fathoming, Tries
+from rlgraph.passes.placement.search.depth_first import FEW_TRIES, LONG, MOST_TRIES, Fathoming, Tries
 from rlgraph.passes.placement.search.fusing import Taken, exactly
 from rlgraph.passes.placement.search.hosts import lodged
 from rlgraph.passes.placement.search.incumbent import Found, Incumbent
+from rlgraph.passes.placement.search.offload import could_sleep
 from rlgraph.passes.placement.search.option import Option, Strategy
 from rlgraph.passes.placement.search.option import unbeaten as not_beaten
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.partitions import packed, partitions, sizes, used
 from rlgraph.passes.placement.search.problem import Block, Blocks, Problem, peak
 from rlgraph.passes.placement.search.search import Search
-from rlgraph.passes.placement.search.sleepers import could_sleep
 from tests.suites import few
 
 CONSTANTS = replace(
@@ -676,7 +676,7 @@ def test_a_search_that_is_ended_says_how_far_it_is(seed: int, monkeypatch: pytes
     case = random_case(seed)
     least = min(brute(case).values())
     for seconds in (2, 4, 8, 16, 64):
-        monkeypatch.setattr(watch, "monotonic", count_up().__next__)
+        monkeypatch.setattr(progress, "monotonic", count_up().__next__)
         try:
             found = Search(case.problem, case.candidates, 0.0, seconds).run()
         except ProgramError as error:
@@ -698,7 +698,7 @@ def test_a_range_of_sizes_is_looked_at_as_a_whole_where_its_best_options_have_ro
             bounds = Bounds(case.problem, Incumbent(0.0))
             if len(blocks) > 1 or low == high or bounds.choices(blocks, high) is None:
                 continue
-            assert Fathoming(boxes, bounds, watch.Watch(inf), blocks, low, high).run()
+            assert Fathoming(boxes, bounds, progress.Watch(inf), blocks, low, high).run()
             best, known = bounds.incumbent.best, Search(case.problem, [blocks], 0.0).run()
             assert (best.value if best else inf) == pytest.approx(known.value if known else inf, rel=1e-9)
             looked += best is not None and best.devices != low
@@ -724,7 +724,7 @@ def test_a_search_that_gains_nothing_ends_with_what_it_has_whatever_the_clock_sa
         case, ends = random_case(seed), []
         known = Search(case.problem, case.candidates, 0.0).run()
         for second in (1, 1000):
-            monkeypatch.setattr(watch, "monotonic", count_up(0, second).__next__)
+            monkeypatch.setattr(progress, "monotonic", count_up(0, second).__next__)
             found = Search(case.problem, case.candidates, 0.0, patience=2).run()
             ends.append(found and (found.value, found.bound, found.looked))
             if found is not None and known is not None:
@@ -737,7 +737,7 @@ def test_a_search_that_gains_nothing_ends_with_what_it_has_whatever_the_clock_sa
 def test_a_long_search_says_how_far_it_is_now_and_then_where_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a file, or in a pipe."""
     case, shown = random_case(2), io.StringIO()
-    monkeypatch.setattr(watch, "monotonic", count_up(0, 10).__next__)
+    monkeypatch.setattr(progress, "monotonic", count_up(0, 10).__next__)
     monkeypatch.setattr("sys.stderr", shown)
     Search(case.problem, case.candidates, 0.0).run()
     first, second, *others = shown.getvalue().splitlines()
@@ -753,7 +753,7 @@ class Terminal(io.StringIO):
 
 def test_a_long_search_says_how_far_it_is_and_takes_the_line_away(monkeypatch: pytest.MonkeyPatch) -> None:
     case, shown = random_case(2), Terminal()
-    monkeypatch.setattr(watch, "monotonic", count_up().__next__)
+    monkeypatch.setattr(progress, "monotonic", count_up().__next__)
     monkeypatch.setattr("sys.stderr", shown)
     monkeypatch.setenv("TERM", "xterm")
     Search(case.problem, case.candidates, 0.0).run()
@@ -776,7 +776,7 @@ class Stopped(Boxes):
 
 
 def test_ctrl_c_says_what_there_is_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "monotonic", chain([100.0], repeat(141.5)).__next__)
+    monkeypatch.setattr(progress, "monotonic", chain([100.0], repeat(141.5)).__next__)
     case = random_case(3)
     search = Search(case.problem, case.candidates, 0.0)
     search.boxes = Stopped(search)

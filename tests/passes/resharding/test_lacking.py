@@ -7,7 +7,7 @@ from itertools import product
 
 from rlgraph.ir.layout import Local, Piece
 from rlgraph.ir.transfer import TensorBox
-from rlgraph.passes.resharding.lacking import lacking
+from rlgraph.passes.resharding.missing import lacking
 
 SHAPES = {"a": (5,), "b": (4, 3), "c": (2, 3, 4)}
 

@@ -36,8 +36,8 @@ from rlgraph.backends.engines.megatron.shim import device, on_cpu
 from rlgraph.backends.engines.megatron.spec import SPEC
 from rlgraph.backends.engines.megatron.training import Trainer
 from rlgraph.backends.engines.moments import Moments
+from rlgraph.backends.engines.offload import Sleeper, Switched
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
-from rlgraph.backends.engines.sleeping import Sleeper, Switched
 from rlgraph.backends.engines.sources import ModelSpec, load, load_codec
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.engines.weights import (
@@ -53,7 +53,7 @@ from rlgraph.backends.engines.weights import (
 )
 from rlgraph.backends.enginespec.legal import held
 from rlgraph.catalog.clusters.cluster import DeviceKind
-from rlgraph.catalog.models.known import find_config
+from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
@@ -114,7 +114,7 @@ class MegatronEngine:
         turned: bool = False,
         later: bool | None = None,
     ) -> MegatronEngine:
-        """Load this rank's part of the model of `spec`, after `rlgraph.backends.engines.joining.join`.
+        """Load this rank's part of the model of `spec`, after `rlgraph.backends.engines.process_groups.join`.
 
         distributed_optimizer: split the optimizer's state over the copies, too. block_tokens: tokens in a
         micro-batch. recompute: training keeps each layer's input only, and computes what is inside again. turned:

@@ -11,8 +11,8 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
 from rlgraph.backends.engines.moments import MASTER, Moments, stretches
+from rlgraph.backends.engines.offload import Sleeper
 from rlgraph.backends.engines.optimizer import STEP
-from rlgraph.backends.engines.sleeping import Sleeper
 from rlgraph.ir.layout import Local, volume, within
 
 _KINDS = ("exp_avg", "exp_avg_sq")

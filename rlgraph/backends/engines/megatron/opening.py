@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from rlgraph.backends.engines.base import EngineError, Rank
-from rlgraph.backends.engines.sleeping import Sleeper
+from rlgraph.backends.engines.offload import Sleeper
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.errors import install
 

@@ -16,8 +16,8 @@ from rlgraph.backends.engines.chunks import in_chunks
 from rlgraph.backends.engines.megatron.batches import Batch, Head, batch_of
 from rlgraph.backends.engines.megatron.context import Context
 from rlgraph.backends.engines.megatron.groups import Stages
+from rlgraph.backends.engines.megatron.model_chunks import parts
 from rlgraph.backends.engines.megatron.modules import Angles, Places, vocabulary_weight
-from rlgraph.backends.engines.megatron.parts import parts
 from rlgraph.backends.engines.megatron.shim import device
 from rlgraph.backends.engines.pipelined import Arrive, Line, follow, in_turn
 from rlgraph.backends.engines.varlen import capped

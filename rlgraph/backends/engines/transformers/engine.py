@@ -28,11 +28,10 @@ from rlgraph.backends.engines.base import (
 from rlgraph.backends.engines.blocks import plan_blocks
 from rlgraph.backends.engines.device import device_here
 from rlgraph.backends.engines.moments import Moments
+from rlgraph.backends.engines.offload import Sleeper, Switched
 from rlgraph.backends.engines.optimizer import Optimizer
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.sleeping import Sleeper, Switched
 from rlgraph.backends.engines.sources import Loaded, ModelSpec, load, positions_of
-from rlgraph.backends.engines.transformers.apart import Apart
 from rlgraph.backends.engines.transformers.attention import use_attention
 from rlgraph.backends.engines.transformers.copies import Copies
 from rlgraph.backends.engines.transformers.decode import Ends, generate
@@ -45,6 +44,7 @@ from rlgraph.backends.engines.transformers.norm import use_lean_norms
 from rlgraph.backends.engines.transformers.probe import probe, refusing
 from rlgraph.backends.engines.transformers.reading import Reader, entropy, logprobs, tempered
 from rlgraph.backends.engines.transformers.recompute import use_recomputation
+from rlgraph.backends.engines.transformers.sharded import Apart
 from rlgraph.backends.engines.transformers.writing import write
 from rlgraph.backends.engines.weights import blend, copied, same_names, take_over
 from rlgraph.backends.enginespec.spec import Grown

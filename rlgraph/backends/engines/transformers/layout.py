@@ -3,9 +3,9 @@ first dimension of each parameter, or of such a part, shared out among ranks (`t
 
 from __future__ import annotations
 
-from rlgraph.catalog.models.cuts import Cuts
 from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, expert_rows, trained
 from rlgraph.catalog.models.shape import Shape
+from rlgraph.catalog.models.slices import Cuts
 from rlgraph.ir.layout import Local, Piece, Range, chunk, whole, within
 from rlgraph.ir.mesh import Mesh
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from rlgraph.backends.engines.moments import Moments
+from rlgraph.backends.engines.offload import Sleeper
 from rlgraph.backends.engines.optimizer import STEP, Optimizer
-from rlgraph.backends.engines.sleeping import Sleeper
 from rlgraph.backends.engines.weights import locals_of
 from rlgraph.ir.layout import Local
 

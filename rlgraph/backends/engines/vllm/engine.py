@@ -26,17 +26,17 @@ from rlgraph.backends.engines.base import (
     Sampling,
     State,
 )
-from rlgraph.backends.engines.first import decided
+from rlgraph.backends.engines.first_done import decided
 from rlgraph.backends.engines.merging import Merged, begun
+from rlgraph.backends.engines.offload import Arenas, Switched
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.sleeping import Arenas, Switched
 from rlgraph.backends.engines.sources import ModelSpec
-from rlgraph.backends.engines.vllm.beside import Beside
 from rlgraph.backends.engines.vllm.calls import Call, Desk, Sample
 from rlgraph.backends.engines.vllm.environment import on_cpu, prepare
 from rlgraph.backends.engines.vllm.experts import Experts
 from rlgraph.backends.engines.vllm.layout import layout, ranks
-from rlgraph.backends.engines.vllm.sleeping import cache, sleeper, weights
+from rlgraph.backends.engines.vllm.native_lora import Beside
+from rlgraph.backends.engines.vllm.offload import cache, sleeper, weights
 from rlgraph.backends.engines.vllm.source import Source, read
 from rlgraph.backends.engines.vllm.spec import SPEC
 from rlgraph.backends.engines.vllm.start import Limits, cache_for, limits_of, start
@@ -131,7 +131,7 @@ class VllmEngine:
     ) -> VllmEngine:
         """Start the engine and load this rank's part of the model of `spec`.
 
-        address: of `rlgraph.backends.engines.joining.listen`, where the ranks of this copy meet.
+        address: of `rlgraph.backends.engines.process_groups.listen`, where the ranks of this copy meet.
         limits: the fields of `rlgraph.backends.engines.vllm.start.Limits`. Raises EngineError where it cannot be done.
         """
         # vLLM keeps the frames of whoever imports it first, and with them all that these had: this one has no weights.

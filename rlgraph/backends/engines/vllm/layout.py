@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rlgraph.catalog.models.cuts import Cuts, Slice
 from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, expert_rows, rows_of, sparse_layers
 from rlgraph.catalog.models.latent import Latent
 from rlgraph.catalog.models.shape import Shape
+from rlgraph.catalog.models.slices import Cuts, Slice
 from rlgraph.ir.layout import Local
 from rlgraph.ir.mesh import Mesh
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.backends.engines.joining import url
+from rlgraph.backends.engines.process_groups import url
 from rlgraph.backends.engines.sources import ModelSpec
-from rlgraph.backends.engines.vllm.beside import options
 from rlgraph.backends.engines.vllm.environment import on_cpu
 from rlgraph.backends.engines.vllm.experts import own_experts
 from rlgraph.backends.engines.vllm.layout import ranks
+from rlgraph.backends.engines.vllm.native_lora import options
 from rlgraph.backends.enginespec.spec import Reserved
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import Mesh

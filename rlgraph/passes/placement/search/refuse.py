@@ -18,7 +18,7 @@ from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.partitions import lie, lie_over
 from rlgraph.passes.placement.search.problem import Problem
-from rlgraph.passes.placement.search.watch import OutOfTime
+from rlgraph.passes.placement.search.progress import OutOfTime
 
 MOST_NODES = 4096
 """Nodes of a cluster that is still worth to be named as a way out."""

@@ -24,14 +24,14 @@ from typing import Literal
 
 from rlgraph.passes.placement.search.bounds import Bounds
 from rlgraph.passes.placement.search.boxes import Box, Boxes
-from rlgraph.passes.placement.search.fathom import MOST_TRIES, Fathoming, Tries
+from rlgraph.passes.placement.search.decompositions import Undecided, Ways
+from rlgraph.passes.placement.search.depth_first import MOST_TRIES, Fathoming, Tries
+from rlgraph.passes.placement.search.heterogeneous import unlike
 from rlgraph.passes.placement.search.incumbent import Found, Incumbent
 from rlgraph.passes.placement.search.partitions import joining
 from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.search.progress import OutOfTime, Watch
 from rlgraph.passes.placement.search.stages import Stages
-from rlgraph.passes.placement.search.unlike import unlike
-from rlgraph.passes.placement.search.watch import OutOfTime, Watch
-from rlgraph.passes.placement.search.ways import Undecided, Ways
 
 FIRST = 16
 """Partitions of which an allocation is tried before the search, those with the least bounds."""

@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from rlgraph.backends.engines.merging import Merged
-from rlgraph.backends.engines.sleeping import Arenas, Sleeper
-from rlgraph.backends.engines.vllm.beside import Beside
+from rlgraph.backends.engines.offload import Arenas, Sleeper
 from rlgraph.backends.engines.vllm.environment import on_cpu
+from rlgraph.backends.engines.vllm.native_lora import Beside
 
 
 def sleeper(engine: Any, arenas: Arenas) -> Sleeper:

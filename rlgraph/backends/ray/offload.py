@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlgraph.backends.distributed.sleeping import Bed, Shifting
-from rlgraph.backends.engines.sleeping import Switched
+from rlgraph.backends.distributed.offload import Bed, Shifting
+from rlgraph.backends.engines.offload import Switched
 from rlgraph.backends.ray.calls import Calls, copies
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.worker import Worker

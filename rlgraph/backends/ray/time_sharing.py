@@ -10,10 +10,10 @@ from torch import Tensor
 
 from rlgraph.backends.exchange.mailbox import Mailbox
 from rlgraph.backends.ray.remote import Address
-from rlgraph.ir.common import common
 from rlgraph.ir.plan import Group
-from rlgraph.passes.pipelines.beside import Turn, entries_of, turns_of
+from rlgraph.ir.shared_pipelines import common
 from rlgraph.passes.pipelines.problem import Model
+from rlgraph.passes.pipelines.time_sharing import Turn, entries_of, turns_of
 
 _FIELDS = ("count", "stages", "forward", "backward", "memory", "chunks", "reverse")
 """That a process tells the others of a model: its micro-batches, and what `counted` says of it with one."""

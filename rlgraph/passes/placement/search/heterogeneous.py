@@ -11,15 +11,15 @@ from dataclasses import replace
 from itertools import chain, product
 from operator import itemgetter
 
-from rlgraph.ir.common import misfit
 from rlgraph.ir.mesh import Mesh
+from rlgraph.ir.shared_pipelines import misfit
 from rlgraph.passes.cost.fusing import about, least
 from rlgraph.passes.cost.peak import TIGHT, usable
 from rlgraph.passes.placement.search.hosts import lodged
 from rlgraph.passes.placement.search.incumbent import Found, Incumbent
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import Problem, peak
-from rlgraph.passes.placement.search.watch import Watch
+from rlgraph.passes.placement.search.progress import Watch
 
 OWN = 48
 """Options of each training that are looked at, the shortest first."""

@@ -12,7 +12,7 @@ from rlgraph.backends.distributed.transport import Order
 from rlgraph.backends.executor import Made
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import Rows
-from rlgraph.backends.sim.held import Held, at, normal, share_of
+from rlgraph.backends.sim.fake_rows import Held, at, normal, share_of
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Versions
 from rlgraph.errors import Diagnostic, ProgramError

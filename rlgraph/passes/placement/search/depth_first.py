@@ -14,7 +14,7 @@ from rlgraph.passes.placement.search.hosts import lodged
 from rlgraph.passes.placement.search.incumbent import Found
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import Blocks, peak
-from rlgraph.passes.placement.search.watch import Watch
+from rlgraph.passes.placement.search.progress import Watch
 
 MOST_TRIES = 4000
 """Choices of options that are looked at for one allocation; a bound stands for the rest."""

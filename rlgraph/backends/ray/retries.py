@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Set
 
-from rlgraph.backends.flight import Coming, Things
 from rlgraph.backends.frame import Surplus
+from rlgraph.backends.in_flight import Coming, Things
 from rlgraph.backends.ray.rows import live
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.ops.nodes import NODES
