@@ -21,7 +21,7 @@ from typing import Any
 from rlgraph.errors import ProgramError, counted
 from rlgraph.explain.tables import table
 from rlgraph.passes.cost.lengths import LONGEST, STEPS, Lengths
-from rlgraph.profiles import counted as counting
+from rlgraph.profiles import token_counts as counting
 from rlgraph.profiles.censored import Censored
 from rlgraph.profiles.documents import Kind
 from rlgraph.runs.planfiles.document import JsonNode
