@@ -17,7 +17,7 @@ from rlgraph.backends.engines.collectives import Collective, Entered, entered
 from rlgraph.backends.engines.process_groups import attend, listen
 from rlgraph.backends.exchange.exchange import Pending
 from rlgraph.backends.exchange.link import LinkError
-from rlgraph.backends.ray import doing as doing_module
+from rlgraph.backends.ray import activity as doing_module
 from rlgraph.backends.ray.activity import At, Doing, Work
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.waits import Waits

@@ -33,7 +33,7 @@ from rlgraph.cli import status
 from rlgraph.errors import RunError, UsageMistake
 from rlgraph.ir.graph import Node
 from rlgraph.runs.checkpoint import disk, document, resuming, saving
-from rlgraph.runs.checkpoint import often as clock
+from rlgraph.runs.checkpoint import interval as clock
 from rlgraph.runs.checkpoint.best import REPORTED
 from rlgraph.runs.checkpoint.interval import Often, read_often
 from rlgraph.runs.checkpoint.values import Unsavable, decoded, encoded

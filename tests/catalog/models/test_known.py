@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.catalog.models import known as module
+from rlgraph.catalog.models import configs as module
 from rlgraph.catalog.models.configs import find_config, known
 from rlgraph.catalog.models.families import count
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
