@@ -1,8 +1,7 @@
 """rlgraph compiles RLHF algorithms: a program that reads like its paper's pseudo-code becomes a run.
 
-`rlgraph.check`, `rlgraph.compile`, `rlgraph.load_plan`, `rlgraph.simulate`, `rlgraph.check_trace` and
-`rlgraph.functions` are all there is (see `rlgraph/api/__init__.py`). They are loaded when they are first used: `import
-rlgraph` loads neither torch nor the compiler.
+`rlgraph.__all__` is all that is public. Its names are loaded when they are first used: `import rlgraph` loads neither
+torch nor the compiler.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from rlgraph.moved import answer_to_old_names
 if TYPE_CHECKING:
     from rlgraph.api import check, compile, functions, load_plan
     from rlgraph.api.compiled import Compiled
+    from rlgraph.api.target import workload
     from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError
     from rlgraph.explain.simulate import simulate
     from rlgraph.runs.run import Interrupted, Run
@@ -30,6 +30,7 @@ _HOMES = {
     "functions": "api",
     "load_plan": "api",
     "simulate": "explain.simulate",
+    "workload": "api.target",
     "Compiled": "api.compiled",
     "Run": "runs.run",
     "Interrupted": "runs.run",
@@ -54,6 +55,7 @@ __all__ = [
     "functions",
     "load_plan",
     "simulate",
+    "workload",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -305,3 +306,13 @@ def test_an_option_for_processes_is_refused_where_there_are_none(option: dict[st
 def test_a_number_of_devices_that_cannot_be(devices: object) -> None:
     with pytest.raises(rlgraph.ProgramError, match="error\\[E0902\\]: `devices` is a whole number from 1 to 1,048,576"):
         rlgraph.compile(PROGRAM, devices=devices)  # type: ignore[arg-type]
+
+
+def test_what_is_public_is_what_is_documented() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "python.md").read_text("utf-8")
+    table = page.split("## All names")[1]
+    documented = {
+        name for line in table.splitlines() if line.startswith("|") for name in re.findall(r"`rlgraph\.(\w+)`", line)
+    }
+    assert documented - {"rewards"} == set(rlgraph.__all__)
+    assert all(getattr(rlgraph, name) is not None for name in rlgraph.__all__)
