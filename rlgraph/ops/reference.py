@@ -270,6 +270,39 @@ def whole_sum(x: Tensor, index: Tensor | None, size: int) -> Tensor:
     return within(sum_(x, index, size), _total(x.double(), index, size))
 
 
+def whole_neg(x: Tensor) -> Tensor:
+    """`-x` of a column of the data. See `turned`."""
+    return turned(x, -x)
+
+
+def whole_abs(x: Tensor) -> Tensor:
+    """`abs(x)` of a column of the data. See `turned`."""
+    return turned(x, x.abs())
+
+
+def whole_floordiv(a: Number, b: Number) -> Tensor:
+    """`a // b` of a column of the data. See `turned`."""
+    return turned(torch.where(torch.as_tensor(b) == -1, a, 0), floordiv(a, b))
+
+
+def turned(x: Tensor, found: Tensor) -> Tensor:
+    """`found`, in which whole numbers of `x` may have the other sign.
+
+    Raises OverflowError for the least that 64 bits hold: they do not hold it with the other sign.
+    """
+    if not found.is_floating_point() and bool((x == _LEAST).any()):
+        raise OverflowError("whole numbers of more than 64 bits")
+    return found
+
+
+_LEAST = -(2**63)
+
+
+def whole_cumsum(x: Tensor, index: Tensor) -> Tensor:
+    """The sums of a column of the data along the tokens. See `within`."""
+    return within(cumsum(x, index), cumsum(x.detach().double(), index))
+
+
 def _double(x: Number) -> Number:
     return x.detach().double() if isinstance(x, Tensor) else float(x)
 
@@ -356,7 +389,11 @@ OF_COLUMNS: Mapping[str, Callable[..., Any]] = {
     "add": whole_add,
     "sub": whole_sub,
     "mul": whole_mul,
+    "neg": whole_neg,
+    "abs": whole_abs,
+    "floordiv": whole_floordiv,
     "sum": whole_sum,
+    "cumsum": whole_cumsum,
 }
 """What takes the place of operations whose result is a number of a column of the data: it says where whole numbers
 become too large, which no number of a program does."""
