@@ -240,14 +240,15 @@ def beside(x: Number, other: Number) -> Number:
 def within(exact: Tensor, near: Tensor) -> Tensor:
     """Whole numbers, of which `near` is what they come to in double precision.
 
-    Raises OverflowError where 64 bits are too few for them.
+    Raises OverflowError where 64 bits are too few for them: then they are off by 2**64 at least, and what double
+    precision rounds off is much less.
     """
-    if not exact.is_floating_point() and bool((near.abs() >= _MOST).any()):
+    if not exact.is_floating_point() and bool(((near - exact.double()).abs() > _OFF).any()):
         raise OverflowError("whole numbers of more than 64 bits")
     return exact
 
 
-_MOST = 2.0**63
+_OFF = 2.0**62
 
 
 def whole_add(a: Number, b: Number) -> Tensor:
@@ -271,31 +272,18 @@ def whole_sum(x: Tensor, index: Tensor | None, size: int) -> Tensor:
 
 
 def whole_neg(x: Tensor) -> Tensor:
-    """`-x` of a column of the data. See `turned`."""
-    return turned(x, -x)
+    """`-x` of a column of the data. See `within`."""
+    return within(-x, -x.detach().double())
 
 
 def whole_abs(x: Tensor) -> Tensor:
-    """`abs(x)` of a column of the data. See `turned`."""
-    return turned(x, x.abs())
+    """`abs(x)` of a column of the data. See `within`."""
+    return within(x.abs(), x.detach().double().abs())
 
 
 def whole_floordiv(a: Number, b: Number) -> Tensor:
-    """`a // b` of a column of the data. See `turned`."""
-    return turned(torch.where(torch.as_tensor(b) == -1, a, 0), floordiv(a, b))
-
-
-def turned(x: Tensor, found: Tensor) -> Tensor:
-    """`found`, in which whole numbers of `x` may have the other sign.
-
-    Raises OverflowError for the least that 64 bits hold: they do not hold it with the other sign.
-    """
-    if not found.is_floating_point() and bool((x == _LEAST).any()):
-        raise OverflowError("whole numbers of more than 64 bits")
-    return found
-
-
-_LEAST = -(2**63)
+    """`a // b` of a column of the data. See `within`."""
+    return within(floordiv(a, b), floordiv(_double(a), _double(b)))
 
 
 def whole_cumsum(x: Tensor, index: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ def exact(value: Number) -> Made:
 
 
 def total(values: Sequence[Number]) -> Made:
-    """A sum. No part of a sum of whole numbers may be wider than 64 bits, in whatever order it is added."""
+    """A sum, of which 64 bits have to hold no more than what comes out."""
     if whole(values):
         return exact(sum(values))
     return Made(math.fsum(values), math.fsum(map(abs, values)))
