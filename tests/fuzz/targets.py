@@ -317,4 +317,5 @@ TARGETS = (
     Target("rows", ".jsonl", _encoded(ROWS), _rows, share=2),
     Target("tables", ".jsonl", lambda: tables.GOOD, tables.check_table, make=tables.table),
     Target("table-runs", ".jsonl", lambda: tables.GOOD, tables.run_table, make=tables.table),
+    Target("table-prompts", ".jsonl", lambda: tables.ASKING, tables.ask_table, share=1, make=tables.asking),
 )

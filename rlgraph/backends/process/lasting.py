@@ -55,10 +55,9 @@ def _keys(known: Mapping[Any, float], column: Any, node: Node, frame: Frame) -> 
             continue
         axis = axis_of(frame.types[node.inputs[1]])
         assert axis
-        message = f"`{node.inputs[1]}` of {frame.rows[axis.key].who(place)} is {WORDS[kind]}, and "
-        message += (
-            f"other keys are {'texts' if isinstance(first, str) else 'numbers'}" if kind not in NO_KEYS else "no key"
-        )
+        others = f"other keys are {'texts' if isinstance(first, str) else 'numbers'}"
+        said = f"is {WORDS[kind]}, and {'no key' if kind in NO_KEYS else others}"
+        message = f"`{node.inputs[1]}` of {frame.rows[axis.key].who(place)} {said}"
         raise RunError(Diagnostic("E0735", message, node.span, "write a text or a whole number in every row"))
     return found
 
