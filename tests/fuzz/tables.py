@@ -179,10 +179,16 @@ def kept(rows: Rows) -> Made:
 def keyed(rows: Rows) -> Made:
     """Each key has the mean of its rows."""
     keys, values = column(rows, "k"), numbers(rows)
-    if not all(isinstance(key, str) for key in keys):
-        keys = numbers(rows, "k")
+    real = all(isinstance(key, int | float) and math.isfinite(key) for key in keys if not _huge(key))
+    if not real and not all(isinstance(key, str) for key in keys):
+        raise Refused
     means = {key: average([x for other, x in zip(keys, values, strict=True) if other == key]).value for key in keys}
     return Made(average([means[key] for key in keys]).value, average([abs(value) for value in values]).value)
+
+
+def _huge(key: Any) -> bool:
+    """Keys are compared, and not computed with: they may have any size."""
+    return isinstance(key, int) and abs(key) >= 2**63
 
 
 def first_above(rows: Rows) -> Made:
@@ -372,7 +378,8 @@ MODEL = """model actor = causal_lm(random("qwen2", hidden_size=16, intermediate_
 def ask_table(raw: bytes, folder: Path) -> object:
     """A model that answers a column, or is trained with another one: it answers all rows, or is refused."""
     head, _, table = raw.partition(b"\n")
-    table = table.replace(b'"x":', b'"prompt":')
+    # A model reads so long a text, but not in the time of a case.
+    table = table.replace(b'"x":', b'"prompt":').replace(b"a" * 100_000, b"a" * 1000)
     (folder / "rows.jsonl").write_bytes(table)
     asked = ASKED[int(head) % len(ASKED) if head.isdigit() and len(head) < 5 else 0]
     text = f'algorithm a\n{MODEL}data rows = jsonl("rows.jsonl")\nstep:\n    {asked}\n'
