@@ -275,7 +275,11 @@ def expected(rows: Rows, use: Use, read: str) -> list[Made]:
         # All rows are looked at before the first step, also those that no step reads.
         with suppress(TooLarge):
             use.made(rows)
-    return [use.made([rows[at % len(rows)] for at in (first, first + 1)]) for first in (0, 2)]
+    read_rows = [rows[at % len(rows)] for at in range(4)]
+    if use.declared and len({isinstance(key, str) for key in column(read_rows, "k")}) > 1:
+        # Keys of a later step are of the kind of those before.
+        raise Refused
+    return [use.made(read_rows[:2]), use.made(read_rows[2:])]
 
 
 # Reading and running
