@@ -27,6 +27,8 @@ WORDS: Mapping[str, str] = {
 
 NUMBERS = ("whole", "real", "truth")
 """One can calculate with these."""
+NO_KEYS = ("null", "odd", "messages", "nested", "other")
+"""These are no keys of a state: NaN is not equal to itself, so it would never be found again."""
 _LARGEST = 2**63
 WIDEST = 3.4028235677973366e38
 """From here on numbers become infinite where they are held in 32 bits."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from rlgraph.columns import NUMBERS, Column
+from rlgraph.columns import NO_KEYS, NUMBERS, WORDS, Column
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Apply, Const, Expr, Graph, Node, Program, Ref
 from rlgraph.ir.types import Handle, Table, Type
@@ -179,7 +179,7 @@ class _Walk:
         use = self.columns.get(node.inputs[1])
         if use is not None:
             self.keys.setdefault(_handle(node, types).name, []).append(use)
-            self._there(use, null=True)
+            self._there(use, key=True)
 
     def _assign(self, node: Node, types: Mapping[str, Type]) -> None:
         self._keyed(node, types)
@@ -215,13 +215,15 @@ class _Walk:
 
     # Uses
 
-    def _there(self, use: _Use, *, null: bool = False) -> None:
-        """Every row has the column; null: and a value in it."""
+    def _there(self, use: _Use, *, key: bool = False) -> None:
+        """Every row has the column; key: and in it what can be a key."""
         if "missing" in use.column.first:
             message = f"{use.column.first['missing']} has no column `{use.name}`, which other rows have"
             self.found.append(Diagnostic("E0711", message, use.span, _EVERY_ROW))
-        elif null and "null" in use.column.first:
-            message = f"{use.shown} is null in {use.column.first['null'] or 'a row'}, and no key"
+            return
+        odd = next((kind for kind in NO_KEYS if kind in use.column.first), None) if key else None
+        if odd is not None:
+            message = f"{use.shown} is {WORDS[odd]} in {use.column.first[odd] or 'a row'}, and no key"
             hint = "write a text or a whole number in every row"
             self.found.append(Diagnostic("E0735", message, use.span, hint))
 

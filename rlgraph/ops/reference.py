@@ -240,14 +240,15 @@ def beside(x: Number, other: Number) -> Number:
 def within(exact: Tensor, near: Tensor) -> Tensor:
     """Whole numbers, of which `near` is what they come to in double precision.
 
-    Raises OverflowError where 64 bits are too few for them.
+    Raises OverflowError where 64 bits are too few for them: then they are off by 2**64 at least, and what double
+    precision rounds off is much less.
     """
-    if not exact.is_floating_point() and bool((near.abs() >= _MOST).any()):
+    if not exact.is_floating_point() and bool(((near - exact.double()).abs() > _OFF).any()):
         raise OverflowError("whole numbers of more than 64 bits")
     return exact
 
 
-_MOST = 2.0**63
+_OFF = 2.0**62
 
 
 def whole_add(a: Number, b: Number) -> Tensor:
@@ -268,6 +269,26 @@ def whole_mul(a: Number, b: Number) -> Tensor:
 def whole_sum(x: Tensor, index: Tensor | None, size: int) -> Tensor:
     """The sum of a column of the data. See `within`."""
     return within(sum_(x, index, size), _total(x.double(), index, size))
+
+
+def whole_neg(x: Tensor) -> Tensor:
+    """`-x` of a column of the data. See `within`."""
+    return within(-x, -x.detach().double())
+
+
+def whole_abs(x: Tensor) -> Tensor:
+    """`abs(x)` of a column of the data. See `within`."""
+    return within(x.abs(), x.detach().double().abs())
+
+
+def whole_floordiv(a: Number, b: Number) -> Tensor:
+    """`a // b` of a column of the data. See `within`."""
+    return within(floordiv(a, b), floordiv(_double(a), _double(b)))
+
+
+def whole_cumsum(x: Tensor, index: Tensor) -> Tensor:
+    """The sums of a column of the data along the tokens. See `within`."""
+    return within(cumsum(x, index), cumsum(x.detach().double(), index))
 
 
 def _double(x: Number) -> Number:
@@ -356,7 +377,11 @@ OF_COLUMNS: Mapping[str, Callable[..., Any]] = {
     "add": whole_add,
     "sub": whole_sub,
     "mul": whole_mul,
+    "neg": whole_neg,
+    "abs": whole_abs,
+    "floordiv": whole_floordiv,
     "sum": whole_sum,
+    "cumsum": whole_cumsum,
 }
 """What takes the place of operations whose result is a number of a column of the data: it says where whole numbers
 become too large, which no number of a program does."""

@@ -94,7 +94,15 @@ def refused(folder: Path, lines: str, source: str = "stream", rows: Any = ROWS) 
         ("report a = mean(r.x)", [{"x": 4}, {"x": float("nan")}], "a number that is not finite"),
         ("report a = mean(r.x)", [{"x": 4.5}, {"x": 1e39}], "row 1"),
         ("report a = mean(r.x)", [{"x": 4}, {"x": 2**63}], "a whole number of more than 64 bits"),
-        ("seen[r.x] := r.length", [{"x": 4}, {"x": None}], "is null"),
+        ("report a = mean(r.x == 4)", [{"x": "4"}], "compared with a number: they are never equal"),
+        ("report a = mean(5 != r.x)", [{"x": "4"}], "compared with a number: they are never equal"),
+        ("report a = mean(r.x == true)", [{"x": "true"}], "compared with a number: they are never equal"),
+        ("seen[r.x] := r.length", [{"x": 4}, {"x": None}], "is null, and no key"),
+        ("seen[r.x] := r.length", [{"x": 4}, {"x": "4"}], "is a text, and other keys are numbers"),
+        ("seen[r.x] := r.length", [{"x": "4"}, {"x": 4.5}], "is a real number, and other keys are texts"),
+        ("seen[r.x] := r.length", [{"x": 4.0}, {"x": float("nan")}], "is a number that is not finite, and no key"),
+        ("seen[r.x] := r.length", [{"x": "4"}, {"x": ["4"]}], "is a list or an object, and no key"),
+        ("report a = mean(seen[r.x])", [{"x": 4}, {"x": "4"}], "is a text, and other keys are numbers"),
         ("seen[r.prompt] := r.x", [{"x": 4}, {"x": "5"}], "a text"),
         ("keep q where q.x\n    report a = mean(r.length)", [{"x": True}, {"x": "false"}], "a text"),
     ],
@@ -117,6 +125,48 @@ def test_whole_numbers_that_become_too_large_are_refused(tmp_path: Path) -> None
     assert "64 bits" in refused(tmp_path, "    report a = sum(r.id)\n", "jsonl", rows)
     (seen,) = run_text(HEAD + FILES["jsonl"] + STEP + "    report a = max(float(r.id) * 4)\n", tmp_path)
     assert seen.metrics["a"] == 2.0**64
+
+
+@pytest.mark.parametrize("source", ["jsonl", "stream"])
+@pytest.mark.parametrize("expr", ["-r.id", "abs(r.id)", "r.id // -1", "r.id // r.minus", "cumsum(r.big * ones)"])
+def test_the_least_whole_number_has_no_other_sign(tmp_path: Path, source: str, expr: str) -> None:
+    """It was itself again. Nor has it, or two of the others, a place in a sum along the tokens."""
+    rows = [{"prompt": "a", "id": number, "minus": -1, "big": 2**62} for number in (-(2**63), 2**62, 2**62)]
+    lines = f"    ones = r.tokens * 0 + 1\n    report a = max({expr})\n"
+    assert "comes to whole numbers of more than 64 bits" in refused(tmp_path, lines, source, rows)
+
+
+@pytest.mark.parametrize("ids", [(2**63 - 1, 0, 0), (-(2**63), 0, 0), (2**63 - 1, 2**63 - 1, 1 - 2**63)])
+def test_a_sum_of_whole_numbers_may_be_all_that_64_bits_hold(tmp_path: Path, ids: Any) -> None:
+    """It was refused, as what comes to one more is. A sum on the way does not count."""
+    rows = [{"prompt": "a", "id": number} for number in ids]
+    text = HEAD + FILES["jsonl"] + STEP + "    report a = sum(q.id), b = mean(sum(q.id, by=q) == q.id)\n"
+    (seen,) = run_text(text, written(tmp_path, *rows))
+    assert seen.metrics == {"a": float(sum(ids)), "b": 1}
+
+
+def test_all_other_whole_numbers_have_the_other_sign(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "id": number, "one": 1} for number in (1 - 2**63, 2, -(2**62))]
+    exprs = {
+        "max(-q.id)": 2**63 - 1,
+        "max(abs(q.id))": 2**63 - 1,
+        "max(q.id // -1)": 2**63 - 1,
+        "min(q.id // 2)": -(2**62),
+    }
+    exprs |= {"min(q.id - q.one)": -(2**63), "max(-q.id + 0)": 2**63 - 1, "min((q.id - 1) * 1)": -(2**63)}
+    exprs |= {"max(-q.one)": -1, "mean(-(q.id / 2.0) > 0)": 2 / 3, "mean(abs(q.one - 0.5))": 0.5}
+    named = ", ".join(f"m{place} = {expr}" for place, expr in enumerate(exprs))
+    (seen,) = run_text(HEAD + FILES["jsonl"] + STEP + f"    report {named}\n", written(tmp_path, *rows))
+    assert seen.metrics == pytest.approx({f"m{place}": value for place, value in enumerate(exprs.values())})
+
+
+def test_keys_of_one_step_are_of_the_kind_of_those_before(tmp_path: Path) -> None:
+    """Rows that come one by one: nobody could look at all of them."""
+    rows = [{"prompt": "a", "x": each} for each in (1, 2, True, "1", "2", "3")]
+    text = HEAD + FILES["stream"] + STEP + "    seen[r.x] := r.length\n"
+    with pytest.raises(RunError) as caught:
+        run_text(text, written(tmp_path, *rows), steps=2)
+    assert "is a text, and other keys are numbers" in str(caught.value) and "row 3" in str(caught.value)
 
 
 def test_whole_numbers_are_not_divided_by_0(tmp_path: Path) -> None:

@@ -208,6 +208,10 @@ def test_keys_are_all_texts_or_all_numbers() -> None:
     mixed = one("seen[r.key] := r.length", {"key": "4"}, {"key": 4})
     assert "`r.key` holds texts (q.jsonl:1) and whole numbers (q.jsonl:2), and the keys of `seen` would be" in mixed
     assert "`r.key` is null in q.jsonl:2, and no key" in one("seen[r.key] := r.length", {"key": "4"}, {"key": None})
+    for odd in ([4], {"a": 4}, float("nan"), float("inf")):
+        for use in ("seen[r.key] := r.length", "report a = mean(seen[r.key])"):
+            told = one(use, {"key": 4}, {"key": odd})
+            assert "E0735" in told and "in q.jsonl:2, and no key" in told
 
 
 class Asks:

@@ -36,8 +36,11 @@ class Failure:
 
 
 def made(target: Target, number: int) -> bytes:
-    """Case `number`: of the even ones a good text with accidents in it, of the odd ones two that were spliced."""
+    """Case `number`: of the even ones a good text with accidents in it, of the odd ones two that were spliced;
+    or what the kind itself makes of it."""
     rng = random.Random(f"{target.name}/{number}")
+    if target.make:
+        return target.make(rng)
     good = target.good()
     text = rng.choice(good)
     if number % 2 == 0:

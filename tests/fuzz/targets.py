@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from textwrap import dedent
 from zlib import crc32
 
@@ -30,6 +31,7 @@ from rlgraph.profiles.lengths import read_fitted
 from rlgraph.user_code.spec import Spec
 from tests.documents import examples, program
 from tests.dsl.mutants import PAIR, PROGRAMS, RICH
+from tests.fuzz import tables
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 ROOT = Path(__file__).parents[2]
@@ -51,6 +53,8 @@ class Target:
     one."""
     share: int = 10
     """How many of its texts are in a round."""
+    make: Callable[[Random], bytes] | None = None
+    """Makes a text, where accidents in good ones would seldom be of the right sort."""
 
 
 # Programs and schedules
@@ -311,4 +315,7 @@ TARGETS = (
     Target("lengths-files", ".json", _encoded(LENGTH_FILES), _lengths_file),
     Target("configs", ".json", _configs, _config, share=1),
     Target("rows", ".jsonl", _encoded(ROWS), _rows, share=2),
+    Target("tables", ".jsonl", lambda: tables.GOOD, tables.check_table, make=tables.table),
+    Target("table-runs", ".jsonl", lambda: tables.GOOD, tables.run_table, make=tables.table),
+    Target("table-prompts", ".jsonl", lambda: tables.ASKING, tables.ask_table, share=1, make=tables.asking),
 )

@@ -17,7 +17,7 @@ import pytest
 
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Related
 from tests.fuzz import __main__ as main
-from tests.fuzz import counts
+from tests.fuzz import counts, tables
 from tests.fuzz.cases import Failure, made, minimized, outcome
 from tests.fuzz.mutators import splice, tokens
 from tests.fuzz.targets import TARGETS, Target
@@ -49,6 +49,25 @@ def test_most_good_texts_are_accepted(tmp_path: Path, step: int) -> None:
     for target in TARGETS:
         good = target.good()[::step]
         assert sum(outcome(target, text, tmp_path, 60) is True for text in good) >= 0.8 * len(good), target.name
+
+
+def test_a_wrong_number_of_a_table_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum that is one too large, and one of rows that have none."""
+    runs = next(target for target in TARGETS if target.name == "table-runs")
+    good = b'0\n{"x": 1}\n{"x": 2}\n'
+    assert outcome(runs, good, tmp_path, 60) is True
+    assert outcome(runs, b'0\n{"x": 1}\n{"x": "2"}\n', tmp_path, 60) is False
+    right = tables.numbers
+    monkeypatch.setattr(tables, "numbers", lambda *given: [value + 1 for value in right(*given)])
+    failed = outcome(runs, good, tmp_path, 60)
+    assert isinstance(failed, Failure) and "is 3.0, and should be" in failed.told
+
+    def none(*_: object) -> None:
+        raise tables.Refused
+
+    monkeypatch.setattr(tables, "numbers", none)
+    failed = outcome(runs, good, tmp_path, 60)
+    assert isinstance(failed, Failure) and "of rows that have none" in failed.told
 
 
 def _target(read: object) -> Target:

@@ -109,11 +109,17 @@ def _check_sides(expr: Expr, found: Mapping[str, Any], given: Mapping[str, Any],
     texts = [_is_text(arg, found) for arg in expr.args]
     if True not in texts or False not in texts:
         return
-    number = expr.args[texts.index(False)]
-    assert isinstance(number, Ref), "the checker has seen the others"
-    message = f"`{number.name}` of {who[number.name](0)} is {given[number.name][0]!r:.60}, and is compared with a text"
-    hint = "write the column as texts in the data, or compare it with a number"
+    number, text = expr.args[texts.index(False)], expr.args[texts.index(True)]
+    # The checker has seen what holds no column: one side does, and of two the message names that of the numbers.
+    odd = number if isinstance(number, Ref) and number.name in given else text
+    assert isinstance(odd, Ref)
+    other, wanted = ("a text", "texts") if odd is number else ("a number", "numbers")
+    message = f"`{odd.name}` of {who[odd.name](0)} is {given[odd.name][0]!r:.60}, and is compared with {other}"
+    hint = f"write the column as {wanted} in the data, or compare it with {_OTHER[other]}"
     raise RunError(Diagnostic("E0735", f"{message}: they are never equal", expr.span, hint))
+
+
+_OTHER = {"a text": "a number", "a number": "a text"}
 
 
 def _is_text(expr: Expr, found: Mapping[str, Any]) -> bool | None:

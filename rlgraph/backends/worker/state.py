@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from rlgraph.backends.rows import Rows, TableData, join
 from rlgraph.backends.worker.columns import numbers_of
 from rlgraph.backends.worker.sampling import inner_rows
 from rlgraph.backends.worker.session import Session
+from rlgraph.columns import NO_KEYS, WORDS, kind_of
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Table, axis_of
@@ -26,7 +28,7 @@ def lookup(node: Node, frame: Frame, session: Session) -> Made:
     known, keys = (frame.values[name] for name in node.inputs)
     kind: Any = frame.types[node.inputs[0]]
     initial = session.initial[kind.name]
-    found = [known.get(key, initial) for key in _keys(keys, node, frame)]
+    found = [known.get(key, initial) for key in _keys(known, keys, node, frame)]
     return Made({node.outputs[0].name: torch.tensor(found, dtype=session.dtype)})
 
 
@@ -38,19 +40,26 @@ def assign(node: Node, frame: Frame, session: Session) -> Made:
         assert axis
         values = numbers_of(values, node.inputs[2], frame.rows[axis.key].who, node.span, session.dtype)
     numbers = [float(value) for value in values.tolist()]
-    for key, value in zip(_keys(keys, node, frame), numbers, strict=True):
+    for key, value in zip(_keys(known, keys, node, frame), numbers, strict=True):
         sums.setdefault(key, []).append(value)
     return Made({node.outputs[0].name: {**known, **{key: sum(of) / len(of) for key, of in sums.items()}}})
 
 
-def _keys(column: Any, node: Node, frame: Frame) -> list[Any]:
-    found = column.tolist() if isinstance(column, Tensor) else column
-    if None in found:
+def _keys(known: Mapping[Any, float], column: Any, node: Node, frame: Frame) -> list[Any]:
+    """Keys are all texts or all numbers, those that the state has, too: "4" is another key than 4."""
+    found: list[Any] = column.tolist() if isinstance(column, Tensor) else column
+    first = next(iter(known), found[0] if found else None)
+    for place, key in enumerate(found):
+        kind = kind_of(key)
+        if kind not in NO_KEYS and isinstance(key, str) == isinstance(first, str):
+            continue
         axis = axis_of(frame.types[node.inputs[1]])
         assert axis
-        message = f"`{node.inputs[1]}` of {frame.rows[axis.key].who(found.index(None))} is null, and no key"
+        others = f"other keys are {'texts' if isinstance(first, str) else 'numbers'}"
+        said = f"is {WORDS[kind]}, and {'no key' if kind in NO_KEYS else others}"
+        message = f"`{node.inputs[1]}` of {frame.rows[axis.key].who(place)} {said}"
         raise RunError(Diagnostic("E0735", message, node.span, "write a text or a whole number in every row"))
-    return [repr(key) if isinstance(key, (list, dict)) else key for key in found]
+    return found
 
 
 def push(node: Node, frame: Frame, session: Session) -> Made:
