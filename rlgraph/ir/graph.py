@@ -37,17 +37,20 @@ class Record:
 
     def plain(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments, and the options that were given, with lists for tuples: what code outside the compiler takes."""
-        return tuple(map(plain, self.args)), {name: plain(value) for name, value in self.options if value is not None}
+        return tuple(map(plain, self.args)), {name: _given(value) for name, value in self.options if value is not None}
 
 
 Constant = int | float | bool | str | None | Record | tuple["Constant", ...]
 
 
 def plain(value: Constant) -> Any:
-    """A constant with lists for tuples, and a dict for what is given by name alone, as `columns(answer="")`."""
-    if isinstance(value, Record) and not value.args:
-        return value.plain()[1]
+    """A constant with lists for tuples."""
     return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _given(value: Constant) -> Any:
+    """The same, with a dict for what is given by name alone, as `columns(answer="")`."""
+    return value.plain()[1] if isinstance(value, Record) and not value.args else plain(value)
 
 
 # Tensor mathematics: expressions inside a node
