@@ -179,7 +179,10 @@ def quantile(x: Tensor, q: Number, index: Tensor | None, size: int) -> Tensor:
     below = torch.minimum(place.detach().floor().long(), last)
     low = entries[start + below]
     high = entries[start + torch.minimum(below + 1, last)]
-    return torch.where(number > 0, low + (place - below) * (high - low), 0)
+    share, step = place - below, high - low
+    # Two entries may be further from each other than the largest number that there is.
+    between = torch.where(step.isfinite(), low + share * step, low * (1 - share) + high * share)
+    return torch.where(number > 0, between, 0)
 
 
 # Scans

@@ -352,3 +352,9 @@ def test_second_gradient(op: str) -> None:
 def test_detach_stops_the_gradient() -> None:
     x = AWAY.clone().requires_grad_()
     assert not REFERENCE["detach"](x).requires_grad
+
+
+def test_a_quantile_between_entries_far_apart() -> None:
+    """Their difference has no room in 32 bits, and what lies between them has."""
+    assert REFERENCE["quantile"](torch.tensor([3e38, -3e38]), 0.75, None, 1).item() == pytest.approx(1.5e38)
+    assert REFERENCE["quantile"](torch.tensor([0.1, 0.1]), 0.3, None, 1).item() == torch.tensor(0.1).item()
