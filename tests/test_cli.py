@@ -327,11 +327,11 @@ help: numbers are written 12, 1_000, 0.5, 1e-6
         (
             "n=Qwen/Qwen2.5-7B",
             """\
-error[E0106]: `7B` is not a number
- --> --set n:1:14
+error[E0101]: `Qwen/Qwen2.5-7B` is no expression
+ --> --set n:1:1
   |
 1 | Qwen/Qwen2.5-7B
-  |              ^^
+  | ^^^^^^^^^^^^^^^
 help: a text has quotes of its own: `--set 'n="Qwen/Qwen2.5-7B"'`
 """,
         ),
@@ -469,3 +469,26 @@ def test_a_terminal_obeys_nothing_that_a_file_is_called(
     status(arguments)
     shown = "".join(capfd.readouterr())
     assert shown and "\x1b" not in shown and "\x07" not in shown
+
+
+@pytest.mark.parametrize("text", ["Qwen/Qwen2.5-0.5B", "gpt2", "./my-model", "~/models/a_b", "models/x"])
+def test_a_text_needs_no_quotes_where_a_text_stands(text: str) -> None:
+    program = 'algorithm t\nparam base = "a"\nmodel actor = causal_lm(base)\ndata q = jsonl("q.jsonl", batch=1)\n'
+    program += "step:\n    r = actor.generate(q, max_tokens=4)\n    report n = mean(r.length)\n"
+    assert rlgraph.compile(program, set={"base": text}).program.model("actor").source == text
+
+
+def test_what_is_declared_is_no_text() -> None:
+    program = 'algorithm t\nparam other = "b"\nparam base = "a"\nmodel actor = causal_lm(base)\n'
+    program += 'data q = jsonl("q.jsonl", batch=1)\nstep:\n    r = actor.generate(q, max_tokens=4)\n    report n = mean(r.length)\n'
+    assert rlgraph.compile(program, set={"base": "other"}).program.model("actor").source == "b"
+
+
+def test_an_algorithm_that_ships_is_called_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert status(["check", "grpo"]) == 0
+    assert status(["check", "grpoo"]) != 0 and "there is no file `grpoo`" in capsys.readouterr().err
+    (tmp_path / "ppo").write_text("no program")
+    assert status(["check", "ppo"]) != 0, "a file of that name is taken first"

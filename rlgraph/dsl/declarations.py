@@ -71,13 +71,38 @@ def declare(context: Context, item: tree.Decl, changes: Mapping[str, tree.Expr])
     changed = changes.get(item.name) if isinstance(item, (tree.Declaration, tree.State)) else None
     if changed is not None and isinstance(item, (tree.Declaration, tree.State)):
         # What is wrong with it later on stands there, and not in the file.
-        item = replace(item, value=changed, span=changed.span)
+        item = replace(item, value=_bare_text(context, item, changed), span=changed.span)
     if isinstance(item, tree.Declaration):
         context.scope[item.name] = _meaning(context, item)
     elif isinstance(item, tree.State):
         context.scope[item.name] = _state(context, item)
     elif isinstance(item, tree.Def):
         _define(context, item)
+
+
+SET = "--set "
+"""The path of an expression that comes from the command line begins so."""
+
+
+def is_bare(text: str) -> bool:
+    """Whether this could be a text that lacks its quotes, as the shell takes them away: `Qwen/Qwen2.5-7B`."""
+    return any(sign.isalpha() for sign in text) and not any(sign in text for sign in "\"'()[],\n")
+
+
+def _bare_text(context: Context, item: tree.Declaration | tree.State, changed: tree.Expr) -> tree.Expr:
+    """Return what a declaration is changed to: where a text stands, one without quotes is one too, unless it names
+    something that is declared."""
+    source = changed.span.source
+    if not source.path.startswith(SET) or not is_bare(source.text):
+        return changed
+    if isinstance(item.value, tree.String) and not any(name.id in context.scope for name in names_in((changed,))):
+        return tree.String(source.text, changed.span)
+    if isinstance(changed, tree.String):
+        model = isinstance(item, tree.Declaration) and item.kind == "model"
+        value = f'causal_lm("{source.text}")' if model else f'"{source.text}"'
+        hint = f"{'load one' if model else 'a text has quotes of its own'}: `--set '{item.name}={value}'`"
+        raise context.stop("E0101", f"`{source.text}` is no expression", changed.span, hint)
+    return changed
 
 
 def _meaning(context: Context, item: tree.Declaration) -> Meaning:

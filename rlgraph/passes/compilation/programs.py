@@ -57,6 +57,9 @@ def open_file(path: str) -> Opened:
     try:
         raw = read_bytes(path, LARGEST_BYTES, PROGRAMS)
     except FileNotFoundError:
+        shipped = Path(__file__).parents[2] / "algorithms" / f"{path}.rlf"
+        if path.isidentifier() and shipped.is_file():
+            return open_file(str(shipped))
         raise _unreadable(path, f"there is no file `{path}`", _near(path)) from None
     except IsADirectoryError:
         raise _unreadable(path, f"`{path}` is a folder", f"name the files in it: `{path.rstrip('/')}/*.rlf`") from None
@@ -123,7 +126,9 @@ def _text(name: str, value: object) -> str:
 
 def changes(settings: Mapping[str, str]) -> dict[str, Expr]:
     """The changes as syntax. Raises ProgramError with a caret in each that is no expression."""
+    from rlgraph.dsl.declarations import is_bare
     from rlgraph.dsl.parse import parse_expression
+    from rlgraph.dsl.tree import String
 
     found: dict[str, Expr] = {}
     problems: list[Diagnostic] = []
@@ -131,24 +136,30 @@ def changes(settings: Mapping[str, str]) -> dict[str, Expr]:
         try:
             found[name] = parse_expression(Source(f"--set {name}", text))
         except ProgramError as error:
+            if is_bare(text):
+                # What it stands for says whether it may be a text.
+                source = Source(f"--set {name}", text)
+                found[name] = String(text, Span(source, 1, 1, 1, len(text) + 1))
+                continue
             # One of them says it: a text without quotes is wrong in many ways.
-            problems += with_quotes(error.diagnostics)[:1]
+            problems += error.diagnostics[:1]
     if problems:
         raise ProgramError(problems)
     return found
 
 
 def with_quotes(found: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """What is wrong, with a better hint where a change is a bare text, as in `--set base=Qwen/Qwen2.5-7B`."""
+    """What is wrong, with a better hint where a change is a bare text, as in `--set n=Qwen/Qwen2.5-7B`."""
     return [_with_quotes(diagnostic) for diagnostic in found]
 
 
 def _with_quotes(found: Diagnostic) -> Diagnostic:
+    from rlgraph.dsl.declarations import SET, is_bare
+
     path, text = found.span.source.path, found.span.source.text
-    bare = text and not any(sign in text for sign in "\"'()[],\n") and any(sign in text for sign in "/.~:-")
-    if not path.startswith("--set ") or not bare or not any(sign.isalpha() for sign in text):
+    if not path.startswith(SET) or not is_bare(text) or not any(sign in text for sign in "/.~:-"):
         return found
-    name = path.removeprefix("--set ")
+    name = path.removeprefix(SET)
     return replace(found, hint=f"a text has quotes of its own: `--set '{name}=\"{text}\"'`")
 
 
