@@ -37,7 +37,7 @@ _EVERY_ROW = "give every row the column, with `null` where there is no value: a 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Prompts of the data that a model is asked."""
+    """Prompts of the data that a model is asked, or that it reads with their answers."""
 
     node: Node
     source: str
@@ -45,6 +45,8 @@ class Asked:
     model: str
     chosen: bool
     """Only some of the rows: others were left out before."""
+    answer: str = ""
+    """The column of the answers that stand behind the prompts, where the model does not make them."""
 
 
 class Function(Protocol):
@@ -66,7 +68,7 @@ def misused(program: Program, known: Known, functions: Mapping[str, Function] | 
 
 
 def asked(program: Program, known: Known) -> list[Asked]:
-    """Where a model is asked prompts of the data, in the order of the program."""
+    """Where a model is asked prompts of the data, or reads them, in the order of the program."""
     walk = _Walk(program, known, {})
     for phase in program.phases:
         walk.graph(phase.graph, phase.graph.values())
@@ -121,6 +123,8 @@ class _Walk:
     """The data source of the rows of a buffer."""
     keys: dict[str, list[_Use]] = field(default_factory=dict)
     """By keyed state, the columns of its keys."""
+    encoded: dict[str, tuple[_Use, _Use]] = field(default_factory=dict)
+    """By the name of a table that is made of two columns: prompts and answers."""
     chosen: set[str] = field(default_factory=set)
     """Tables, and values, of rows some of which were left out."""
     asked: list[Asked] = field(default_factory=list)
@@ -140,10 +144,17 @@ class _Walk:
             self.tables[new] = self.tables[old]
         if old in self.columns:
             self.columns[new] = self.columns[old]
+        if old in self.encoded:
+            self.encoded[new] = self.encoded[old]
         if old in self.chosen:
             self.chosen.add(new)
 
     def _node(self, node: Node, types: Mapping[str, Type]) -> None:
+        table = next((name for name in node.inputs if name in self.encoded), None)
+        if table is not None and node.op in NODES and NODES[node.op].with_model:
+            prompt, answer = self.encoded[table]
+            model = _handle(node, types).name
+            self.asked.append(Asked(node, prompt.source, prompt.name, model, table in self.chosen, answer.name))
         if node.op in _BY_OPERATION:
             _BY_OPERATION[node.op](self, node, types)
         elif node.op in NODES and NODES[node.op].generates:
@@ -171,6 +182,11 @@ class _Walk:
     def _encode(self, node: Node, types: Mapping[str, Type]) -> None:
         self._texts(node.inputs[0], node.span, ("text", "messages"))
         self._texts(node.inputs[1], node.span, ("text",))
+        sides = [self.columns.get(name) for name in node.inputs]
+        if sides[0] and sides[1] and sides[0].source == sides[1].source:
+            self.encoded[node.outputs[0].name] = sides[0], sides[1]
+            if any(name in self.chosen for name in node.inputs):
+                self.chosen.add(node.outputs[0].name)
 
     def _length(self, node: Node, types: Mapping[str, Type]) -> None:
         self._texts(node.inputs[0], node.span, ("text", "messages"))

@@ -112,6 +112,19 @@ def test_two_models_and_the_lower_limit(folder: Path) -> None:
         run_text(MODEL + longer + 'data prompts = jsonl("late.jsonl")\n' + step, folder)
 
 
+def test_pairs_that_a_model_reads_are_judged_too(folder: Path) -> None:
+    """What is too long is the prompt with its answer and the token that ends it."""
+    rows = [{"prompt": "abcd", "response": "abcd"}, {"prompt": "abcdabcd", "response": "abcd"}]
+    (folder / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    head = MODEL + 'data pairs = jsonl("sft.jsonl", shuffle=false{})\n'
+    step = "step:\n    rows = encode(pairs.prompt, pairs.response)\n    train actor(lr=0.1):\n"
+    step += "        minimize mean(-actor.logprobs(rows))\n    report n = max(pairs.prompt.length), rows = size(pairs.prompt.length)\n"
+    with pytest.raises(ProgramError, match="pairs row 1 has 13 tokens in `prompt` and `response`, more than the 12"):
+        run_text(head.format("") + step, folder)
+    assert run_text(head.format(", overlong=drop") + step, folder)[0].metrics["rows"] == 1
+    assert run_text(head.format(", overlong=cut") + step, folder)[0].metrics["n"] == 7
+
+
 # By itself
 
 

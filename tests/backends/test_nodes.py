@@ -108,8 +108,8 @@ def test_a_row_that_is_read_has_to_fit(folder: Path) -> None:
     lines += "        minimize mean(-actor.logprobs(rows))\n"
     text = failure(lines, folder, head)
     assert (
-        "error[E0748]: pairs row 5 has 8 tokens, and is" in text
-        and "longer than the 7 that a row of `actor` may have" in text
+        "error[E0748]: pairs row 5 has 8 tokens in `prompt` and `response`" in text
+        and "more than the 7 that a row of `actor` may have" in text
     )
 
 

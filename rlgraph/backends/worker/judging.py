@@ -40,6 +40,8 @@ class Limit:
     """The model that does not take more; empty where it is the program that says how long a prompt may be."""
     longest: int = 0
     """Tokens of a row of that model."""
+    answer: str = ""
+    """The column of what stands behind a prompt, and is counted with it."""
 
     @property
     def fits_unread(self) -> int:
@@ -70,9 +72,9 @@ def limits(program: Program, readers: Mapping[str, Reader], models: Mapping[str,
     for name, reader in readers.items():
         if reader.source.numbers is None:
             continue
-        lowest: dict[tuple[str, str], Limit] = {}
+        lowest: dict[tuple[str, str, str], Limit] = {}
         for limit, model in _limits(program, reader.source, [ask for ask in asks if ask.source == name], models):
-            key = limit.column, program.original(program.model(model)).name
+            key = limit.column, limit.answer, program.original(program.model(model)).name
             if key not in lowest or limit.most < lowest[key].most:
                 lowest[key] = limit
         if lowest:
@@ -92,8 +94,8 @@ def _limits(
         # Whoever leaves rows out may leave out those that are too long.
         longest = None if ask.chosen else models[ask.model].longest
         if longest is not None:
-            most = longest - ask.node.attr("max_tokens")
-            yield Limit(ask.column, codec, most, ask.node.span, ask.model, longest), ask.model
+            most = longest - ask.node.attr("max_tokens", 0)
+            yield Limit(ask.column, codec, most, ask.node.span, ask.model, longest, ask.answer), ask.model
     if said is not None and not asks and program.models:
         # What is not asked is encoded, with the tokenizer of the first model.
         first = program.models[0].name
@@ -141,17 +143,20 @@ def _judge(reader: Reader, limits: Sequence[Limit], note: Note) -> list[str]:
 
 def _may_be_longer(source: DataSource, limit: Limit) -> bool:
     """Whether a look at the rows is needed: the longest text of the column may be too long."""
-    column = (source.columns or {}).get(limit.column)
-    if column is None or column.longest is None or set(column.first) - {"text", "missing", "null"}:
-        return True
-    return column.longest > limit.fits_unread
+    longest = 0
+    for name in filter(None, (limit.column, limit.answer)):
+        column = (source.columns or {}).get(name)
+        if column is None or column.longest is None or set(column.first) - {"text", "missing", "null"}:
+            return True
+        longest += column.longest
+    return longest > limit.fits_unread
 
 
 def _longer(source: DataSource, name: str, limit: Limit, note: Note) -> dict[int, int]:
     """The numbers of the rows that are too long, and how many tokens their prompts have."""
     assert source.numbers is not None
     found: dict[int, int] = {}
-    for part, done in _parts(source, limit.column, limit.fits_unread):
+    for part, done in _parts(source, limit):
         for number, tokens in zip(part, _tokens(name, limit, part), strict=True):
             if tokens > limit.most:
                 found[number] = tokens
@@ -159,30 +164,44 @@ def _longer(source: DataSource, name: str, limit: Limit, note: Note) -> dict[int
     return found
 
 
-def _parts(source: DataSource, column: str, unread: int) -> Iterator[tuple[dict[int, Any], int]]:
-    """Prompts to count, by the number of their row, so many at a time; and how many rows were looked at."""
+def _parts(source: DataSource, limit: Limit) -> Iterator[tuple[dict[int, tuple[Any, str]], int]]:
+    """Prompts to count, with the answers that stand behind them, by the number of their row, so many at a time; and how
+    many rows were looked at."""
     assert source.numbers is not None
-    part: dict[int, Any] = {}
+    part: dict[int, tuple[Any, str]] = {}
     for done, (number, row) in enumerate(in_order(source), 1):
-        prompt = row.get(column)
-        if isinstance(prompt, list) or isinstance(prompt, str) and most_bytes(prompt) > unread:
-            part[number] = prompt
+        prompt, answer = row.get(limit.column), _answer(limit, row)
+        size = most_bytes(prompt) + most_bytes(answer) if isinstance(prompt, str) else None
+        if isinstance(prompt, list) or size is not None and size > limit.fits_unread:
+            part[number] = prompt, answer
         if len(part) == _TOGETHER or done == len(source.numbers):
             yield part, done
             part = {}
 
 
-def _tokens(name: str, limit: Limit, part: Mapping[int, Any]) -> list[int]:
+def _answer(limit: Limit, row: Row) -> str:
+    """What stands behind a row's prompt; nothing, where the model makes it."""
+    answer = row.get(limit.answer) if limit.answer else ""
+    return answer if isinstance(answer, str) else ""
+
+
+def _behind(limit: Limit, answer: str) -> int:
+    """The tokens of what stands behind a prompt."""
+    return len(limit.codec.encode_response(answer)) if limit.answer else 0
+
+
+def _tokens(name: str, limit: Limit, part: Mapping[int, tuple[Any, str]]) -> list[int]:
     try:
-        return limit.codec.prompt_lengths([*part.values()])
+        prompts = limit.codec.prompt_lengths([prompt for prompt, _ in part.values()])
+        return [tokens + _behind(limit, answer) for tokens, (_, answer) in zip(prompts, part.values(), strict=True)]
     except (EngineError, TypeError, KeyError):
         # One of them: which is found by trying one at a time.
-        return [_alone(name, limit, number, prompt) for number, prompt in part.items()]
+        return [_alone(name, limit, number, *texts) for number, texts in part.items()]
 
 
-def _alone(name: str, limit: Limit, number: int, prompt: Any) -> int:
+def _alone(name: str, limit: Limit, number: int, prompt: Any, answer: str) -> int:
     try:
-        return len(limit.codec.encode_prompt(prompt))
+        return len(limit.codec.encode_prompt(prompt)) + _behind(limit, answer)
     except (EngineError, TypeError, KeyError) as error:
         message = f"the prompt of {name} row {number} cannot be used: {error}"
         raise ProgramError(Diagnostic("E0731", message, limit.span)) from None
@@ -196,6 +215,10 @@ def _too_long(name: str, limit: Limit, found: Mapping[int, int], share: str) -> 
     if not limit.model:
         message = f"{said}, more than the {limit.most:,} of `max_prompt`{more}"
         return Diagnostic(TOO_LONG, message, limit.span, ways)
+    if limit.answer:
+        said = f"{name} row {number} has {counted(tokens, 'token')} in `{limit.column}` and `{limit.answer}`"
+        message = f"{said}, more than the {limit.longest:,} that a row of `{limit.model}` may have{more}"
+        return Diagnostic(TOO_LONG, message, limit.span, ways)
     room = limit.longest - limit.most
     message = f"{said}: with the {room:,} of `max_tokens` more it is longer than the {limit.longest:,} that a row of "
     message += f"`{limit.model}` may have{more}"
@@ -206,12 +229,13 @@ def _cut(name: str, rules: Mapping[Limit, frozenset[int]], number: int, row: Row
     for limit, numbers in rules.items():
         if number in numbers:
             column = limit.column
-            row = {**row, column: _shortened(name, limit, number, row[column])}
+            row = {**row, column: _shortened(name, limit, number, row[column], _behind(limit, _answer(limit, row)))}
     return row
 
 
-def _shortened(name: str, limit: Limit, number: int, prompt: Any) -> Any:
-    """A prompt without its beginning; of messages, without that of the last one that the user wrote."""
+def _shortened(name: str, limit: Limit, number: int, prompt: Any, behind: int) -> Any:
+    """A prompt without its beginning; of messages, without that of the last one that the user wrote. behind: tokens of
+    what follows."""
     place = None
     if isinstance(prompt, list):
         users = [at for at, message in enumerate(prompt) if message.get("role") == "user"]
@@ -224,7 +248,7 @@ def _shortened(name: str, limit: Limit, number: int, prompt: Any) -> Any:
         return [*prompt[:place], {**prompt[place], "content": text[start:]}, *prompt[place + 1 :]]
 
     def fits(start: int) -> bool:
-        return len(limit.codec.encode_prompt(made(start))) <= limit.most
+        return len(limit.codec.encode_prompt(made(start))) + behind <= limit.most
 
     if not isinstance(text, str) or not fits(len(text)):
         message = f"the prompt of {name} row {number} cannot be cut to {counted(limit.most, 'token')}: what is not the "
