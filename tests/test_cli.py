@@ -492,3 +492,13 @@ def test_an_algorithm_that_ships_is_called_by_its_name(
     assert status(["check", "grpoo"]) != 0 and "there is no file `grpoo`" in capsys.readouterr().err
     (tmp_path / "ppo").write_text("no program")
     assert status(["check", "ppo"]) != 0, "a file of that name is taken first"
+
+
+def test_the_algorithms_that_ship_are_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert status(["list"]) == 0
+    shown = capsys.readouterr().out
+    assert "grpo          Group Relative Policy Optimization (arXiv 2402.03300)" in shown and "safe_rlhf" in shown
+    assert status(["list", "grpo"]) == 0
+    program = capsys.readouterr().out
+    assert program == (Path(rlgraph.__file__).parent / "algorithms" / "grpo.rlf").read_text()
+    assert status(["list", "gropo"]) == 2 and "did you mean `grpo`?" in capsys.readouterr().err

@@ -15,7 +15,18 @@ import sys
 
 import click
 
-from rlgraph.cli import checking, compiling, explain, lengths, planfiles, profiling, running, simulating, tracing
+from rlgraph.cli import (
+    checking,
+    compiling,
+    explain,
+    lengths,
+    listing,
+    planfiles,
+    profiling,
+    running,
+    simulating,
+    tracing,
+)
 from rlgraph.cli.base import BUG, INTERRUPTED, PIPE, USAGE, rlgraph
 from rlgraph.cli.namesake import namesake
 from rlgraph.errors import closest, visible
@@ -25,6 +36,7 @@ __all__ = [
     "compiling",
     "explain",
     "lengths",
+    "listing",
     "main",
     "planfiles",
     "profiling",

@@ -1,0 +1,37 @@
+"""`rlgraph list`: the algorithms that ship, and what each is."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import click
+
+from rlgraph.cli.base import FINE, rlgraph
+from rlgraph.cli.shown import say
+from rlgraph.errors import nearest
+
+
+def algorithms() -> dict[str, str]:
+    """Return the text of each algorithm that ships, by its name."""
+    folder = files("rlgraph") / "algorithms"
+    texts = {entry.name: entry.read_text("utf-8") for entry in folder.iterdir() if entry.name.endswith(".rlf")}
+    return {name.removesuffix(".rlf"): texts[name] for name in sorted(texts)}
+
+
+@rlgraph.command("list")
+@click.argument("name", required=False, metavar="[NAME]")
+def list_(name: str | None) -> int:
+    """Say which algorithms ship; with NAME, print that program, to copy and edit."""
+    known = algorithms()
+    if name is None:
+        width = max(map(len, known))
+        for each, text in known.items():
+            say(f"{each:{width}}  {text.partition(chr(10))[0].removeprefix('# ').partition(':')[0]}")
+        say("`rlgraph check NAME`, `compile` and `run` take these names; `rlgraph list NAME > my.rlf` makes one yours")
+        return FINE
+    wanted = name.removesuffix(".rlf")
+    if wanted not in known:
+        hint = nearest(wanted, known) or "`rlgraph list` says which there are"
+        raise click.BadParameter(f"no algorithm called {name} ships: {hint}", param_hint="'NAME'")
+    say(known[wanted], nl=False)
+    return FINE
