@@ -43,21 +43,21 @@ class Compiled(Compilation):
     # Placement
 
     def explain(self, search_seconds: float | None = None) -> Explanation:
-        """Return why the plan is as it is: what the step's time goes to, what plans of other shapes lose, and what would
-        help. Needs a cluster. search_seconds: for all its searches together; None: as many as `compile` was given."""
+        """Return why the plan is as it is: what the step's time goes to, what plans of other shapes lose, and what
+        would help. Needs a cluster. search_seconds: for all its searches together; None: as many as `compile` was given."""
         from rlgraph.explain.explain import explain
 
         return explain(self, search_seconds)
 
     def what_if(self, sweep: str, search_seconds: float | None = None) -> Sweep:
-        """Return the best plan for each value of a sweep such as `devices=16,32,64`. Needs a cluster. search_seconds: for
-        all its searches together; None: as many as `compile` was given."""
+        """Return the best plan for each value of a sweep such as `devices=16,32,64`. Needs a cluster. search_seconds:
+        for all its searches together; None: as many as `compile` was given."""
         from rlgraph.explain.whatif import what_if
 
         return what_if(self, sweep, search_seconds)
 
     def plan_json(self, beside: str | Path = ".") -> str:
-        """Return the text of the plan file, which `rlgraph.load_plan` reads: program, plan and what they were made from.
+        """Return the text of the plan file, which `rlgraph.load_plan` reads: program, plan and their sources.
 
         beside: the folder that the file will be in; the paths in it begin there.
         """
@@ -119,8 +119,8 @@ class Compiled(Compilation):
         return data
 
     def to_html(self, picture: Picture | None = None) -> str:
-        """Return one self-contained page with the picture after every pass, that of the plan, and that of its pipelines,
-        if it has any. picture: the one shown first, which is added to a page that lacks it."""
+        """Return one self-contained page with the picture after every pass, that of the plan, and that of its
+        pipelines, if it has any. picture: the one shown first, which is added to a page that lacks it."""
         from rlgraph.viz.html import to_html
 
         kind = self._kind(picture)

@@ -1,4 +1,4 @@
-"""What came of a simulation: its figures, as data, as text and as pictures."""
+"""The result of a simulation: its figures, as data, as text and as pictures."""
 
 from __future__ import annotations
 
@@ -26,45 +26,45 @@ from rlgraph.viz.timeline import LOOKS, worked
 
 MILLION = 1e6
 STAGED = 50_000
-"""Slices of pipelines that a timeline has at most: some megabytes."""
+"""The most pipeline slices that a timeline has: some megabytes."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """Some steps of a plan, in seconds since the simulation began."""
+    """A simulation of some steps of a plan, in seconds since it began."""
 
     program: str
     plan: Plan
     cluster: Cluster
     works: tuple[Work, ...] = field(repr=False)
-    """Of all these steps, in the order in which they ended."""
+    """The works of all these steps, in the order in which they ended."""
     pools: tuple[PoolTime, ...] = field(repr=False)
-    """Of each pool, over all steps."""
+    """The times of each pool, over all steps."""
     began: float
     ends: tuple[float, ...]
-    """Of each step."""
+    """The end of each step."""
     rows: float
-    """That were sampled or encoded in all of them."""
+    """The number of rows that were sampled or encoded in all steps."""
     tokens: float
-    """Of these rows, with their prompts."""
+    """The number of tokens of these rows, with their prompts."""
     trained: float
-    """Rows that something was trained on."""
+    """The number of rows that something was trained on."""
     ages: Mapping[int, float]
     """Of the rows that models sampled which are trained: how many, by how many versions their weights were behind."""
     warm_up: int
-    """Steps before these, which took until `began`."""
+    """The number of steps before these, which took until `began`."""
     steady: bool | None
-    """Their two halves take the same time; None: they are too few to tell."""
+    """Whether the two halves of the steps take the same time; None if they are too few to tell."""
     under_way: float
-    """How many steps were, on average."""
+    """The average number of steps in flight."""
     untrained: float = 0.0
     """Rows that were being sampled, or waited for that or to be trained on, on average."""
     cycle: float | None = None
     """Seconds of a step whose works do not wait for turns; None: not asked."""
     source: str = ""
-    """Where the constants of the cost model are from."""
+    """The source of the cost model's constants."""
     roles: Mapping[str, Role] = field(default_factory=dict, repr=False)
-    """Of its models, for their colours."""
+    """The roles of the models by name, for their colours."""
 
     @property
     def steps(self) -> int:
@@ -72,7 +72,7 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """Of a step, on average."""
+        """Return the average seconds of a step."""
         return (self.ends[-1] - self.began) / self.steps
 
     @property
@@ -83,7 +83,7 @@ class Simulation:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of the batch, prompts included, over the time of the step: the throughput of HybridFlow (arXiv
+        """Return the tokens of the batch, prompts included, over the time of the step: the throughput of HybridFlow (arXiv
         2409.19256)."""
         return self.tokens / (self.ends[-1] - self.began)
 
@@ -93,19 +93,19 @@ class Simulation:
 
     @property
     def price(self) -> float:
-        """US dollars an hour, of the devices that the plan uses."""
+        """Return the price of the devices that the plan uses, in US dollars an hour."""
         used = {pool.first + number for pool in self.plan.pools for number in range(pool.devices)}
         islands = self.cluster.islands
         return sum(islands[self.cluster.island(device)].device.price for device in used)
 
     @property
     def price_per_million(self) -> float:
-        """US dollars for a million tokens."""
+        """Return the price of a million tokens in US dollars."""
         return self.price / 3600 / self.tokens_per_second * MILLION
 
     @property
     def fullest(self) -> PoolTime:
-        """The pool that is at work for longest."""
+        """Return the pool that is at work for longest."""
         return max(self.pools, key=lambda each: each.busy)
 
     @property

@@ -78,7 +78,7 @@ class RunFolder:
 
     @classmethod
     def at(cls, path: Path, overwrite: bool = False) -> RunFolder:
-        """Take this folder, which has to be new, empty, or with `overwrite` that of an earlier run. Raise UsageMistake."""
+        """Take this folder: a new or empty one, or with `overwrite` that of an earlier run. Raise UsageMistake."""
         made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)

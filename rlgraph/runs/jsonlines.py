@@ -8,7 +8,7 @@ from typing import Any
 
 
 def emit(record: dict[str, Any]) -> None:
-    """Print a record as one line of ASCII JSON, which any stdout can encode and no terminal takes for a control code."""
+    """Print a record as one line of ASCII JSON, which any stdout can encode and no terminal obeys."""
     import json
 
     print(json.dumps(finite(record), allow_nan=False), flush=True)

@@ -91,8 +91,8 @@ def run_in(
     shown: Display,
     observer: Observer | None = None,
 ) -> Run:
-    """Run a program, and write into a folder if one is given. A run that is saved on the way and has lost a process goes
-    back to its last checkpoint, as often as the options say."""
+    """Run a program, and write into a folder if one is given. A run that is saved on the way and has lost a process
+    goes back to its last checkpoint, as often as the options say."""
     options = replace(options, threads=options.threads or _cores())
     left, again = options.restarts if options.save_every and folder else 0, False
     try:
