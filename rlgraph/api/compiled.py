@@ -44,7 +44,8 @@ class Compiled(Compilation):
 
     def explain(self, search_seconds: float | None = None) -> Explanation:
         """Return why the plan is as it is: what the step's time goes to, what plans of other shapes lose, and what
-        would help. Needs a cluster. search_seconds: for all its searches together; None: as many as `compile` was given."""
+        would help. Needs a cluster. search_seconds: for all its searches together; None: as many as `compile` was
+        given."""
         from rlgraph.explain.explain import explain
 
         return explain(self, search_seconds)

@@ -111,7 +111,8 @@ def _admitted(plan: Plan) -> Iterator[str]:
 
 
 def _streamed(compiled: Compilation) -> Iterator[str]:
-    """Yield the blocks in which tables' rows stream, what becomes of the last ones, and each training they stream to."""
+    """Yield the blocks in which tables' rows stream, what becomes of the last ones, and each training they stream
+    to."""
     for name, rows in compiled.plan.blocks:
         dealt = ", dealt to whoever is free" if name in compiled.plan.free else ""
         yield f"{name} goes on in blocks of {counted(rows, 'row')}, before all of it is there{dealt}"

@@ -21,7 +21,8 @@ def workload(
     foresight: float | None = None,
     alike: float = 0.0,
 ) -> Workload:
-    """Return a workload as `--prompt-tokens`, `--response-tokens`, `--kept`, `--lengths`, `--foresight` and `--alike` say.
+    """Return a workload as `--prompt-tokens`, `--response-tokens`, `--kept`, `--lengths`, `--foresight` and `--alike`
+    say.
 
     lengths: a file that `rlgraph lengths` wrote, for what the first two do not say. Raise RlgraphError.
     """

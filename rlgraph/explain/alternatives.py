@@ -13,8 +13,8 @@ from rlgraph.passes.placement.search.option import Option
 
 
 def show_ways(choice: Choice) -> Iterator[str]:
-    """Yield a line for each part of a model with adapters for which there was a choice; then one for each training whose
-    parameters are sharded by an engine that has several ways."""
+    """Yield a line for each part of a model with adapters for which there was a choice; then one for each training
+    whose parameters are sharded by an engine that has several ways."""
     placed = [
         (number, *part)
         for number, option in enumerate(choice.found.options)
@@ -62,8 +62,8 @@ def _first(taken: str, ways: Iterable[str]) -> list[str]:
 def _taken(
     choice: Choice, number: int, component: Component, own: Option, deployment: Deployment, comes: bool = False
 ) -> str:
-    """Describe one way: the seconds of its work, those in which what is trained elsewhere `comes`, and the bytes of each
-    device."""
+    """Describe one way: the seconds of its work, those in which what is trained elsewhere `comes`, and the bytes of
+    each device."""
     problem = choice.problem
     strategy = problem.options.strategy(component, deployment)
     staying = problem.options.options(component, strategy, own.copies)[0]

@@ -78,8 +78,8 @@ def goes_to(path: Iterable[Stretch]) -> dict[str, float]:
 
 
 def _chain(order: Order, begun: Sequence[float], seconds: Sequence[float], pools: Pools) -> list[int]:
-    """Return the jobs from the one that ends last back to one that waited for nothing: each started when one before it ended, which
-    made its input or had its pool."""
+    """Return the jobs from the one that ends last back to one that waited for nothing: each started when one before it
+    ended, which made its input or had its pool."""
     ends = [start + length for start, length in zip(begun, seconds, strict=True)]
     chain = [max(range(len(ends)), key=ends.__getitem__)] if ends else []
     while chain and begun[chain[-1]] > 0:

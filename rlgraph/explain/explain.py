@@ -125,8 +125,8 @@ class Explanation:
 
     @property
     def helpful(self) -> list[Change]:
-        """Return the changes that would help most, of those that leave the algorithm as it is; and as many of those that
-        are made in a schedule."""
+        """Return the changes that would help most, of those that leave the algorithm as it is; and as many of those
+        that are made in a schedule."""
         helpful = [each for each in self.changes if each.saves > WORTH and each.name != ONE_STEP_OFF]
         said = [each for each in helpful if each.said]
         return [each for each in helpful if each in helpful[:MOST] or each in said[:MOST]]
@@ -201,8 +201,8 @@ class Explanation:
 
 
 def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
-    """Explain the plan of a program that was compiled for a cluster. seconds: for all searches together; None: the limit
-    of the search for its plan. Raise ProgramError if no plan fits."""
+    """Explain the plan of a program that was compiled for a cluster. seconds: for all searches together; None: the
+    limit of the search for its plan. Raise ProgramError if no plan fits."""
     choice = compiled.choice
     ends = monotonic() + (choice.question.search_seconds if seconds is None else seconds)
     alternatives = []

@@ -207,7 +207,8 @@ class _Maker:
     # Seconds
 
     def seconds(self, step: Sequence[Task]) -> dict[int, float]:
-        """Return the seconds of the main step's works by number, with all repetitions; empty if nothing is predicted."""
+        """Return the seconds of the main step's works by number, with all repetitions; empty if nothing is
+        predicted."""
         if self.compiled.target is not None:
             choice = self.compiled.choice
             parts = zip(choice.problem.components, choice.found.options, strict=True)
@@ -247,7 +248,8 @@ class _Maker:
             yield Way(maker, user, lane[maker])
 
     def weights(self, each: Weights, drawn: Sequence[_Drawn]) -> None:
-        """Add the weights that are transferred before the first work that needs them, or to the `update` that sends them."""
+        """Add the weights that are transferred before the first work that needs them, or to the `update` that sends
+        them."""
         role = role_of(self.models[each.model])
         told = "of unknown size"
         if not isinstance(each.moves, str):

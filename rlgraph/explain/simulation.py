@@ -83,8 +83,8 @@ class Simulation:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the tokens of the batch, prompts included, over the time of the step: the throughput of HybridFlow (arXiv
-        2409.19256)."""
+        """Return the tokens of the batch, prompts included, over the time of the step: the throughput of HybridFlow
+        (arXiv 2409.19256)."""
         return self.tokens / (self.ends[-1] - self.began)
 
     @property
