@@ -1,4 +1,4 @@
-"""What is written on a box: titles, options, formulas, types."""
+"""The captions of a box: titles, options, formulas, types."""
 
 from __future__ import annotations
 

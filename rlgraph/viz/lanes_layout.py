@@ -1,4 +1,4 @@
-"""Lanes with places.
+"""The layout of lanes: each box and line with its position.
 
 Work stands in a grid: a column for each lane, and rows so that nothing is above what it needs. Lines run where no box
 can be: across in the gaps between rows, down in channels at the sides of a lane. What travels is written in the gutters

@@ -1,4 +1,4 @@
-"""A scene with places: shapes, lines, labels and tabs in the coordinates of the picture."""
+"""The layout of a scene: shapes, lines, labels and tabs in the coordinates of the picture."""
 
 from __future__ import annotations
 
