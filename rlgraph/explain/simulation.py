@@ -50,7 +50,7 @@ class Simulation:
     trained: float
     """The number of rows that something was trained on."""
     ages: Mapping[int, float]
-    """Of the rows that models sampled which are trained: how many, by how many versions their weights were behind."""
+    """The number of trained rows that models sampled, by how many versions their weights were behind."""
     warm_up: int
     """The number of steps before these, which took until `began`."""
     steady: bool | None
@@ -58,9 +58,9 @@ class Simulation:
     under_way: float
     """The average number of steps in flight."""
     untrained: float = 0.0
-    """Rows that were being sampled, or waited for that or to be trained on, on average."""
+    """The average number of rows that were being sampled, or waited for that or to be trained on."""
     cycle: float | None = None
-    """Seconds of a step whose works do not wait for turns; None: not asked."""
+    """The seconds of a step whose works do not wait for turns; None if that was not asked."""
     source: str = ""
     """The source of the cost model's constants."""
     roles: Mapping[str, Role] = field(default_factory=dict, repr=False)
@@ -77,7 +77,7 @@ class Simulation:
 
     @property
     def batches(self) -> float:
-        """Of how many steps rows were being sampled, or waited to be trained on, on average. By Little's law
+        """Return of how many steps, on average, rows were being sampled or waited to be trained on. By Little's law
         (Operations Research 9:383, 1961) rows are so many versions behind, to less than one: versions are counted."""
         return self.untrained / (sum(self.ages.values()) / self.steps) if self.ages else 0.0
 
@@ -110,23 +110,23 @@ class Simulation:
 
     @property
     def bound(self) -> float:
-        """Seconds that a step takes at least: what its fullest pool works for it, and its longest cycle."""
+        """Return the least seconds that a step takes: what its fullest pool works for it, and its longest cycle."""
         return max(self.fullest.busy / self.steps, self.cycle or 0.0)
 
     @cached_property
     def path(self) -> tuple[Work, ...]:
-        """The critical path of the last step."""
+        """Return the critical path of the last step."""
         return critical_path([work for work in self.works if work.end <= self.ends[-1]], self.last)
 
     def hosted(self, calls: bool) -> float:
-        """Seconds of a step that one process works for all pools; of these only the calls of functions, which a pool of
-        cpus could take over."""
+        """Return the seconds of a step that one process works for all pools; of these only the calls of functions,
+        which a pool of cpus could take over."""
         works = (work for work in self.works if HOST in work.pools and (not calls or NODES[work.op].foreign))
         return sum(work.seconds for work in works) / self.steps
 
     @property
     def last(self) -> float:
-        """When the last step began."""
+        """Return when the last step began."""
         return self.ends[-2] if self.steps > 1 else self.began
 
     # Shown
@@ -135,7 +135,7 @@ class Simulation:
         return "\n".join(_lines(self))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain data; times are in seconds."""
+        """Return everything as plain data; times are in seconds."""
         return {
             "program": self.program,
             "cluster": self.cluster.text,
@@ -191,7 +191,7 @@ class Simulation:
         }
 
     def to_svg(self) -> str:
-        """The last step as a Gantt chart."""
+        """Return the last step as a Gantt chart."""
         critical = set(map(id, self.path))
         bars = [
             worked(
@@ -217,7 +217,7 @@ class Simulation:
         return gantt(self.program, note, [step, *self._pipelines()])
 
     def _pipelines(self) -> Iterator[Chart]:
-        """Of trainings on several stages, the longest in the last step of each, stage by stage."""
+        """Return, for each training on several stages, its longest in the last step, stage by stage."""
         longest: dict[str, Work] = {}
         for work in self.works:
             if work.stages is not None and self.last <= work.start < self.ends[-1]:
@@ -230,7 +230,7 @@ class Simulation:
             yield chart(fusion, self.roles, [f"{takes(fusion)}; the longest of the step, from {entered} on"])
 
     def write_trace(self, path: str | Path) -> None:
-        """A timeline of all steps, which ui.perfetto.dev shows. Raises RunError where it cannot be written."""
+        """Write a timeline of all steps, which ui.perfetto.dev shows. Raise RunError where it cannot be written."""
         trace = Timeline()
         teller = Teller(trace, STAGED)
         for work in self.works:
@@ -356,6 +356,6 @@ def _devices(pool: Pool) -> str:
 
 
 def _kind(work: Work) -> str:
-    """As the picture's legend has it."""
+    """Return the kind of a work as the picture's legend has it."""
     kinds = {"generates": "generate", "scores": "forward", "trains": "train"}
     return kinds.get(work_of(work.op) or "", "sync" if work.op == "sync" else "host")

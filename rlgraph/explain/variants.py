@@ -1,4 +1,4 @@
-"""Other questions than the one that was asked: another cluster, other lengths, fewer pins."""
+"""The variants of a question: another cluster, other lengths, fewer pins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlgraph.passes.cost.tasks import main_step
 from rlgraph.passes.placement.choose import Choice, Question
 
 BETTER = 1.1
-"""How many times as fast in something a device is that is better."""
+"""The factor by which a better device is faster in something."""
 
 AS_GOOD = 0.98
 """How much of everything it has at least: 80 GB are told as 81,559 and as 81,920 MiB."""
@@ -33,21 +33,21 @@ CPUS = 64
 
 @dataclass(frozen=True)
 class Other:
-    """A question beside the one that was asked."""
+    """A variant of the question that was asked."""
 
     name: str
-    """`one more node`."""
+    """The name of the change, such as `one more node`."""
     detail: str
-    """What would be written: `17x8:a100-80gb`."""
+    """The text that one would write, such as `17x8:a100-80gb`."""
     question: Question
     helps: bool = True
-    """What was chosen would still do, and be no slower."""
+    """Whether the chosen plan would still fit, and be no slower."""
     said: bool = False
-    """Lines of a schedule are all that it takes."""
+    """Whether lines of a schedule are all that it takes."""
 
 
 def others(choice: Choice) -> Iterator[Other]:
-    """What one could change."""
+    """Yield the changes that one could make."""
     asked = choice.question
     for number, island in enumerate(asked.cluster.islands):
         of = f" of {island.device.name}" if len(asked.cluster.islands) > 1 else ""
@@ -73,7 +73,7 @@ def others(choice: Choice) -> Iterator[Other]:
 
 
 def responses(choice: Choice) -> Lengths | None:
-    """The lengths of the answers that a step samples first."""
+    """Return the lengths of the answers that a step samples first."""
     return next((task.batches[0].response for task in choice.problem.tasks if work_of(task.op) == "generates"), None)
 
 
@@ -118,7 +118,7 @@ def with_memory(asked: Question, factor: float = 1.0, size: int | None = None) -
 
 
 def next_device(device: Device) -> Listed | None:
-    """The weakest accelerator of the table that is faster and has no less of anything."""
+    """Return the weakest accelerator of the table that is faster and has no less of anything."""
     if device.kind == "cpu":
         return None
     own = _strength(device)
@@ -131,7 +131,7 @@ def next_device(device: Device) -> Listed | None:
 
 
 def _strength(device: Device) -> tuple[float, float, float]:
-    """FLOP/s, bytes a second, bytes."""
+    """Return a device's FLOP/s, bytes a second, and bytes of memory."""
     return device.peak("bfloat16"), device.bandwidth, device.memory
 
 
@@ -215,7 +215,7 @@ def _freed(asked: Question) -> Iterator[Other]:
 
 
 def shown(line: Placement) -> str:
-    """A placement as the user wrote it, on one line."""
+    """Return a placement as the user wrote it, on one line."""
     work = ", ".join(map(str, line.work))
     options = [
         *([f"engine={line.engine}"] if line.engine else []),

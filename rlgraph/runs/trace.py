@@ -21,10 +21,10 @@ from rlgraph.ir.text.parse import parse_program
 from rlgraph.runs.folder import GRAPH, TRACE
 
 Row = tuple[Any, ...]
-"""The data, the pass, the row, the sample."""
+"""A row's key: the data, the pass, the row, the sample."""
 
 Batch = tuple[str, int, int]
-"""Of a `collect`: the data, the step that began it, its number there."""
+"""A batch of a `collect`: the data, the step that began it, its number there."""
 
 Runs = tuple[tuple[int, int], ...]
 """Which versions made a row's tokens: a version, and how many tokens."""
@@ -32,7 +32,7 @@ Runs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class TracedStep:
-    """What was done with rows in a step."""
+    """The record of what was done with rows in a step."""
 
     phase: str
     changed: Mapping[str, int]
@@ -43,9 +43,9 @@ class TracedStep:
     ended: tuple[Batch, ...]
     """Such batches, one after the other."""
     sampled: Mapping[str, tuple[tuple[Row, Runs, Ended | None], ...]]
-    """By the key of who sampled them; each with its batch."""
+    """The sampled rows by the key of the node that sampled them; each with its batch."""
     dropped: Mapping[str, frozenset[Row]]
-    """By who dropped them."""
+    """The dropped rows by the name of the node that dropped them."""
     trained: Mapping[tuple[str, str], tuple[Row, ...]]
     """By the weights that the body of a `train` is given, and the table: a row as often as it was trained on."""
 
@@ -56,11 +56,11 @@ class Trace:
     steps: tuple[TracedStep, ...]
     """From the first one on."""
     cut: bool
-    """The last line is not whole: the run was killed."""
+    """Whether the last line is incomplete, because the run was killed."""
 
 
 def read_trace(folder: Path) -> Trace:
-    """That of a run. Raises ProgramError where there is none, or it is damaged."""
+    """Return the trace of a run. Raise ProgramError where there is none, or it is damaged."""
     try:
         program = parse_program((folder / GRAPH).read_text("utf-8"))
     except (OSError, ValueError):
@@ -92,7 +92,7 @@ def read_trace(folder: Path) -> Trace:
 
 
 def _step(found: Mapping[str, Any]) -> TracedStep:
-    """Raises ValueError, KeyError, TypeError or AttributeError for what no run wrote."""
+    """Return a step's record. Raise ValueError, KeyError, TypeError or AttributeError for what no run wrote."""
     return TracedStep(
         str(found["phase"]),
         {str(model): int(times) for model, times in found["changed"].items()},
