@@ -238,7 +238,7 @@ class Simulation:
         trace.write(Path(path))
 
     def write_svg(self, path: str | Path) -> None:
-        """Raises UsageMistake where it cannot be written."""
+        """Raise UsageMistake if the timeline cannot be written."""
         try:
             Path(path).write_text(self.to_svg(), "utf-8")
         except OSError as error:
@@ -328,7 +328,7 @@ def mean_age(ages: Mapping[int, float]) -> float:
 
 
 def _folded(path: tuple[Work, ...], began: float) -> list[tuple[Work, int, float]]:
-    """Works of one name in one place are told once: the first, how many there are, and their seconds of the step."""
+    """Report works of one name in one place once: the first, how many there are, and their seconds of the step."""
     together: dict[tuple[str, tuple[str, ...]], list[Work]] = {}
     for work in path:
         together.setdefault((work.name, work.pools), []).append(work)

@@ -139,7 +139,7 @@ def _devices(plan: Plan, group: Group) -> list[int]:
 
 
 def _device(plan: Plan, group: Group, rank: int) -> int:
-    """Where it is in the plan's cluster; of no cluster, a number for each device of all pools."""
+    """Return a rank's device in the plan's cluster; without a cluster, a number for each device of all pools."""
     before = 0
     if plan.cluster:
         return next(pool.first for pool in plan.pools if pool.name == group.pool) + group.devices[rank]
@@ -191,7 +191,7 @@ def sizes(kinds: Sequence[Type]) -> list[str]:
 
 
 def _sent(kind: Type) -> list[Tensor]:
-    """What a value is made of."""
+    """Return the tensors that a value is made of."""
     if isinstance(kind, Table):
         own = dict(kind.extra)
         return [column for name, column in kind.columns().items() if name in own or name in _SENT]

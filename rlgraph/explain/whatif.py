@@ -251,7 +251,7 @@ def _read(text: str) -> tuple[str, list[Word]]:
 
 
 def _word(source: Source, begin: int, end: int) -> Word:
-    """Return the span of a text without the blanks around it."""
+    """Return a word of the text without the blanks around it."""
     text = source.text[begin:end]
     begin += len(text) - len(text.lstrip())
     text = text.strip()
@@ -276,7 +276,7 @@ def _quantity(value: Word, kind: QuantityKind) -> float:
 
 
 def _lengths(value: Word) -> Lengths:
-    """Raises ProgramError with the place in the whole text."""
+    """Return the lengths that a value means. Raise ProgramError with the place in the whole text."""
     try:
         return read_lengths(value.text)
     except ProgramError as error:

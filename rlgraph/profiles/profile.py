@@ -284,8 +284,8 @@ def fit_rates(samples: Sequence[Sample]) -> tuple[Rates, float]:
 
 
 def left_out(samples: Sequence[Sample]) -> HeldOut | None:
-    """Return the error on each model, for one engine and kind of work, of constants that are fitted to the other
-    models; None if there is only one model."""
+    """Return the median and the largest error over the models, for one engine and kind of work, of constants that are
+    fitted to the other models; None if there is only one model."""
     shapes = dict.fromkeys(sample.config.shape for sample in samples)
     if len(shapes) == 1:
         return None

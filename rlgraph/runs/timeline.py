@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 
 Track = tuple[str, int | str]
-"""A pool and a rank; what is no rank has a name."""
+"""A pool and a rank, or a name for what is no rank."""
 
 
 class _Slice(NamedTuple):
@@ -143,7 +143,7 @@ def _laid(slices: Sequence[_Slice]) -> list[_Slice]:
 
 
 def _rates(found: _Slice) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """How many tokens a second were generated, as a curve."""
+    """Return the curve of tokens generated a second."""
     tokens = found.args.get("tokens", 0)
     if isinstance(tokens, int) and tokens and found.end > found.start:
         rate = tokens / (found.end - found.start) * 1e9
@@ -153,7 +153,7 @@ def _rates(found: _Slice) -> Iterator[tuple[int, int, dict[str, Any]]]:
 
 
 def check_writable(path: Path) -> None:
-    """Raises UsageMistake where no trace can be written: that must not come out after the run."""
+    """Raise UsageMistake if no trace can be written: that must not be found out after the run."""
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
@@ -165,7 +165,7 @@ def check_writable(path: Path) -> None:
 
 
 def _draft(path: Path) -> Path:
-    """A file beside the one that is wanted."""
+    """Return the path of a draft beside the wanted file."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 

@@ -27,7 +27,7 @@ Batch = tuple[str, int, int]
 """A batch of a `collect`: the data, the step that began it, its number there."""
 
 Runs = tuple[tuple[int, int], ...]
-"""Which versions made a row's tokens: a version, and how many tokens."""
+"""The versions that made a row's tokens: each with its number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,19 @@ class TracedStep:
 
     phase: str
     changed: Mapping[str, int]
-    """The models that have new weights after it, and how often each was updated."""
+    """The models that have new weights after the step, and how often each was updated."""
     read: tuple[Row, ...]
     begun: Mapping[Batch, tuple[Row, ...]]
-    """Of `read` the rows of each batch that a `collect` takes when it ends."""
+    """The rows of `read` in each batch that a `collect` takes when it ends."""
     ended: tuple[Batch, ...]
-    """Such batches, one after the other."""
+    """The batches that ended, in their order."""
     sampled: Mapping[str, tuple[tuple[Row, Runs, Ended | None], ...]]
     """The sampled rows by the key of the node that sampled them; each with its batch."""
     dropped: Mapping[str, frozenset[Row]]
     """The dropped rows by the name of the node that dropped them."""
     trained: Mapping[tuple[str, str], tuple[Row, ...]]
-    """By the weights that the body of a `train` is given, and the table: a row as often as it was trained on."""
+    """The trained rows by the weights that the body of a `train` is given, and the table: a row as often as it was
+    trained on."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class TraceCheck:
 
     steps: int = 0
     cut: bool = False
-    """The run was killed while it wrote: what came after these steps is not known."""
+    """Whether the run was killed while it wrote, so that what came after these steps is not known."""
     sampled: int = 0
     """The number of rows that were sampled."""
     trained: int = 0
@@ -41,7 +41,7 @@ class TraceCheck:
     left: int = 0
     """The number of rows that a `collect` carries over, and nothing was trained on in the end."""
     ages: dict[int, int] = field(default_factory=dict)
-    """Of the rows that were trained on: how many there are of each age, that of the oldest token."""
+    """The number of rows that were trained on, by the age of their oldest token."""
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     @property
