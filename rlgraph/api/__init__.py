@@ -42,7 +42,7 @@ def check(
     name: str = "<text>",
     programs: Sequence[Path] = (),
 ) -> list[Diagnostic]:
-    """Everything that is wrong with a program, and every warning; empty where it is fine.
+    """Return everything that is wrong with a program, and every warning; an empty list if it is fine.
 
     `name` is what diagnostics call a text. The path of a schedule (`.rls`) is checked against its program:
     one of `programs`, or the one beside it. Nothing is run, and no file of Python is imported.
@@ -79,7 +79,7 @@ def compile(
     search_seconds: float | None = None,
     search_gap: float | None = None,
 ) -> Compiled:
-    """The program as a graph, after every pass. Raises ProgramError with everything that is wrong.
+    """Return the program as a graph, after every pass. Raise ProgramError with everything that is wrong.
 
     schedule: where it runs, as the path of an `.rls` file or its text; the block `schedule:` of the program says the
     same. devices: how many there are, where neither declares pools.
@@ -109,9 +109,9 @@ def compile(
 
 
 def load_plan(path: str | Path) -> Compiled:
-    """The compiled program in a plan file, as `rlgraph compile --emit plan` or `Compiled.plan_json` wrote it.
+    """Return the compiled program in a plan file, as `rlgraph compile --emit plan` or `Compiled.plan_json` wrote it.
 
-    Its graph and its plan are fixed. Raises ProgramError with everything that is wrong with the file.
+    Its graph and its plan are fixed. Raise ProgramError with everything that is wrong with the file.
     """
     from rlgraph.api.compiled import Compiled
     from rlgraph.runs.planfiles.file import load_plan
@@ -120,9 +120,9 @@ def load_plan(path: str | Path) -> Compiled:
 
 
 def functions(program: str | Path = "std", set: Mapping[str, Setting] | None = None) -> Functions:
-    """Every `def` of a program as a Python function on tensors; those of the prelude for "std".
+    """Return every `def` of a program as a Python function on tensors; those of the prelude for "std".
 
-    Raises ProgramError where a declaration of the program is wrong.
+    Raise ProgramError if a declaration of the program is wrong.
     """
     from rlgraph.api.namespace import namespace
 

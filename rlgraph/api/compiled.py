@@ -1,4 +1,4 @@
-"""A compiled program as Python has it: its graph, its plan and what that is worth, its pictures, and how to run it."""
+"""A compiled program in Python, with methods for its graph, its plan, its pictures, and running it."""
 
 from __future__ import annotations
 
@@ -22,42 +22,43 @@ if TYPE_CHECKING:
 
 
 Picture = Literal["dataflow", "plan", "pipelines"]
-"""What a picture is of: the graph, where its work runs, or what the stages of its pipelines do when."""
+"""The subject of a picture: the graph, where its work runs, or what the stages of its pipelines do when."""
 
 
 class Compiled(Compilation):
-    """What `rlgraph.compile` makes of a program. What a method alone needs is loaded when it is called."""
+    """A compiled program, as `rlgraph.compile` returns it. A method loads what it alone needs when it is called."""
 
     @classmethod
     def of(cls, found: Compilation) -> Self:
-        """With all that can be asked of it; what is known already is not worked out twice."""
+        """Return a compilation with all of these methods; results that it has already are not computed again."""
         made = object.__new__(cls)
         made.__dict__.update(found.__dict__)
         return made
 
     @property
     def graph(self) -> Graph:
-        """Of the main step, after the last pass."""
+        """Return the graph of the main step after the last pass."""
         return next(phase.graph for phase in self.program.phases if phase.name == "step")
 
     # Placement
 
     def explain(self, search_seconds: float | None = None) -> Explanation:
-        """Why this plan: what the step goes to, what plans of other shapes lose, and what would help. Needs a cluster.
-        search_seconds: of all its searches together; None: as many as `compile` was given."""
+        """Return why the plan is as it is: what the step's time goes to, what plans of other shapes lose, and what
+        would help. Needs a cluster. search_seconds: for all its searches together; None: as many as `compile` was
+        given."""
         from rlgraph.explain.explain import explain
 
         return explain(self, search_seconds)
 
     def what_if(self, sweep: str, search_seconds: float | None = None) -> Sweep:
-        """The best plan for each of some values: `devices=16,32,64`. Needs a cluster. search_seconds: of all its
-        searches together; None: as many as `compile` was given."""
+        """Return the best plan for each value of a sweep such as `devices=16,32,64`. Needs a cluster. search_seconds:
+        for all its searches together; None: as many as `compile` was given."""
         from rlgraph.explain.whatif import what_if
 
         return what_if(self, sweep, search_seconds)
 
     def plan_json(self, beside: str | Path = ".") -> str:
-        """The text of its plan file, which `rlgraph.load_plan` reads: program, plan and what they were made from.
+        """Return the text of the plan file, which `rlgraph.load_plan` reads: program, plan and their sources.
 
         beside: the folder that the file will be in; the paths in it begin there.
         """
@@ -66,7 +67,7 @@ class Compiled(Compilation):
         return plan_document(self, Path(beside))
 
     def transfers(self) -> str:
-        """What travels between the groups of the plan: weights after they changed, and rows."""
+        """Return a text of what is transferred between the plan's groups: weights after they changed, and rows."""
         from rlgraph.explain.transfers import show_transfers
 
         return show_transfers(self.program, self.placed)
@@ -74,7 +75,7 @@ class Compiled(Compilation):
     # Pictures
 
     def lanes(self) -> Lanes:
-        """Its plan as data for a picture. Raises ProgramError where it has none."""
+        """Return the plan as data for a picture. Raise ProgramError if there is no plan."""
         from rlgraph.explain.lanes import lanes
 
         return lanes(self)
@@ -83,7 +84,7 @@ class Compiled(Compilation):
         return picture or ("plan" if self.planned else "dataflow")
 
     def to_dot(self, picture: Picture | None = None) -> str:
-        """Graphviz text. picture: of the dataflow or of the plan; None: the plan, if it was said or asked for. Raises
+        """Return Graphviz text. picture: the dataflow or the plan; None: the plan, if it was given or asked for. Raise
         ValueError for pipelines, whose picture is no graph."""
         from rlgraph.viz import dot, lanes_dot
 
@@ -92,8 +93,8 @@ class Compiled(Compilation):
         return dot.to_dot(self.program) if self._kind(picture) == "dataflow" else lanes_dot.to_dot(self.lanes())
 
     def to_svg(self, prefix: str = "", picture: Picture | None = None, *, embed: bool = True) -> str:
-        """picture: as for `to_dot`, or of pipelines, stage by stage. prefix: begins the ids in it; pictures on one page
-        need different ones. embed: with its fonts."""
+        """Return a picture as SVG. picture: as for `to_dot`, or the pipelines, stage by stage. prefix: the beginning of
+        its ids; pictures on one page need different ones. embed: whether to include the fonts."""
         from rlgraph.viz import lanes_svg, svg
         from rlgraph.viz.marks import with_fonts
 
@@ -110,7 +111,7 @@ class Compiled(Compilation):
         return picture(self, f"{prefix}svg", always)
 
     def to_png(self, path: str | Path | None = None, picture: Picture | None = None) -> bytes:
-        """Also written to the path if one is given. picture: as for `to_svg`."""
+        """Return a picture as PNG, and write it to the path if one is given. picture: as for `to_svg`."""
         from rlgraph.viz.png import render
 
         data = render(self.to_svg(picture=picture, embed=False))
@@ -119,8 +120,8 @@ class Compiled(Compilation):
         return data
 
     def to_html(self, picture: Picture | None = None) -> str:
-        """One self-contained page with the picture after every pass, that of the plan, and that of its pipelines, if it
-        has any. picture: which is seen first; a page without it gets one if it is that."""
+        """Return one self-contained page with the picture after every pass, that of the plan, and that of its
+        pipelines, if it has any. picture: the one shown first, which is added to a page that lacks it."""
         from rlgraph.viz.html import to_html
 
         kind = self._kind(picture)
@@ -130,11 +131,11 @@ class Compiled(Compilation):
         return to_html(stages, self.source, plan, kind, charts)
 
     def to_json(self) -> dict[str, Any]:
-        """The graph as plain data."""
+        """Return the graph as plain data."""
         return to_plain(self.program)
 
     def show(self, picture: Picture | None = None) -> None:
-        """The picture in a notebook, the text elsewhere. picture: as for `to_svg`."""
+        """Show the picture in a notebook, and print the text elsewhere. picture: as for `to_svg`."""
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             sys.modules["IPython"].display.display(self._shown(picture), raw=True)
         else:
@@ -183,7 +184,7 @@ class Compiled(Compilation):
         progress: bool = True,
         observer: Observer | None = None,
     ) -> Run:
-        """Runs the phases before the main step, then the main step `steps` times.
+        """Run the phases before the main step, then the main step `steps` times.
 
         out: a folder, new or empty, for metrics and trained models; None writes nothing. overwrite: it may hold an
         earlier run, which is removed. device: of the models with `local`, as torch names it ("cpu", "cuda:1"); None
@@ -203,7 +204,7 @@ class Compiled(Compilation):
         changed: the program, or files that it takes, may be others than were saved. progress: on stderr. None of these
         changes what is computed, but for `seed`, `replay`, `on_nonfinite`, `changed` and the rounding of a device.
 
-        Raises ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on
+        Raise ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on
         Ctrl-C; in the last two cases the trained models are in `out`.
         """
         from rlgraph.runs.run import run

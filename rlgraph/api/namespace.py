@@ -57,7 +57,7 @@ class Function:
 
 
 def _text(called: DefName) -> str:
-    """The def as it is written, with the comment above it."""
+    """Return the def as it is written, with the comment above it."""
     span = called.definition.span
     lines = span.source.text.splitlines()
     first = last = span.line - 1
@@ -69,7 +69,7 @@ def _text(called: DefName) -> str:
 
 
 class Functions:
-    """The functions of a file as attributes; iterates over their names."""
+    """A namespace with the functions of a file as attributes; iterating over it yields their names."""
 
     def __init__(self, name: str, found: Mapping[str, Function]) -> None:
         self._name, self._found = name, dict(found)
@@ -93,6 +93,6 @@ class Functions:
 
 
 def namespace(name: str, source: Source | None, changes: Mapping[str, Expr]) -> Functions:
-    """The defs of a source, or of the prelude for None. Raises ProgramError."""
+    """Return the defs of a source, or those of the prelude for None. Raise ProgramError."""
     found = definitions(source, changes)
     return Functions(name, {key: Function(called) for key, called in found.items()})

@@ -20,7 +20,7 @@ _FORM = "%%rlf [NAME] [--visualize] [--set NAME=EXPR]..."
 
 
 def load(shell: Any) -> None:
-    """Registers `%%rlf` in a shell of IPython."""
+    """Register `%%rlf` in an IPython shell."""
 
     def rlf(line: str, cell: str) -> None:
         """Compiles the cell: %%rlf [NAME] [--visualize] [--set NAME=EXPR]..."""
@@ -41,7 +41,7 @@ def load(shell: Any) -> None:
 
 
 def _options(line: str) -> tuple[str, bool, dict[str, str]]:
-    """The line after `%%rlf`."""
+    """Parse the line after `%%rlf`."""
     name, visualize = "", False
     settings: dict[str, str] = {}
     try:

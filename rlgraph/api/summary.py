@@ -21,7 +21,7 @@ from rlgraph.passes.rewrites.accumulate import trainings
 
 
 def summary(compiled: Compilation) -> str:
-    """For a person, without a line break at its end. Where it runs is told if there is a schedule."""
+    """Return a text for a person, without a final line break. It says where the program runs if there is a schedule."""
     program = compiled.program
     nodes = [node for phase in program.phases for node in phase.graph.walk()]
     lines = [f"{program.name}: {_count(nodes, 'node')}, {_count(program.models, 'model')}"]
@@ -48,7 +48,7 @@ def summary(compiled: Compilation) -> str:
 
 
 def records(compiled: Compilation) -> Iterator[dict[str, Any]]:
-    """The same as plain data: what was compiled, and as in a plan file the plan, if there is one."""
+    """Yield what was compiled as plain data, and the plan as a plan file has it, if there is one."""
     program = compiled.program
     nodes = [node for phase in program.phases for node in phase.graph.walk()]
     yield {
@@ -71,7 +71,7 @@ def records(compiled: Compilation) -> Iterator[dict[str, Any]]:
 
 
 def _placement(plan: Plan) -> Iterator[str]:
-    """Each pool with its groups, and the weights that have to follow."""
+    """Yield a line for each pool with its groups, and for the weights that have to be synchronized."""
     for pool in plan.pools:
         if pool.name != HOST:
             yield f"{sized(pool)} in `{pool.name}`"
@@ -93,7 +93,7 @@ def _placement(plan: Plan) -> Iterator[str]:
 
 
 def _sharing(program: Program, plan: Plan) -> Iterator[str]:
-    """Which models of a group are one base with several adapters."""
+    """Yield which models of a group are one base with several adapters."""
     together = [group for group in plan.groups if group.models and engine(group.engine).lends(group.mesh)]
     for group in together:
         for names in shared(program).values():
@@ -103,7 +103,7 @@ def _sharing(program: Program, plan: Plan) -> Iterator[str]:
 
 
 def _admitted(plan: Plan) -> Iterator[str]:
-    """Of each table in what order its rows begin, if it is not that of the data."""
+    """Yield for each table the order in which its rows begin, if it is not that of the data."""
     ways = {"longest": "what their prompts gave before", "column": "the column {}", "function": "the function {}"}
     for admit in plan.admits:
         by = ways[admit.by].format(admit.name)
@@ -111,7 +111,8 @@ def _admitted(plan: Plan) -> Iterator[str]:
 
 
 def _streamed(compiled: Compilation) -> Iterator[str]:
-    """In what blocks rows of tables go on, what becomes of the last ones, and of each training to which rows stream."""
+    """Yield the blocks in which tables' rows stream, what becomes of the last ones, and each training they stream
+    to."""
     for name, rows in compiled.plan.blocks:
         dealt = ", dealt to whoever is free" if name in compiled.plan.free else ""
         yield f"{name} goes on in blocks of {counted(rows, 'row')}, before all of it is there{dealt}"
@@ -127,7 +128,7 @@ def _streamed(compiled: Compilation) -> Iterator[str]:
 
 
 def _does(group: Group, plan: Plan) -> str:
-    """`actor.train, critic`: a model by its name alone where all its work is here."""
+    """Return a group's work as `actor.train, critic`: a model by its name alone if all its work is here."""
     shown = [*group.code]
     for model in group.models:
         own = [role for role in plan.roles if role.model == model]
@@ -137,7 +138,7 @@ def _does(group: Group, plan: Plan) -> str:
 
 
 def _always(node: Node) -> bool:
-    """A barrier that every program has: nothing to learn from."""
+    """Return whether a node is a barrier that every program has, from which nothing can be learned."""
     return node.op in ("read", "report") or node.name.startswith("report.") or ".loss." in node.name
 
 

@@ -21,9 +21,10 @@ def workload(
     foresight: float | None = None,
     alike: float = 0.0,
 ) -> Workload:
-    """As `--prompt-tokens`, `--response-tokens`, `--kept`, `--lengths`, `--foresight` and `--alike` say.
+    """Return a workload as `--prompt-tokens`, `--response-tokens`, `--kept`, `--lengths`, `--foresight` and `--alike`
+    say.
 
-    lengths: a file that `rlgraph lengths` wrote, for what the first two do not say. Raises RlgraphError.
+    lengths: a file that `rlgraph lengths` wrote, for what the first two do not say. Raise RlgraphError.
     """
     said = replace(target.workload(prompt_tokens, response_tokens, kept), alike=alike)
     said = said if foresight is None else replace(said, foresight=foresight)

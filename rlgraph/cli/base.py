@@ -1,4 +1,4 @@
-"""What all commands share: the group, exit codes, options, and how what is wrong is told."""
+"""The parts that all commands share: the group, exit codes, options, and the report of errors."""
 
 from __future__ import annotations
 

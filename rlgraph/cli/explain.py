@@ -11,7 +11,7 @@ from rlgraph.errors.codes import registry
 
 
 def explain(code: str) -> str:
-    """The section of a code. Raises LookupError with the nearest code."""
+    """Return the section of a code. Raise LookupError with the nearest code."""
     found = registry()
     wanted = code.strip().strip("[]").upper()
     if wanted in found:

@@ -1,4 +1,4 @@
-"""Whether another project called `rlgraph` is installed here: its files would lie among ours."""
+"""A check for another installed project called `rlgraph`, whose files would lie among ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlgraph run` and `rlgraph resume`: train, and go on with it."""
+"""`rlgraph run` and `rlgraph resume`: train a program, and resume its run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlgraph simulate`: how long a step would take."""
+"""`rlgraph simulate`: the simulation of how long a step would take."""
 
 from __future__ import annotations
 

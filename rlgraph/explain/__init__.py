@@ -1,1 +1,1 @@
-"""From a plan to answers: its step in virtual time, why it was chosen, and what would help."""
+"""The explanations of a plan: its step in virtual time, why it was chosen, and what would help."""

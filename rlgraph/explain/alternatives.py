@@ -1,4 +1,4 @@
-"""Why engines do what they do in the way they do: what each way takes, for the same devices and the same cache."""
+"""A comparison of the ways in which engines could work: what each takes, with the same devices and the same cache."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rlgraph.passes.placement.search.option import Option
 
 
 def show_ways(choice: Choice) -> Iterator[str]:
-    """A line for each part of a model with adapters for which there was a choice; then one for each training whose
-    parameters are shared out by an engine that has several ways."""
+    """Yield a line for each part of a model with adapters for which there was a choice; then one for each training
+    whose parameters are sharded by an engine that has several ways."""
     placed = [
         (number, *part)
         for number, option in enumerate(choice.found.options)
@@ -55,15 +55,15 @@ def _gathered(choice: Choice, number: int, component: Component, own: Option) ->
 
 
 def _first(taken: str, ways: Iterable[str]) -> list[str]:
-    """The way that was taken, and the others."""
+    """Return the ways, with the one that was taken first."""
     return sorted(ways, key=lambda way: way != taken)
 
 
 def _taken(
     choice: Choice, number: int, component: Component, own: Option, deployment: Deployment, comes: bool = False
 ) -> str:
-    """Of one way: the seconds of its work, those in which what is trained elsewhere `comes`, and the bytes of each
-    device."""
+    """Describe one way: the seconds of its work, those in which what is trained elsewhere `comes`, and the bytes of
+    each device."""
     problem = choice.problem
     strategy = problem.options.strategy(component, deployment)
     staying = problem.options.options(component, strategy, own.copies)[0]

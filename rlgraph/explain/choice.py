@@ -18,8 +18,8 @@ from rlgraph.passes.placement.choose import Choice
 
 
 def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
-    """A few lines: the step, each pool with what it does and how, what fills its memory. predicted: as a plan file has
-    it."""
+    """Yield a few lines: the step, each pool with what it does and how, and what fills its memory. predicted: as a plan
+    file has it."""
     yield from headline(choice.question.cluster.text, sum(choice.found.devices), predicted)
     kinds = sorted(work_seconds(choice).items(), key=lambda each: -each[1])
     told = ", ".join(f"{name} {shown_seconds(seconds)}" for name, seconds in kinds)
@@ -54,7 +54,7 @@ def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _kinds(choice: Choice, pool: Pool) -> str:
-    """How many devices it has of each group of the cluster, where these are several."""
+    """Return how many devices a pool has of each group of the cluster, if there are several groups."""
     cluster = choice.question.cluster
     numbers = Counter(cluster.island(pool.first + device) for device in range(pool.devices))
     names = [f"{count} {cluster.islands[number].device.name}" for number, count in numbers.items()]
@@ -62,7 +62,7 @@ def _kinds(choice: Choice, pool: Pool) -> str:
 
 
 def headline(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterator[str]:
-    """The step of a plan, by what a plan file says of the prediction."""
+    """Yield the lines about a plan's step, from the prediction as a plan file has it."""
     seconds, gap = predicted["seconds"], predicted["gap"]
     in_turn, steady = predicted.get("in_turn_seconds"), predicted.get("steady_seconds")
     proof = "the best there is" if gap == 0 else f"at most {gap:.1%} from the best there is"

@@ -1,4 +1,4 @@
-"""What a step's time goes to: the chain of works that it is made of, and what bounds each of them."""
+"""The critical path of a step: the chain of works that its time goes to, and what bounds each of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlgraph.passes.placement.search.option import Apart, Option
 from rlgraph.passes.placement.search.problem import Problem
 
 KINDS = ("generation", "reading", "training", "weights", "host")
-"""Of works: sampling, forward passes, training, new weights that are brought, what needs no model."""
+"""The kinds of works: sampling, forward passes, training, weight synchronization, and work that needs no model."""
 
 BOUNDS = {
     "compute": "compute",
@@ -26,7 +26,7 @@ BOUNDS = {
     "overhead": "overhead",
     "offload": "off-loading",
 }
-"""What a work's seconds go to, as people call it."""
+"""The names for a person of what a work's seconds go to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,15 @@ class Stretch:
     start: float
     """Seconds since the step began."""
     seconds: float
-    """As often as it is done in a step."""
+    """The seconds of all its repetitions in a step."""
     parts: Mapping[str, float]
-    """Of its seconds, by what they go to; the names are those of `BOUNDS`."""
+    """Its seconds by what they go to; the names are those of `BOUNDS`."""
 
 
 def critical_path(problem: Problem, found: Found) -> tuple[Stretch, ...]:
-    """The works that the step is made of, first to last; their seconds add up to those of the step.
+    """Return the works that the step is made of, first to last; their seconds add up to those of the step.
 
-    Where several steps are under way: the works of the pool that has most to do; or, where a step that begins with the
+    If several steps are in flight: the works of the pool that has most to do; or, where a step that begins with the
     weights of one before takes longer than these steps are apart, those of such a step, as long as them all."""
     colocation = problem.colocation(found.blocks)
     home, pools = colocation.home, colocation.pools
@@ -70,7 +70,7 @@ def critical_path(problem: Problem, found: Found) -> tuple[Stretch, ...]:
 
 
 def goes_to(path: Iterable[Stretch]) -> dict[str, float]:
-    """Seconds by kind, the most first."""
+    """Return the seconds by kind, the most first."""
     found: dict[str, float] = {}
     for stretch in path:
         found[stretch.kind] = found.get(stretch.kind, 0.0) + stretch.seconds
@@ -78,8 +78,8 @@ def goes_to(path: Iterable[Stretch]) -> dict[str, float]:
 
 
 def _chain(order: Order, begun: Sequence[float], seconds: Sequence[float], pools: Pools) -> list[int]:
-    """From the job that ends last back to one that waited for nothing: each started when one before it ended, which
-    made its input or had its pool."""
+    """Return the jobs from the one that ends last back to one that waited for nothing: each started when one before it
+    ended, which made its input or had its pool."""
     ends = [start + length for start, length in zip(begun, seconds, strict=True)]
     chain = [max(range(len(ends)), key=ends.__getitem__)] if ends else []
     while chain and begun[chain[-1]] > 0:
@@ -117,12 +117,12 @@ def _stretch(problem: Problem, found: Found, job: int, start: float, seconds: fl
 
 
 def kind_of(task: Task) -> str:
-    """Of a task with a model."""
+    """Return the kind of a task with a model."""
     return {"generates": "generation", "trains": "training"}.get(work_of(task.op) or "", "reading")
 
 
 def parts_of(problem: Problem, number: int, option: Option, at: int) -> dict[str, float]:
-    """What the seconds of a task go to where its component is done so."""
+    """Return what the seconds of a task go to if its component is run with this option."""
     component, own = next(part for part in problem.parts(number, option) if at in part[0].tasks)
     found = _parts(problem, component, own, at)
     if isinstance(option, Apart) and own is option.reader and at == component.tasks[0]:

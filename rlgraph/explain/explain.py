@@ -1,4 +1,4 @@
-"""Why a plan: what its step goes to, what other ways to share devices lose by, and what would help."""
+"""The explanation of a plan: what its step goes to, what other ways to share devices lose, and what would help."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from rlgraph.passes.placement.search.search import Search
 from rlgraph.viz.plot import Row, bars
 
 COARSE = 0.03
-"""How near the best plan of a changed question is looked for: a change saves at least what is told."""
+"""The search gap, as a share, for a changed question: a change saves at least what is reported."""
 
 LARGE = 64
-"""Devices, or ways to share them, beyond which only some ways are searched after a change: a search of all takes
-seconds."""
+"""The number of devices, or of ways to share them, beyond which only some ways are searched after a change: a search
+of all takes seconds."""
 
 WORTH = 0.01
-"""The least saving that is told."""
+"""The least saving that is reported, as a share."""
 
 MOST = 3
-"""Changes that are told."""
+"""The most changes that are reported."""
 
 LONGEST = 8
-"""Works of the critical path that are told."""
+"""The most works of the critical path that are reported."""
 
 STEPS = 2
-"""That are simulated, where steps overlap."""
+"""The number of steps that are simulated if steps overlap."""
 
 LONG_TEXT = 60
-"""Characters of the longest cluster that is written in a sentence."""
+"""The most characters of a cluster's text that is written in a sentence."""
 
 LEAST = 0.005
-"""Share of a step's time or price that is told."""
+"""The least share of a step's time or price that is reported."""
 
 
 @dataclass(frozen=True)
@@ -60,52 +60,53 @@ class Alternative:
     name: str
     chosen: bool
     seconds: float | None
-    """Of a step; None if nothing fits."""
+    """The seconds of a step; None if nothing fits."""
     price: float | None
-    """US dollars of a step."""
+    """The price of a step in US dollars."""
     pools: str
     refused: str
-    """Why nothing fits."""
+    """The reason why nothing fits."""
     goes_to: Mapping[str, float]
-    """Seconds of the critical path by kind of work."""
+    """The seconds of the critical path by kind of work."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Something to change, and the best plan then."""
+    """A change, and the best plan after it."""
 
     name: str
     detail: str
     seconds: float | None
-    """None if nothing fits, or nothing was found."""
+    """The seconds of a step; None if nothing fits, or nothing was found."""
     price: float | None
     saves: float
-    """Share of what is minimized; negative where that grows, without end where nothing fits."""
+    """The saved share of what is minimized; negative if that grows, and minus infinity if nothing fits."""
     over: bool = False
-    """The time was over before anything was found: it may fit, or help."""
+    """Whether the time was over before anything was found, so that the change may still fit, or help."""
     beside: float | None = None
-    """Seconds of a step that it is compared with, where these are not the search's."""
+    """The seconds of the step that it is compared with, if these are not the search's."""
     said: bool = False
-    """Lines of a schedule are all that it takes: no other devices, no other algorithm."""
+    """Whether lines of a schedule are all that it takes: no other devices, no other algorithm."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a plan was chosen. Seconds and US dollars are those of a step."""
+    """The reasons why a plan was chosen. Seconds and US dollars are those of a step."""
 
     program: str
     choice: Choice = field(repr=False)
     predicted: Mapping[str, Any] = field(repr=False)
-    """As a plan file has it."""
+    """The prediction as a plan file has it."""
     path: tuple[Stretch, ...]
     """The critical path."""
     alternatives: tuple[Alternative, ...]
     changes: tuple[Change, ...]
-    """All that were tried, what saves most first."""
+    """All changes that were tried, the one that saves most first."""
 
     @property
     def seconds(self) -> float:
-        """One work after the other on a pool, as the search lays them out; where steps overlap, of one of many."""
+        """Return the seconds of a step, with one work after the other on a pool as the search lays them out; if steps
+        overlap, those of one of many."""
         return self.choice.found.seconds
 
     @property
@@ -114,18 +115,18 @@ class Explanation:
 
     @property
     def goes_to(self) -> dict[str, float]:
-        """Seconds by kind of work on the critical path, the most first."""
+        """Return the seconds by kind of work on the critical path, the most first."""
         return goes_to(self.path)
 
     @property
     def host(self) -> Hosted:
-        """What one process does for all pools."""
+        """Return what one process does for all pools."""
         return hosted(self.choice)
 
     @property
     def helpful(self) -> list[Change]:
-        """The changes that would help most, of those that leave the algorithm as it is; and of those that are said in a
-        schedule as many."""
+        """Return the changes that would help most, of those that leave the algorithm as it is; and as many of those
+        that are made in a schedule."""
         helpful = [each for each in self.changes if each.saves > WORTH and each.name != ONE_STEP_OFF]
         said = [each for each in helpful if each.said]
         return [each for each in helpful if each in helpful[:MOST] or each in said[:MOST]]
@@ -134,7 +135,7 @@ class Explanation:
         return "\n".join(_lines(self))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Return everything as plain data."""
         return {
             "program": self.program,
             "cluster": self.choice.question.cluster.text,
@@ -185,7 +186,7 @@ class Explanation:
         }
 
     def to_svg(self) -> str:
-        """A bar for each way to share pools."""
+        """Return an SVG with a bar for each way to share pools."""
         rows = []
         for each in self.alternatives:
             parts = tuple((kind, each.goes_to[kind]) for kind in KINDS if kind in each.goes_to)
@@ -200,8 +201,8 @@ class Explanation:
 
 
 def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
-    """Of a program that was compiled for a cluster. seconds: of all searches together; None: as long as its plan was
-    searched for at most. Raises ProgramError where no plan fits."""
+    """Explain the plan of a program that was compiled for a cluster. seconds: for all searches together; None: the
+    limit of the search for its plan. Raise ProgramError if no plan fits."""
     choice = compiled.choice
     ends = monotonic() + (choice.question.search_seconds if seconds is None else seconds)
     alternatives = []
@@ -258,7 +259,7 @@ def changed(
 
 
 def _streamed(choice: Choice, ends: float) -> Iterator[Change]:
-    """Tables that could stream in the plan that was chosen."""
+    """Yield a change for each table that could stream in the chosen plan."""
     problem, found = choice.problem, choice.found
     for each in unsaid(choice, ends):
         saves = 1 - each.seconds / each.whole if each.whole else 0.0
@@ -336,7 +337,7 @@ def _called(change: Change) -> str:
 
 
 def _effect(found: Explanation, change: Change) -> str:
-    """`save 14% of the time, and cost 3% more a step`."""
+    """Return a change's effect as words: `save 14% of the time, and cost 3% more a step`."""
     if change.seconds is None or change.price is None:
         return "not fit"
     before = change.beside or found.seconds
@@ -351,7 +352,7 @@ def _told(saved: float, same: str, more: str, less: str) -> str:
 
 
 def _bounds(stretch: Stretch) -> str:
-    """What takes a tenth of its time, the most first."""
+    """Return what takes at least a tenth of a work's time, the most first."""
     told = sorted(stretch.parts.items(), key=lambda each: -each[1])
     most = [(name, seconds) for name, seconds in told if seconds > stretch.seconds / 10]
     return ", ".join(f"{BOUNDS[name]} {_percent(seconds, stretch.seconds)}" for name, seconds in most)

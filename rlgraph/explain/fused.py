@@ -1,4 +1,4 @@
-"""Who trains in one pipeline, in a line for each."""
+"""The lines about models that train in one pipeline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from rlgraph.ir.plan import Plan
 
 
 def show_fused(plan: Plan, predicted: Mapping[str, Any]) -> Iterator[str]:
-    """With what that saves, where it is predicted. predicted: as a plan file has it."""
+    """Yield a line for each such pipeline, with what it saves where it is predicted. predicted: as a plan file has
+    it."""
     told = predicted.get("fused") or {}
     for each in plan.fused:
         ways = f", {', '.join(each.turned)} the other way round" if each.turned else ""

@@ -1,4 +1,4 @@
-"""A plan as a picture has it: pools as lanes, work where it runs, and what travels between groups.
+"""The data of a plan's picture: pools as lanes, work where it runs, and what travels between groups.
 
 The figures are those that `compile` prints and `--emit transfers` lists: they are taken from there.
 """
@@ -31,26 +31,26 @@ from rlgraph.viz.lanes import Deployed, Lane, Lanes, Stage, Way, Work
 from rlgraph.viz.scene import minor, role_of, rows_of
 
 COLUMNS = 34
-"""Of what is written on a box, at most."""
+"""The most characters of a line on a box."""
 
 
 def lanes(compiled: Compilation) -> Lanes:
-    """The plan of a compiled program, chosen, said by a schedule or read from a file. Raises ProgramError where there
-    is none."""
+    """Return the plan of a compiled program, be it chosen, given by a schedule or read from a file. Raise ProgramError
+    if there is none."""
     return _Maker(compiled).lanes()
 
 
 @dataclass
 class _Drawn:
-    """A phase while it is being made."""
+    """A phase's picture while it is being made."""
 
     phase: Phase
     works: list[Work] = field(default_factory=list)
     ways: list[Way] = field(default_factory=list)
     boxes: dict[int, str] = field(default_factory=dict)
-    """For each work with a box the box's id."""
+    """The box's id for each work that has one."""
     who: dict[str, tuple[str, str, str]] = field(default_factory=dict)
-    """Model, operation and group of the boxes that work with a model."""
+    """The model, operation and group of each box that works with a model."""
 
 
 class _Maker:
@@ -64,7 +64,7 @@ class _Maker:
         self.predicted = told if {"seconds", "gap", "tokens"} <= told.keys() else {}
         self.count = 0
         self.busy: dict[tuple[str, str], float] = {}
-        """Seconds of a step that a group works with a model."""
+        """The seconds of a step in which a group works with a model."""
 
     def lanes(self) -> Lanes:
         drawn = [self.phase(phase) for phase in self.program.phases]
@@ -186,7 +186,7 @@ class _Maker:
         )
 
     def said(self, node: Node, task: Task | None) -> tuple[BoxKind, str, str]:
-        """Kind, title and note of a box."""
+        """Return the kind, title and note of a box."""
         if task and task.model:
             return "op", task.name, "" if node.op == "train" else f"{task.model}.{node.op}"
         if node.op == "report":
@@ -207,7 +207,8 @@ class _Maker:
     # Seconds
 
     def seconds(self, step: Sequence[Task]) -> dict[int, float]:
-        """Of the works of the main step by number, as often as they are done; none where nothing is predicted."""
+        """Return the seconds of the main step's works by number, with all repetitions; empty if nothing is
+        predicted."""
         if self.compiled.target is not None:
             choice = self.compiled.choice
             parts = zip(choice.problem.components, choice.found.options, strict=True)
@@ -223,7 +224,7 @@ class _Maker:
     # Ways
 
     def ways(self, drawn: _Drawn, found: Walked) -> Iterator[Way]:
-        """What travels, once to each group; beside it, what waits for what in a group."""
+        """Yield what is transferred, once to each group, and also what waits for what within a group."""
         sent: dict[tuple[str, str], list[Edge]] = {}
         near: dict[tuple[str, str], None] = {}
         seen: set[Edge] = set()
@@ -247,7 +248,8 @@ class _Maker:
             yield Way(maker, user, lane[maker])
 
     def weights(self, each: Weights, drawn: Sequence[_Drawn]) -> None:
-        """Adds the weights that travel before the first work that needs them, or to the `update` that sends them."""
+        """Add the weights that are transferred before the first work that needs them, or to the `update` that sends
+        them."""
         role = role_of(self.models[each.model])
         told = "of unknown size"
         if not isinstance(each.moves, str):
@@ -279,7 +281,7 @@ def _stage(drawn: _Drawn) -> Stage:
 
 
 def _given(work: Work, drawn: _Drawn) -> Iterator[str]:
-    """What travels to a box, for a tip."""
+    """Yield what is transferred to a box, for its tooltip."""
     titles = {each.id: each.title for each in drawn.works}
     for way in drawn.ways:
         if way.target == work.id and way.names:
@@ -287,7 +289,7 @@ def _given(work: Work, drawn: _Drawn) -> Iterator[str]:
 
 
 def _graphs(graph: Graph) -> Iterator[Graph]:
-    """With those of its loops."""
+    """Yield a graph and those of its loops."""
     yield graph
     for node in graph.nodes:
         if NODES[node.op].loop:
@@ -295,7 +297,7 @@ def _graphs(graph: Graph) -> Iterator[Graph]:
 
 
 def _shortest(near: Iterable[tuple[str, str]], sent: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Without those that follow from others: of A before B before C not A before C."""
+    """Yield the edges that do not follow from others: for A before B before C not A before C."""
     after: dict[str, set[str]] = {}
     for maker, user in (*near, *sent):
         after.setdefault(maker, set()).add(user)

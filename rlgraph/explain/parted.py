@@ -1,4 +1,4 @@
-"""Whose stages have several parts of the layers, in a line for each."""
+"""The lines about models whose stages have several parts of the layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlgraph.passes.placement.choose import Choice
 
 
 def show_parted(choice: Choice) -> Iterator[str]:
-    """With what that saves."""
+    """Yield a line for each such model, with what it saves."""
     for component, option in choice.problem.every_part(choice.found.options):
         deployment = option.deployment
         if deployment.chunks > 1 and deployment.pp > 1:

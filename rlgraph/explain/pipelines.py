@@ -24,18 +24,18 @@ from rlgraph.viz.scene import role_of
 
 @dataclass(frozen=True, slots=True)
 class Pipelined:
-    """One pipeline, of the largest mini-batch that goes through it."""
+    """A pipeline with the largest mini-batch that goes through it."""
 
     fusion: Fusion
     held: float
-    """Bytes that micro-batches in flight need on a device, of the fullest stage at its fullest moment."""
+    """The bytes that micro-batches in flight need on a device, of the fullest stage at its fullest moment."""
     parts: bool = False
-    """Its rows come in parts, and each part goes through it by itself."""
+    """Whether its rows come in parts, each of which goes through it by itself."""
 
 
 def pipelines(compiled: Compilation) -> Iterator[Pipelined]:
-    """Of the trainings of a step that have several stages, those that share one together. None where nothing is
-    predicted."""
+    """Yield the pipelines of a step's trainings with several stages; those that share one come together. Yield none if
+    nothing is predicted."""
     predictor = predictor_of(compiled)
     if predictor is None:
         return
@@ -65,8 +65,8 @@ def _rows(batches: Sequence[Batch]) -> float:
 
 
 def picture(compiled: Compilation, id: str = "", always: bool = True) -> str:
-    """All of them as SVG, one below the other; where there are none, why, or nothing if not `always`. id: of the
-    picture."""
+    """Return all pipelines as SVG, one below the other; if there are none, the reason, or nothing if not `always`. id:
+    the picture's id."""
     known = roles(compiled.program)
     charts = [chart(each.fusion, known, told(each)) for each in pipelines(compiled)]
     if not charts and not always:
@@ -81,25 +81,25 @@ def picture(compiled: Compilation, id: str = "", always: bool = True) -> str:
 
 
 def roles(program: Program) -> dict[str, Role]:
-    """Of its models, by name."""
+    """Return the roles of a program's models by name."""
     return {model.name: role_of(model) for model in program.models}
 
 
 def chart(fusion: Fusion, known: Mapping[str, Role], notes: Sequence[str]) -> Chart:
-    """known: the roles of models."""
+    """Return a pipeline's chart. known: the roles of the models."""
     names = [model.name for model in fusion.problem.models]
     title = f"train {', '.join(names)}" + (" in one pipeline" if len(names) > 1 else "")
     return pipeline(fusion.problem, fusion.lists, fusion.table, title, notes, [known.get(name, "") for name in names])
 
 
 def told(each: Pipelined) -> list[str]:
-    """What is not in the lists themselves."""
+    """Return the notes about what is not in the lists themselves."""
     line = takes(each.fusion) + f"; micro-batches in flight need at most {show(each.held, 'bytes')} on a device"
     return [line, *(["rows come in parts: this is all of a mini-batch at once"] if each.parts else [])]
 
 
 def takes(fusion: Fusion) -> str:
-    """Its makespan beside its bound, and beside one training after the other."""
+    """Return a pipeline's makespan compared with its bound, and with one training after the other."""
     line = f"{shown_seconds(fusion.table.makespan)} a mini-batch, beside the optimizer's step"
     line += f"; nothing is shorter than {shown_seconds(fusion.bound)}"
     if len(fusion.problem.models) > 1:

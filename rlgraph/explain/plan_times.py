@@ -14,8 +14,8 @@ from rlgraph.passes.placement.place import config_of
 
 
 def predictor_of(compiled: Compilation) -> Predictor | None:
-    """Of its plan; None where nothing is predicted of it: nobody chose it for a cluster, or with constants that are not
-    here."""
+    """Return the predictor of a plan's times; None where nothing is predicted of it: nobody chose it for a cluster, or
+    with constants that are not here."""
     if compiled.target is not None:
         asked = compiled.choice.question
         return Predictor(compiled.plan, compiled.choice.configs, asked.cluster, asked.constants)
@@ -35,7 +35,7 @@ def predictor_of(compiled: Compilation) -> Predictor | None:
 
 
 def seconds_of(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
-    """Of each task with a model by its number; none where nothing is predicted."""
+    """Return the seconds of each task with a model by its number; empty if nothing is predicted."""
     predictor, found = predictor_of(compiled), dict[int, float]()
     if predictor is None:
         return found

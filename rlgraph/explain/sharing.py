@@ -23,7 +23,7 @@ from rlgraph.passes.placement.search.problem import Blocks, Problem
 from rlgraph.passes.placement.search.progress import OutOfTime
 
 OVER = "the time was over"
-"""Told of a search that had no plan when `--search-seconds` were over."""
+"""The reason given for a search that had no plan when `--search-seconds` were over."""
 
 Sharing = frozenset[frozenset[int]]
 """The components of each pool."""
@@ -31,22 +31,22 @@ Sharing = frozenset[frozenset[int]]
 
 @dataclass(frozen=True)
 class PlacementStrategy:
-    """A way to place models in pools, and the best plan of it."""
+    """A way to place models in pools, and the best plan that has it."""
 
     name: str
     shares: Sharing
     problem: Problem
     found: Found | None
     refused: str = ""
-    """Why there is no such plan."""
+    """The reason why there is no such plan."""
     chosen: bool = False
-    """It is what the best plan does."""
+    """Whether the best plan places the models so."""
 
 
 def strategies(choice: Choice, ends: float = inf) -> list[PlacementStrategy]:
-    """Of those that the program has: of two that are the same the first. The last one is what was chosen, if it is none
-    of them, as where a model is read in another pool than it is trained. ends: of their searches, by the monotonic
-    clock."""
+    """Return the strategies that apply to the program, the first of two that are the same. The last one is what was
+    chosen, if it is none of them, as where a model is read in another pool than it is trained. ends: of their
+    searches, by the monotonic clock."""
     problem, own = choice.problem, sharing(choice.found.blocks)
     last = PlacementStrategy("what was chosen", own, problem, choice.found, chosen=True)
     if choice.question.apart:
@@ -83,13 +83,13 @@ def sharing(blocks: Blocks) -> Sharing:
 
 
 def pools(problem: Problem, found: Found) -> str:
-    """Which components share devices: `actor + ref (8), critic (4)`."""
+    """Return which components share devices: `actor + ref (8), critic (4)`."""
     blocks = zip(found.blocks, found.devices, strict=True)
     return ", ".join(f"{' + '.join(held(problem, block.components))} ({devices:,})" for block, devices in blocks)
 
 
 def held(problem: Problem, numbers: Sequence[int]) -> list[str]:
-    """The models of a pool; of a model with a component elsewhere what it does here."""
+    """Return the models of a pool; for a model with a component elsewhere, its work here."""
     components = [problem.components[number] for number in numbers]
     own = Counter(component.model for component in components)
     whole = Counter(component.model for component in problem.components)
@@ -106,7 +106,7 @@ def _component_name(component: Component) -> str:
 
 
 def _named(components: Sequence[Component], program: Program) -> dict[str, Sharing]:
-    """The components in each pool of each way."""
+    """Return the components in each pool of each strategy, by its name."""
     by_model: dict[str, set[int]] = {}
     for number, component in enumerate(components):
         by_model.setdefault(component.model, set()).add(number)
@@ -134,7 +134,8 @@ def _unallowed(choice: Choice, wanted: Sharing) -> str:
 
 
 def _unfit(problem: Problem, blocks: Blocks) -> str:
-    """Of a way on one choice of islands: the pool that is too full, or pools that need too many devices together."""
+    """Return why a strategy does not fit on one choice of node groups (islands): the pool that is too full, or pools
+    that need too many devices together."""
     needed = []
     for block in blocks:
         island = problem.island(block)
@@ -154,12 +155,12 @@ def _unfit(problem: Problem, blocks: Blocks) -> str:
 
 
 def _fewest(problem: Problem, number: int, island: Island) -> int | None:
-    """The devices that a component needs at least; None if it does not fit on all of them."""
+    """Return the least number of devices that a component needs; None if it does not fit on all of them."""
     return next((size for size in sizes(island) if problem.options.of(problem.components[number], island, size)), None)
 
 
 def _least(problem: Problem, blocks: Blocks, components: Sequence[int]) -> float:
-    """Bytes of a device of a pool that has all devices: each component at its smallest."""
+    """Return the bytes on a device of a pool that has all devices, with each component at its smallest."""
     island = problem.island(next(block for block in blocks if block.components == components))
     options = [problem.options.of(problem.components[number], island, island.devices) for number in components]
     stay = [min(option.resident for option in own) for own in options]

@@ -1,4 +1,4 @@
-"""A plan in virtual time: how long its step takes, what its pools wait for, what it costs."""
+"""The simulation of a plan in virtual time: how long its step takes, what its pools wait for, what it costs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def simulate(
     calibration: Calibration | None = None,
     seed: int = 0,
 ) -> Simulation:
-    """Steps of a compiled program's plan, from the middle of a run.
+    """Simulate steps of a compiled program's plan, from the middle of a run.
 
     cluster: what it runs on, such as "16x8:a100-80gb"; None: the one that the plan was made for, or CPUs of this
     machine. workload: how long rows are, and how many of them filters leave. constants: of the cost model; None: the
@@ -83,7 +83,7 @@ def simulated(
     seed: int = 0,
     source: str = "",
 ) -> Simulation:
-    """The same with whatever predicts the seconds."""
+    """Simulate steps of a plan with any predictor of the seconds."""
     backend = SimBackend(compiled.program, plan, predictor, workload, seed)
     found = run_steps(backend, steps)
     works, (first, after) = backend.works, found.works
@@ -140,7 +140,7 @@ def _check(steps: int, workload: Workload) -> None:
 
 
 def _laid_out(plan: Plan) -> Plan:
-    """Where nobody said on which devices of a cluster pools are, they lie one behind the other."""
+    """Return a plan whose pools have devices: if no cluster says which, they are laid out one after the other."""
     if plan.cluster:
         return plan
     pools, first = [], 0
@@ -155,7 +155,7 @@ def _cluster_of(plan: Plan) -> Cluster:
 
 
 def model_configs(compiled: Compilation) -> Mapping[str, ModelConfig]:
-    """The models that are worked with. Raises ProgramError where one has no known shape."""
+    """Return the configurations of the models that are used. Raise ProgramError if one has no known shape."""
     found = {}
     for model in compiled.program.models:
         shape = compiled.placed.shapes.get(model.name)

@@ -1,4 +1,4 @@
-"""What came of a simulation: its figures, as data, as text and as pictures."""
+"""The result of a simulation: its figures, as data, as text and as pictures."""
 
 from __future__ import annotations
 
@@ -26,45 +26,45 @@ from rlgraph.viz.timeline import LOOKS, worked
 
 MILLION = 1e6
 STAGED = 50_000
-"""Slices of pipelines that a timeline has at most: some megabytes."""
+"""The most pipeline slices that a timeline has: some megabytes."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """Some steps of a plan, in seconds since the simulation began."""
+    """A simulation of some steps of a plan, in seconds since it began."""
 
     program: str
     plan: Plan
     cluster: Cluster
     works: tuple[Work, ...] = field(repr=False)
-    """Of all these steps, in the order in which they ended."""
+    """The works of all these steps, in the order in which they ended."""
     pools: tuple[PoolTime, ...] = field(repr=False)
-    """Of each pool, over all steps."""
+    """The times of each pool, over all steps."""
     began: float
     ends: tuple[float, ...]
-    """Of each step."""
+    """The end of each step."""
     rows: float
-    """That were sampled or encoded in all of them."""
+    """The number of rows that were sampled or encoded in all steps."""
     tokens: float
-    """Of these rows, with their prompts."""
+    """The number of tokens of these rows, with their prompts."""
     trained: float
-    """Rows that something was trained on."""
+    """The number of rows that something was trained on."""
     ages: Mapping[int, float]
-    """Of the rows that models sampled which are trained: how many, by how many versions their weights were behind."""
+    """The number of trained rows that models sampled, by how many versions their weights were behind."""
     warm_up: int
-    """Steps before these, which took until `began`."""
+    """The number of steps before these, which took until `began`."""
     steady: bool | None
-    """Their two halves take the same time; None: they are too few to tell."""
+    """Whether the two halves of the steps take the same time; None if they are too few to tell."""
     under_way: float
-    """How many steps were, on average."""
+    """The average number of steps in flight."""
     untrained: float = 0.0
-    """Rows that were being sampled, or waited for that or to be trained on, on average."""
+    """The average number of rows that were being sampled, or waited for that or to be trained on."""
     cycle: float | None = None
-    """Seconds of a step whose works do not wait for turns; None: not asked."""
+    """The seconds of a step whose works do not wait for turns; None if that was not asked."""
     source: str = ""
-    """Where the constants of the cost model are from."""
+    """The source of the cost model's constants."""
     roles: Mapping[str, Role] = field(default_factory=dict, repr=False)
-    """Of its models, for their colours."""
+    """The roles of the models by name, for their colours."""
 
     @property
     def steps(self) -> int:
@@ -72,19 +72,19 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """Of a step, on average."""
+        """Return the average seconds of a step."""
         return (self.ends[-1] - self.began) / self.steps
 
     @property
     def batches(self) -> float:
-        """Of how many steps rows were being sampled, or waited to be trained on, on average. By Little's law
+        """Return of how many steps, on average, rows were being sampled or waited to be trained on. By Little's law
         (Operations Research 9:383, 1961) rows are so many versions behind, to less than one: versions are counted."""
         return self.untrained / (sum(self.ages.values()) / self.steps) if self.ages else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of the batch, prompts included, over the time of the step: the throughput of HybridFlow (arXiv
-        2409.19256)."""
+        """Return the tokens of the batch, prompts included, over the time of the step: the throughput of HybridFlow
+        (arXiv 2409.19256)."""
         return self.tokens / (self.ends[-1] - self.began)
 
     @property
@@ -93,40 +93,40 @@ class Simulation:
 
     @property
     def price(self) -> float:
-        """US dollars an hour, of the devices that the plan uses."""
+        """Return the price of the devices that the plan uses, in US dollars an hour."""
         used = {pool.first + number for pool in self.plan.pools for number in range(pool.devices)}
         islands = self.cluster.islands
         return sum(islands[self.cluster.island(device)].device.price for device in used)
 
     @property
     def price_per_million(self) -> float:
-        """US dollars for a million tokens."""
+        """Return the price of a million tokens in US dollars."""
         return self.price / 3600 / self.tokens_per_second * MILLION
 
     @property
     def fullest(self) -> PoolTime:
-        """The pool that is at work for longest."""
+        """Return the pool that is at work for longest."""
         return max(self.pools, key=lambda each: each.busy)
 
     @property
     def bound(self) -> float:
-        """Seconds that a step takes at least: what its fullest pool works for it, and its longest cycle."""
+        """Return the least seconds that a step takes: what its fullest pool works for it, and its longest cycle."""
         return max(self.fullest.busy / self.steps, self.cycle or 0.0)
 
     @cached_property
     def path(self) -> tuple[Work, ...]:
-        """The critical path of the last step."""
+        """Return the critical path of the last step."""
         return critical_path([work for work in self.works if work.end <= self.ends[-1]], self.last)
 
     def hosted(self, calls: bool) -> float:
-        """Seconds of a step that one process works for all pools; of these only the calls of functions, which a pool of
-        cpus could take over."""
+        """Return the seconds of a step that one process works for all pools; of these only the calls of functions,
+        which a pool of cpus could take over."""
         works = (work for work in self.works if HOST in work.pools and (not calls or NODES[work.op].foreign))
         return sum(work.seconds for work in works) / self.steps
 
     @property
     def last(self) -> float:
-        """When the last step began."""
+        """Return when the last step began."""
         return self.ends[-2] if self.steps > 1 else self.began
 
     # Shown
@@ -135,7 +135,7 @@ class Simulation:
         return "\n".join(_lines(self))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain data; times are in seconds."""
+        """Return everything as plain data; times are in seconds."""
         return {
             "program": self.program,
             "cluster": self.cluster.text,
@@ -191,7 +191,7 @@ class Simulation:
         }
 
     def to_svg(self) -> str:
-        """The last step as a Gantt chart."""
+        """Return the last step as a Gantt chart."""
         critical = set(map(id, self.path))
         bars = [
             worked(
@@ -217,7 +217,7 @@ class Simulation:
         return gantt(self.program, note, [step, *self._pipelines()])
 
     def _pipelines(self) -> Iterator[Chart]:
-        """Of trainings on several stages, the longest in the last step of each, stage by stage."""
+        """Return, for each training on several stages, its longest in the last step, stage by stage."""
         longest: dict[str, Work] = {}
         for work in self.works:
             if work.stages is not None and self.last <= work.start < self.ends[-1]:
@@ -230,7 +230,7 @@ class Simulation:
             yield chart(fusion, self.roles, [f"{takes(fusion)}; the longest of the step, from {entered} on"])
 
     def write_trace(self, path: str | Path) -> None:
-        """A timeline of all steps, which ui.perfetto.dev shows. Raises RunError where it cannot be written."""
+        """Write a timeline of all steps, which ui.perfetto.dev shows. Raise RunError where it cannot be written."""
         trace = Timeline()
         teller = Teller(trace, STAGED)
         for work in self.works:
@@ -238,7 +238,7 @@ class Simulation:
         trace.write(Path(path))
 
     def write_svg(self, path: str | Path) -> None:
-        """Raises UsageMistake where it cannot be written."""
+        """Raise UsageMistake if the timeline cannot be written."""
         try:
             Path(path).write_text(self.to_svg(), "utf-8")
         except OSError as error:
@@ -328,7 +328,7 @@ def mean_age(ages: Mapping[int, float]) -> float:
 
 
 def _folded(path: tuple[Work, ...], began: float) -> list[tuple[Work, int, float]]:
-    """Works of one name in one place are told once: the first, how many there are, and their seconds of the step."""
+    """Report works of one name in one place once: the first, how many there are, and their seconds of the step."""
     together: dict[tuple[str, tuple[str, ...]], list[Work]] = {}
     for work in path:
         together.setdefault((work.name, work.pools), []).append(work)
@@ -356,6 +356,6 @@ def _devices(pool: Pool) -> str:
 
 
 def _kind(work: Work) -> str:
-    """As the picture's legend has it."""
+    """Return the kind of a work as the picture's legend has it."""
     kinds = {"generates": "generate", "scores": "forward", "trains": "train"}
     return kinds.get(work_of(work.op) or "", "sync" if work.op == "sync" else "host")

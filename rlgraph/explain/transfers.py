@@ -1,4 +1,4 @@
-"""What travels between the groups of a plan, for a person: weights after they changed, and rows."""
+"""The transfers between the groups of a plan, for a person: weights after they changed, and rows."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from rlgraph.passes.resharding.edges import Edge, edges
 from rlgraph.passes.resharding.reshard import reshard
 
 BUCKET = 256 << 20
-"""Bytes of messages that a process may have at a time, beside the weights themselves."""
+"""The bytes of messages that a process may have at a time, besides the weights themselves."""
 
 _BYTES = {"float": 4, "int": 8, "bool": 1}
 _SENT = ("tokens", "logprobs", "version", "finished", "reward", "turns")
-"""Columns of a table that are not worked out from others."""
+"""The columns of a table that are not computed from others."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights that one group has and another one takes."""
+    """A transfer of weights from one group to another."""
 
     title: str
-    """`weights of actor`, `update of ref from actor`."""
+    """The title, such as `weights of actor` or `update of ref from actor`."""
     model: str
-    """Which takes them."""
+    """The model that takes the weights."""
     source: str
     target: str
     moves: Transfer | str
-    """Or why it is not known."""
+    """The reason why the transfer is not known, in place of it."""
     assumed: str = ""
     """The dtype that its bytes are counted in, where neither the program nor a cluster's plan says one."""
 
 
 def show_transfers(program: Program, placed: Placed) -> str:
-    """A paragraph for the weights of each model and each group that follows it, then a line for each value."""
+    """Return a paragraph for the weights of each model and each group that follows it, then a line for each value."""
     plan = placed.plan
     parts = [_shown(each, plan) for each in weights(program, placed)]
     rows = [_row(edge, plan) for edge in edges(program, plan)]
@@ -62,7 +62,7 @@ def show_transfers(program: Program, placed: Placed) -> str:
 
 
 def weights(program: Program, placed: Placed) -> list[Weights]:
-    """All that travel: after a model was trained, then those of each `update`."""
+    """Yield all transfers of weights: after a model was trained, then those of each `update`."""
     plan = placed.plan
     found = [
         Weights(
@@ -139,7 +139,7 @@ def _devices(plan: Plan, group: Group) -> list[int]:
 
 
 def _device(plan: Plan, group: Group, rank: int) -> int:
-    """Where it is in the plan's cluster; of no cluster, a number for each device of all pools."""
+    """Return a rank's device in the plan's cluster; without a cluster, a number for each device of all pools."""
     before = 0
     if plan.cluster:
         return next(pool.first for pool in plan.pools if pool.name == group.pool) + group.devices[rank]
@@ -162,7 +162,8 @@ def _row(edge: Edge, plan: Plan) -> tuple[str, ...]:
 
 
 def _copies(group: Group, copies: tuple[tuple[int, ...], ...]) -> str:
-    """`4 copies: 0-1 | 2-3 | 4-5 | 6-7`: the ranks of each; those of copies of one rank are one list."""
+    """Return the ranks of each replica (copy) as `4 copies: 0-1 | 2-3 | 4-5 | 6-7`: the ranks of each; those of copies
+    of one rank are one list."""
     if group.name == HOST:
         return "1 process"
     count = "1 copy" if len(copies) == 1 else f"{len(copies)} copies"
@@ -177,7 +178,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def sizes(kinds: Sequence[Type]) -> list[str]:
-    """Bytes of values as far as their types tell: how many tokens there are is known in the run."""
+    """Return the bytes of values as far as their types tell: how many tokens there are is known in the run."""
     columns = [column for kind in kinds for column in _sent(kind)]
     found: dict[str, int] = {}
     for column in columns:
@@ -190,7 +191,7 @@ def sizes(kinds: Sequence[Type]) -> list[str]:
 
 
 def _sent(kind: Type) -> list[Tensor]:
-    """What a value is made of."""
+    """Return the tensors that a value is made of."""
     if isinstance(kind, Table):
         own = dict(kind.extra)
         return [column for name, column in kind.columns().items() if name in own or name in _SENT]

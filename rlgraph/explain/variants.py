@@ -1,4 +1,4 @@
-"""Other questions than the one that was asked: another cluster, other lengths, fewer pins."""
+"""The variants of a question: another cluster, other lengths, fewer pins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlgraph.passes.cost.tasks import main_step
 from rlgraph.passes.placement.choose import Choice, Question
 
 BETTER = 1.1
-"""How many times as fast in something a device is that is better."""
+"""The factor by which a better device is faster in something."""
 
 AS_GOOD = 0.98
 """How much of everything it has at least: 80 GB are told as 81,559 and as 81,920 MiB."""
@@ -33,21 +33,21 @@ CPUS = 64
 
 @dataclass(frozen=True)
 class Other:
-    """A question beside the one that was asked."""
+    """A variant of the question that was asked."""
 
     name: str
-    """`one more node`."""
+    """The name of the change, such as `one more node`."""
     detail: str
-    """What would be written: `17x8:a100-80gb`."""
+    """The text that one would write, such as `17x8:a100-80gb`."""
     question: Question
     helps: bool = True
-    """What was chosen would still do, and be no slower."""
+    """Whether the chosen plan would still fit, and be no slower."""
     said: bool = False
-    """Lines of a schedule are all that it takes."""
+    """Whether lines of a schedule are all that it takes."""
 
 
 def others(choice: Choice) -> Iterator[Other]:
-    """What one could change."""
+    """Yield the changes that one could make."""
     asked = choice.question
     for number, island in enumerate(asked.cluster.islands):
         of = f" of {island.device.name}" if len(asked.cluster.islands) > 1 else ""
@@ -73,7 +73,7 @@ def others(choice: Choice) -> Iterator[Other]:
 
 
 def responses(choice: Choice) -> Lengths | None:
-    """The lengths of the answers that a step samples first."""
+    """Return the lengths of the answers that a step samples first."""
     return next((task.batches[0].response for task in choice.problem.tasks if work_of(task.op) == "generates"), None)
 
 
@@ -81,7 +81,7 @@ def responses(choice: Choice) -> Lengths | None:
 
 
 def with_islands(asked: Question, islands: tuple[Island, ...]) -> Question:
-    """The same on other islands; what the user said of the links between them stays."""
+    """Return the question with other node groups (islands); what the user said of the links between them stays."""
     _, _, between = asked.cluster.text.partition("~")
     return replace(asked, cluster=read_cluster(write_text(islands, between.strip())))
 
@@ -91,7 +91,7 @@ def with_nodes(asked: Question, number: int, nodes: int) -> Question:
 
 
 def with_device(asked: Question, listed: Listed, number: int = 0) -> Question:
-    """Nodes with as many devices of another kind, and the network that these come with."""
+    """Return the question for nodes with as many devices of another kind, and the network that these come with."""
     return _with(
         asked,
         number,
@@ -103,13 +103,14 @@ def with_device(asked: Question, listed: Listed, number: int = 0) -> Question:
 
 
 def with_network(asked: Question, factor: float = 1.0, bandwidth: float | None = None) -> Question:
-    """Of all islands: so many times as fast, or of so many bytes a second."""
+    """Return the question with another network of all node groups (islands): so many times as fast, or of so many
+    bytes a second."""
     islands = asked.cluster.islands
     return with_islands(asked, tuple(replace(each, network=bandwidth or each.network * factor) for each in islands))
 
 
 def with_memory(asked: Question, factor: float = 1.0, size: int | None = None) -> Question:
-    """On all devices: so many times as much, or so many bytes."""
+    """Return the question with another memory of all devices: so many times as much, or so many bytes."""
     devices = [
         replace(each.device, memory=size or round(each.device.memory * factor)) for each in asked.cluster.islands
     ]
@@ -118,7 +119,7 @@ def with_memory(asked: Question, factor: float = 1.0, size: int | None = None) -
 
 
 def next_device(device: Device) -> Listed | None:
-    """The weakest accelerator of the table that is faster and has no less of anything."""
+    """Return the weakest accelerator of the table that is faster and has no less of anything."""
     if device.kind == "cpu":
         return None
     own = _strength(device)
@@ -131,7 +132,7 @@ def next_device(device: Device) -> Listed | None:
 
 
 def _strength(device: Device) -> tuple[float, float, float]:
-    """FLOP/s, bytes a second, bytes."""
+    """Return a device's FLOP/s, bytes a second, and bytes of memory."""
     return device.peak("bfloat16"), device.bandwidth, device.memory
 
 
@@ -157,13 +158,13 @@ def _memories(cluster: Cluster, factor: float) -> str:
 
 
 def with_lengths(asked: Question, **lengths: Lengths) -> Question:
-    """prompt, response: what is another."""
+    """Return the question with other lengths. lengths: those of `prompt` or `response` that change."""
     changed: Mapping[str, Lengths] = lengths
     return replace(asked, workload=replace(asked.workload, **changed))  # type: ignore[arg-type]
 
 
 def _on_cpus(choice: Choice) -> Iterator[Other]:
-    """Functions and environments that have no pool of cpus, on one."""
+    """Yield the question with functions and environments that have no pool of cpus on one."""
     asked, problem = choice.question, choice.problem
     functions = tuple(dict.fromkeys(each.code for each in problem.tasks if each.code and each.code not in problem.code))
     if functions:
@@ -176,8 +177,8 @@ def _on_cpus(choice: Choice) -> Iterator[Other]:
 
 
 def _one_step_off(choice: Choice) -> Iterator[Other]:
-    """Where a model is sampled from that the step trains: with the weights of the step before, so that two steps are
-    under way."""
+    """Yield, if a model is sampled from that the step trains, the question that samples with the weights of the step
+    before, so that two steps are under way."""
     asked, problem = choice.question, choice.problem
     if problem.syncs and not problem.older:
         trained = {problem.components[number].model for _, number in problem.syncs}
@@ -189,7 +190,7 @@ def _one_step_off(choice: Choice) -> Iterator[Other]:
 
 
 def _lagging(graph: Graph, models: Set[str]) -> Graph:
-    """The same, sampling with weights that are one step old."""
+    """Return the graph with sampling from weights that are one step old."""
     nodes = []
     for node in graph.nodes:
         regions = tuple(_lagging(region, models) for region in node.regions)
@@ -203,7 +204,7 @@ def _pools(choice: Choice) -> set[str]:
 
 
 def _freed(asked: Question) -> Iterator[Other]:
-    """Without one line of the schedule; without all of them, where there are several."""
+    """Yield the question without each one line of the schedule, and without all of them if there are several."""
     placements = asked.schedule.placements
     for line in placements:
         rest = tuple(other for other in placements if other is not line)
@@ -215,7 +216,7 @@ def _freed(asked: Question) -> Iterator[Other]:
 
 
 def shown(line: Placement) -> str:
-    """A placement as the user wrote it, on one line."""
+    """Return a placement as the user wrote it, on one line."""
     work = ", ".join(map(str, line.work))
     options = [
         *([f"engine={line.engine}"] if line.engine else []),

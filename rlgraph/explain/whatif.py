@@ -1,4 +1,4 @@
-"""What if: the best plan for each value of something that the cluster or the rows have.
+"""The sweeps of `what_if`: the best plan for each value of something that the cluster or the rows have.
 
     devices=16,32,64         of the whole cluster, as whole nodes of its first group; or nodes=2,4,8
     network=100Gb/s,400Gb/s  of each device; memory=40GB,80GB the same
@@ -39,25 +39,25 @@ LOGARITHMIC = ("devices", "nodes", "network", "memory")
 
 @dataclass(frozen=True)
 class Point:
-    """The best plan for a value; without seconds nothing fits."""
+    """The best plan for a value; if `seconds` is None, nothing fits."""
 
     value: str
-    """As the user wrote it."""
+    """The value as the user wrote it."""
     number: float | None
-    """In base units; None of what is no number."""
+    """The value in base units; None if it is no number."""
     seconds: float | None = None
-    """Of a step."""
+    """The seconds of a step."""
     price: float | None = None
-    """US dollars of a step."""
+    """The price of a step in US dollars."""
     tokens: float = 0.0
     """Of a step: rows that are sampled or encoded, with their prompts."""
     devices: int = 0
-    """That the plan uses."""
+    """The number of devices that the plan uses."""
     gap: float = 0.0
     pools: str = ""
     """Which parts share how many devices."""
     over: bool = False
-    """The time was over before anything was found: something may fit."""
+    """Whether the time was over before anything was found, so that something may still fit."""
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -65,7 +65,7 @@ class Point:
 
     @property
     def price_per_million(self) -> float | None:
-        """US dollars for a million tokens."""
+        """Return the price of a million tokens in US dollars."""
         return self.price / self.tokens * MILLION if self.price is not None and self.tokens else None
 
 
@@ -84,7 +84,7 @@ class Sweep:
         return "\n".join(_lines(self))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Return everything as plain data."""
         return {
             "program": self.program,
             "cluster": self.cluster,
@@ -251,7 +251,7 @@ def _read(text: str) -> tuple[str, list[Word]]:
 
 
 def _word(source: Source, begin: int, end: int) -> Word:
-    """Without the blanks around it."""
+    """Return a word of the text without the blanks around it."""
     text = source.text[begin:end]
     begin += len(text) - len(text.lstrip())
     text = text.strip()
@@ -276,7 +276,7 @@ def _quantity(value: Word, kind: QuantityKind) -> float:
 
 
 def _lengths(value: Word) -> Lengths:
-    """Raises ProgramError with the place in the whole text."""
+    """Return the lengths that a value means. Raise ProgramError with the place in the whole text."""
     try:
         return read_lengths(value.text)
     except ProgramError as error:

@@ -1,1 +1,1 @@
-"""From measured work on this machine to constants of the cost model."""
+"""The fit of the cost model's constants to work that was measured on this machine."""

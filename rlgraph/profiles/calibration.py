@@ -1,4 +1,4 @@
-"""Calibration files: what `rlgraph profile` wrote is read, and a place told for whatever is wrong with it."""
+"""The reader of calibration files, which `rlgraph profile` writes; errors name the place that is wrong."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ KIND = Kind(
 SECTIONS = ("machine", "device", "constants", "host", "rates", "errors")
 SHARES = ("compute", "memory", "collective", "transfer")
 OPTIONAL = ("hides", "attention", "adapted")
-"""Of the rates of an engine: nothing is measured of them, and a file may say them."""
+"""The rates of an engine that are not measured, but that a file may give."""
 """Of a peak: more than 0. A bandwidth that was measured lies under that of caches."""
 MOST_SHARE, MOST_SECONDS, MOST_RATE = 100.0, 3600.0, 1e19
-"""Who has more has mistyped."""
+"""The largest values that are accepted: a larger one is a typing error."""
 
 
 def read_calibration(path: str | Path) -> Calibration:
-    """Raises ProgramError with everything that is wrong with the file."""
+    """Return the calibration in a file. Raise ProgramError with everything that is wrong with the file."""
     try:
         return _Reading(KIND.open(Path(path)), str(path)).calibration()
     except ProgramError as error:
@@ -80,7 +80,7 @@ class _Reading:
                     yield (engine, kind), Rates(**self.numbers(numbers, needed, OPTIONAL))  # type: ignore[misc]
 
     def numbers(self, node: JsonNode, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, float]:
-        """All of them; where some are missing, that is noted, and numbers that do no harm are in their places."""
+        """Return all of these numbers; missing ones are reported, and replaced by numbers that do no harm."""
         if not node.fields(*names, optional=optional):
             return dict.fromkeys(names, 1.0)
         there = [name for name, _ in node.entries() if name in optional]

@@ -1,4 +1,4 @@
-"""The distribution of lengths of which some are only known to be longer: answers that were cut at a limit.
+"""The distribution of lengths some of which are only known to be longer: answers that were cut at a limit.
 
 What was seen is taken as it was seen, by the estimator of Kaplan and Meier (1958), which is the plain distribution
 where nothing was cut. Beyond the longest limit nobody saw anything: there it is a log-normal's, fitted by maximum
@@ -18,19 +18,19 @@ from statistics import NormalDist
 from rlgraph.passes.cost.lengths import LONGEST, STEPS, Lengths
 
 ROUNDS = 1000
-"""Of the fit, at most: the more rows were cut, the more it takes."""
+"""The most rounds of the fit, which takes more the more rows were cut."""
 PIECES = 1024
-"""Equal shares of the rows that were cut at the longest limit."""
+"""The number of equal shares of the rows that were cut at the longest limit."""
 
 
 @dataclass(frozen=True)
 class Censored:
-    """Rows of one kind; one at least."""
+    """The lengths of rows of one kind, of which there is at least one."""
 
     ended: Sequence[int]
-    """Tokens of each that came to its end."""
+    """The number of tokens of each row that came to its end."""
     cut: Sequence[int] = ()
-    """Tokens of each that was cut: it would have been longer."""
+    """The number of tokens of each row that was cut: it would have been longer."""
 
     @property
     def rows(self) -> int:
@@ -38,12 +38,13 @@ class Censored:
 
     @property
     def longest(self) -> int:
-        """That was seen."""
+        """Return the longest length that was seen, in tokens."""
         return max([*self.ended, *self.cut])
 
     @cached_property
     def lognormal(self) -> NormalDist | None:
-        """The distribution of the logarithm; None for fewer than two lengths that ended, which have no spread."""
+        """Return the distribution of the logarithm; None for fewer than two lengths that ended, which have no
+        spread."""
         if len(set(self.ended)) < 2:
             return None
         known = [math.log(max(length, 1)) for length in self.ended]
@@ -69,8 +70,8 @@ class Censored:
 
     @cached_property
     def distance(self) -> float:
-        """The largest difference between both distributions, as shares of rows (Kolmogorov and Smirnov's); 0 without a
-        fit."""
+        """Return the largest difference between both distributions, as shares of rows (Kolmogorov and Smirnov's); 0
+        without a fit."""
         fit, below, most = self.lognormal, 0.0, 0.0
         if fit is None:
             return most
@@ -87,7 +88,7 @@ class Censored:
         return Lengths.of(_quantiles([*self._seen(), *self._beyond()]))
 
     def _seen(self) -> Iterator[tuple[int, float]]:
-        """Each length that ended, ascending, with its share of the rows."""
+        """Yield each length that ended, ascending, with its share of the rows."""
         cut, left, risk = Counter(self.cut), 1.0, self.rows
         for length, equal in groupby(sorted([*self.ended, *cut])):
             ended = sum(1 for _ in equal) - (length in cut)
@@ -97,7 +98,7 @@ class Censored:
             risk -= ended + cut[length]
 
     def _beyond(self) -> Iterator[tuple[float, float]]:
-        """The rows that are longer than anything that was seen."""
+        """Yield the lengths and shares of the rows that are longer than anything that was seen."""
         left = 1 - sum(mass for _, mass in self._seen())
         if left < 1e-12:
             return
@@ -112,14 +113,14 @@ class Censored:
 
 
 def _hazard(step: float) -> float:
-    """Density of the normal distribution over what lies above; far out, where both are 0, its bound."""
+    """Return the normal density divided by the mass above; far out, where both are 0, its bound."""
     normal = NormalDist()
     above = normal.cdf(-step)
     return normal.pdf(step) / above if above > 1e-300 else step + 1 / step
 
 
 def _quantiles(atoms: Sequence[tuple[float, float]]) -> Iterator[float]:
-    """Means of equal shares of what has these shares of all rows, ascending."""
+    """Yield the means of equal shares of atoms (value, share of all rows), ascending."""
     parts = iter(atoms)
     length, mass = next(parts)
     scale = STEPS / sum(mass for _, mass in atoms)

@@ -1,4 +1,4 @@
-"""Files that a command of rlgraph wrote and somebody may have edited: how they are opened, and told what is wrong."""
+"""The reader of files that a command of rlgraph wrote and somebody may have edited, and its error messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlgraph.passes.compilation.programs import decoded, whole
 from rlgraph.runs.planfiles.document import Document
 
 LARGEST_BYTES = 1 << 20
-"""Of a file that has a few hundred numbers."""
+"""The largest size of a file, in bytes; such a file has a few hundred numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +20,18 @@ class Kind:
     """A kind of file: an object in JSON with its version in a field of the kind's own."""
 
     name: str
-    """`calibration`."""
+    """The name of the kind, such as `calibration`."""
     field: str
-    """Which has the version."""
+    """The field that has the version."""
     version: int
     codes: Mapping[str, str]
-    """Of what a document says of plan files, what it is here; of `version`, the code for another one."""
+    """The codes of this kind for those that a document uses for plan files; under `version`, that for another
+    version."""
     hint: str
-    """How such a file is made."""
+    """A hint on how such a file is made."""
 
     def open(self, path: Path) -> Document:
-        """The document, of a version that is known. Raises ProgramError."""
+        """Return the document, whose version has to be known. Raise ProgramError."""
         document = Document(decoded(str(path), self._bytes(path)))
         if not document.top.has(self.field):
             message = f"this is no {self.name}: it has no field `{self.field}`"
@@ -44,7 +45,7 @@ class Kind:
         return document
 
     def recoded(self, error: ProgramError) -> ProgramError:
-        """What a document says of itself, with the codes of this kind."""
+        """Return a document's errors with the codes of this kind."""
         return ProgramError([self._recoded(found) for found in error.diagnostics])
 
     def _recoded(self, found: Diagnostic) -> Diagnostic:

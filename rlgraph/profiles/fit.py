@@ -1,4 +1,4 @@
-"""Constants of the cost model from what work took: the ones with which the model errs least.
+"""The fit of the cost model's constants to measured seconds: the ones with which the model errs least.
 
 With the shares of the peak and of the bandwidth taken as their inverses, the model's seconds are nearly linear in its
 constants. So the slopes at some constants give a linear least-squares problem, whose solution is a better place to take
@@ -13,16 +13,17 @@ import numpy as np
 
 ROUNDS = 8
 STEP = 1e-3
-"""Of a constant, relative, over which a slope is taken."""
+"""The relative step of a constant over which a slope is taken."""
 SMALL = 1e-12
-"""Seconds; instead of nothing, where a slope is taken."""
+"""The seconds that stand in for zero where a slope is taken."""
 
 Model = Callable[[np.ndarray], np.ndarray]
-"""From constants, [K], to the seconds of each piece of work, [N]."""
+"""A function from constants, [K], to the seconds of each piece of work, [N]."""
 
 
 def fit(model: Model, seconds: Sequence[float] | np.ndarray, start: np.ndarray, least: np.ndarray) -> np.ndarray:
-    """The constants, [K], none of which is less than its least, with which the relative errors have the least squares.
+    """Return the constants, [K], none of which is less than its least, with which the relative errors have the least
+    squares.
 
     seconds: [N], measured. start: [K], above 0.
     """
@@ -42,7 +43,7 @@ def fit(model: Model, seconds: Sequence[float] | np.ndarray, start: np.ndarray, 
 
 
 def _slopes(model: Model, at: np.ndarray) -> np.ndarray:
-    """[N, K]"""
+    """Return the slopes of the seconds, [N, K], over the constants."""
     here, columns = model(at), []
     for place in range(at.shape[0]):
         ahead = at.copy()
@@ -52,8 +53,8 @@ def _slopes(model: Model, at: np.ndarray) -> np.ndarray:
 
 
 def nonnegative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """x >= 0, [K], with the least |matrix x - target|, matrix [N, K], target [N]: the active-set method of Lawson and
-    Hanson (Solving Least Squares Problems, 1974, chapter 23). A column of zeros gets 0."""
+    """Return x >= 0, [K], with the least |matrix x - target|, matrix [N, K], target [N]: the active-set method of
+    Lawson and Hanson (Solving Least Squares Problems, 1974, chapter 23). A column of zeros gets 0."""
     sizes = np.linalg.norm(matrix, axis=0)
     scaled = matrix / np.where(sizes > 0, sizes, 1.0)
     count = matrix.shape[1]
@@ -70,7 +71,7 @@ def nonnegative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def _feasible(matrix: np.ndarray, target: np.ndarray, free: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """The solution in the free places; those that would become negative on the way to it are freed no longer."""
+    """Return the solution in the free places; those that would become negative on the way to it are freed no longer."""
     while True:
         wanted = np.zeros_like(found)
         wanted[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]

@@ -1,4 +1,4 @@
-"""Files of lengths: what `rlgraph lengths` counted, written, and read again with a place for whatever is wrong.
+"""The writer and reader of files of lengths, which `rlgraph lengths` counts; errors name the place that is wrong.
 
     {"rlgraph_lengths": 1,
      "source": "runs/grpo-1",
@@ -39,14 +39,14 @@ PARTS = ("prompts", "answers")
 
 @dataclass(frozen=True)
 class Fitted:
-    """Lengths of prompts and of answers; None for what was not there."""
+    """The lengths of prompts and of answers; None for what was not there."""
 
     source: str
     prompts: Censored | None
     answers: Censored | None
 
     def to_text(self) -> str:
-        """The file."""
+        """Return the text of the file."""
         parts = {name: _part(found) for name, found in self.parts()}
         return json.dumps({KIND.field: VERSION, "source": self.source, **parts}, ensure_ascii=False) + "\n"
 
@@ -55,7 +55,7 @@ class Fitted:
         yield "answers", self.answers
 
     def to_json(self) -> dict[str, Any]:
-        """What is known of both, as plain data."""
+        """Return what is known of both, as plain data."""
         return {name: None if found is None else _summary(found) for name, found in self.parts()}
 
     def __str__(self) -> str:
@@ -87,7 +87,8 @@ def fit_lengths(
 
 
 def read_fitted(path: str | Path) -> tuple[Lengths | None, Lengths | None]:
-    """Of prompts and of answers, from a file. Raises ProgramError with everything that is wrong with it."""
+    """Return the lengths of prompts and of answers in a file. Raise ProgramError with everything that is wrong with
+    it."""
     try:
         document = KIND.open(Path(path))
         document.top.fields(KIND.field, "source", *PARTS)
@@ -130,7 +131,7 @@ def _lengths(node: JsonNode) -> Lengths | None:
 
 
 def _summary(found: Censored) -> dict[str, Any]:
-    """Up to what was seen: of a row that was cut, its limit."""
+    """Return a summary of the lengths up to the longest seen; a row that was cut counts with its limit."""
     seen, fit = found.lengths().capped(found.longest), found.lognormal
     return {
         "rows": found.rows,

@@ -1,4 +1,4 @@
-"""Some steps of a run, and how long each node of them took.
+"""The observation of some steps of a run, and of how long each node of them took.
 
 On a machine that others use, a process waits for a core now and then. Linux counts how long; that time is taken off, so
 that what is left is what the machine would take alone. Of processes on Ray it is that of their main threads.
@@ -29,17 +29,17 @@ that took no time at all would be fitted to."""
 
 @dataclass(frozen=True, slots=True)
 class TimedWork:
-    """A node that was fired, or weights that were brought."""
+    """A node that was fired, or weights that were synchronized."""
 
     name: str
-    """What the node makes, `train MODEL` or `sync MODEL`, as a simulation has it."""
+    """The name of what the node makes, or `train MODEL` or `sync MODEL`, as a simulation has it."""
     op: str
     start: float
     end: float
     inside: float
-    """Seconds in the process that did the work longest; the rest is its order and its answer."""
+    """The seconds in the process that worked longest; the rest is the request and its answer."""
     waited: float = 0.0
-    """Seconds in which this process had no core; the others leave them out."""
+    """The seconds in which this process had no core; the other figures leave them out."""
 
     @property
     def seconds(self) -> float:
@@ -48,14 +48,14 @@ class TimedWork:
 
 @dataclass(frozen=True)
 class TimedStep:
-    """One step."""
+    """A step whose work was timed."""
 
     whole: float
-    """Seconds, with those in which processes had no core."""
+    """The seconds of the step, with those in which processes had no core."""
     waited: float
-    """Those that are included."""
+    """The seconds of `whole` in which processes had no core."""
     done: tuple[TimedWork, ...]
-    """Loops left out, whose nodes are there; in the order in which they ended."""
+    """The works in the order in which they ended; loops are left out, but their nodes are included."""
 
     @property
     def seconds(self) -> float:
@@ -63,7 +63,7 @@ class TimedStep:
 
     @property
     def beside(self) -> float:
-        """Seconds in which nothing was done."""
+        """Return the seconds in which nothing was done."""
         busy, until = 0.0, 0.0
         for each in sorted(self.done, key=lambda found: found.start):
             busy += max(0.0, each.end - max(each.start, until))
@@ -72,14 +72,14 @@ class TimedStep:
 
 
 class Cores:
-    """How long processes have been ready to run and had no core, by Linux's `/proc/PID/schedstat`."""
+    """A reader of how long processes were ready to run and had no core, by Linux's `/proc/PID/schedstat`."""
 
     def __init__(self) -> None:
         self.others: Sequence[int] = ()
-        """Processes beside this one; where there are some, this one only gives orders."""
+        """The ids of the other processes; if there are any, this one only sends requests."""
 
     def waits(self) -> list[float]:
-        """Seconds since each began; nothing where the system does not say."""
+        """Return the seconds that each process has waited since it began; empty if the system does not say."""
         if self.others:
             return [_waited(f"/proc/{pid}/schedstat") for pid in self.others]
         folder = Path("/proc/self/task")
@@ -90,7 +90,7 @@ class Cores:
         )
 
     def since(self, before: list[float]) -> float:
-        """What who waited longest has waited."""
+        """Return the seconds of the process that waited longest since `before`."""
         return max((now - then for now, then in zip(self.waits(), before, strict=False)), default=0.0)
 
 
@@ -103,16 +103,16 @@ def _waited(path: str) -> float:
 
 
 class Stopwatch(Silent):
-    """Keeps what was done since it was asked last."""
+    """An observer that keeps what was done since it was last asked."""
 
     def __init__(self) -> None:
         self.cores = Cores()
         self._begun: dict[int, list[float]] = {}
         self._done: list[TimedWork] = []
         self._inside: dict[int, float] = {}
-        """For each thread the longest work that it was told of since its last node was done."""
+        """The longest work in each thread since its last node was done, in seconds."""
         self._behind: set[int] = set()
-        """Threads whose node waits for weights that were sent before its order."""
+        """The threads whose node waits for weights that were sent before its request."""
 
     def span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
@@ -154,14 +154,14 @@ class Stopwatch(Silent):
 
 @dataclass
 class TimedRun:
-    """A run that goes on step by step."""
+    """A run that progresses step by step."""
 
     steps: Iterator[object]
     watch: Stopwatch
     seen: list[TimedStep] = field(default_factory=list)
 
     def go_on(self, count: int = 1) -> None:
-        """Takes some more steps."""
+        """Run some more steps."""
         cores = self.watch.cores
         for _ in range(count):
             before = cores.waits()
@@ -173,7 +173,7 @@ class TimedRun:
 
 @contextmanager
 def observed(compiled: Compilation, options: Options) -> Iterator[TimedRun]:
-    """A run whose nodes are timed. Raises ProgramError and RunError as any run."""
+    """Yield a run whose nodes are timed. Raise ProgramError and RunError as any run."""
     watch = Stopwatch()
     with open_backend(compiled, options, watch) as (backend, _):
         watch.cores.others = _processes(backend)
@@ -187,7 +187,7 @@ def observed(compiled: Compilation, options: Options) -> Iterator[TimedRun]:
 
 
 def _processes(backend: object) -> list[int]:
-    """Of a run on Ray those that do the work."""
+    """Return the ids of the worker processes of a run on Ray; empty for other runs."""
     if not hasattr(backend, "processes"):
         return []
     import ray
@@ -197,7 +197,7 @@ def _processes(backend: object) -> list[int]:
 
 
 def by_turn(seen: Sequence[TimedStep]) -> dict[tuple[str, str, int], list[TimedWork]]:
-    """What was done in steps, by name, by operation, and by which time it was in the step."""
+    """Return the works of steps by name, by operation, and by their repetition in the step."""
     found: dict[tuple[str, str, int], list[TimedWork]] = {}
     for step in seen:
         turns: dict[tuple[str, str], int] = {}
@@ -208,7 +208,7 @@ def by_turn(seen: Sequence[TimedStep]) -> dict[tuple[str, str, int], list[TimedW
 
 
 def title(node: Node) -> str:
-    """As a simulation calls the work."""
+    """Return the name that a simulation has for a node's work."""
     if not NODES[node.op].trains:
         return node.name
     trained = node.outputs[0].type

@@ -27,18 +27,18 @@ def score(prompts, completions, completion_ids, **columns):
 
 @dataclass(frozen=True, slots=True)
 class ProbeModel:
-    """A model."""
+    """A random model of a known shape."""
 
     hidden: int
     layers: int
     vocab: int
     heads: int = 2
     ffn: int = 2
-    """Columns of the feed-forward network for each hidden one."""
+    """The width of the feed-forward network as a multiple of the hidden width."""
 
     @property
     def source(self) -> str:
-        """In the language."""
+        """Return the model's declaration in the language."""
         return (
             f'random("qwen2", seed=0, hidden_size={self.hidden}, intermediate_size={self.ffn * self.hidden}, '
             f"num_hidden_layers={self.layers}, num_attention_heads={self.heads}, num_key_value_heads={self.heads}, "
@@ -48,17 +48,17 @@ class ProbeModel:
 
 @dataclass(frozen=True, slots=True)
 class ProbeWork:
-    """What is done with rows of one length: they are sampled, read, and trained on."""
+    """The work on rows of one length: they are sampled, read, and trained on."""
 
     samples: int
     tokens: int
     parts: int = 1
-    """Optimizer steps on as many slices; 0: they are sampled, and that is all."""
+    """The number of optimizer steps, one for each slice of the rows; 0: they are only sampled."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One program: every model does all points."""
+    """A program in which every model does all points."""
 
     sizes: tuple[ProbeModel, ...]
     points: tuple[ProbeWork, ...]
@@ -101,7 +101,7 @@ class Probe:
         yield f"        minimize mean(-min(q{place} * a{place}, clip(q{place}, 0.8, 1.2) * a{place}))"
 
     def compiled(self, folder: Path, schedule: str = "") -> Compilation:
-        """With its data in a folder. schedule: without its first line."""
+        """Compile the program with its data in a folder. schedule: a schedule without its first line."""
         rows = [{"prompt": text} for text in self.texts()]
         (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (folder / "rewards.py").write_text(REWARDS)
@@ -110,18 +110,18 @@ class Probe:
         return compiled(opened, {}, checked(opened, {}, f"schedule probe\n{schedule}" if schedule else None))
 
     def texts(self) -> list[str]:
-        """8 to 16 tokens each; every step reads all of them."""
+        """Return the prompts, of 8 to 16 tokens each; every step reads all of them."""
         rng = random.Random(0)
         return ["".join(rng.choice(LETTERS) for _ in range(8 + number * 5 % 9)) for number in range(self.prompts)]
 
     def batches(self, point: ProbeWork) -> tuple[Batch, Batch]:
-        """Rows that are sampled and read, and those of one optimizer step."""
+        """Return the rows that are sampled and read, and those of one optimizer step."""
         prompt, response = Lengths.of(len(text) for text in self.texts()), Lengths((float(point.tokens),))
         rows = float(self.prompts * point.samples)
         return Batch(rows, prompt, response, point.samples), Batch(rows / max(1, point.parts), prompt, response)
 
     def trained(self) -> Sequence[tuple[int, ProbeWork]]:
-        """Model and point of each optimizer step, in the order in which a model takes its own."""
+        """Return the model and the point of each optimizer step, in the order in which a model takes its own."""
         return [
             (number, point) for number, _ in enumerate(self.sizes) for point in self.points for _ in range(point.parts)
         ]

@@ -44,7 +44,8 @@ SIZES: Mapping[DeviceKind, tuple[ProbeModel, ...]] = {
         ProbeModel(2048, 8, 32768, heads=16),
     ),
 }
-"""One is deep and narrow: else what goes with layers would be taken for what goes with products."""
+"""The shapes of the models. One is deep and narrow: else what goes with layers would be taken for what goes with
+products."""
 POINTS: Mapping[DeviceKind, tuple[ProbeWork, ...]] = {
     "cpu": (ProbeWork(1, 8), ProbeWork(16, 8, 2), ProbeWork(4, 40, 2), ProbeWork(16, 32, 0)),
     "gpu": (ProbeWork(1, 32), ProbeWork(8, 32, 2), ProbeWork(8, 256, 2), ProbeWork(32, 64, 0)),
@@ -55,7 +56,7 @@ DTYPE: Mapping[DeviceKind, str] = {"cpu": "float32", "gpu": "bfloat16"}
 ROUNDS, WARM = 5, 1
 TRIES = 12
 QUIET = 0.3
-"""Of the repetitions: the share of them that were disturbed least."""
+"""The quantile of the repetitions' seconds that is taken, because the quickest were disturbed least."""
 TIMEOUT = 300.0
 
 ALONE, ONE, RANKS, COPIES = "this process", "one process for each engine", "two tensor-parallel ranks", "two copies"
@@ -63,9 +64,9 @@ ALONE, ONE, RANKS, COPIES = "this process", "one process for each engine", "two 
 OPERATIONS: Mapping[WorkKind, str] = {"generate": "generate", "forward": "logprobs", "train": "train"}
 RATES = tuple(each.name for each in fields(Rates) if each.name not in OPTIONAL)
 INVERSE = ("compute", "memory")
-"""Shares, which are fitted as their inverses."""
+"""The shares that are fitted as their inverses."""
 LEAST = {"compute": 0.2, "memory": 0.1}
-"""The device's own rates may have been measured while others disturbed it."""
+"""The least values of the fit: the device's own rates may have been measured while it was disturbed."""
 START = {"compute": 2.0, "memory": 2.0, "crowd": 0.1, "lock": 0.1, "hidden": 1e-7}
 
 Note = Callable[[str], None]
@@ -90,7 +91,7 @@ class ProbeSetup:
     what: str
     schedule: str
     threads: int = 0
-    """0: on Ray; else in this process, with so many."""
+    """The number of threads of a run in this process; 0 means a run on Ray."""
 
 
 def profile(
@@ -101,7 +102,7 @@ def profile(
     note: Note = lambda text: None,
     beside: Beside = lambda what: (),
 ) -> Calibration:
-    """Measures this machine.
+    """Measure this machine.
 
     engines: those to measure; None: all that are installed. threads: of the embedded engine, beside one. quick:
     fewer repetitions, and one split of each engine alone. note: is told what is under way. beside: for what is measured
@@ -161,7 +162,7 @@ def _schedule(wanted: Sequence[str], models: int, axis: str) -> str:
 
 
 def _best(wanted: Sequence[str], operation: str) -> str:
-    """Of some engines that which is for an operation."""
+    """Return the engine, of some, that is best for an operation."""
     able = [name for name in wanted if operation in registry.engine(name).operations]
     return max(able, key=lambda name: registry.engine(name).preference, default=registry.embedded().name)
 
@@ -169,7 +170,7 @@ def _best(wanted: Sequence[str], operation: str) -> str:
 def _in_turn(
     probe: Probe, setups: Sequence[ProbeSetup], folder: Path, rounds: int, note: Note, beside: Beside
 ) -> list[tuple[ProbeSetup, Compilation, list[TimedStep]]]:
-    """Runs them step by step, one after the other, so that what disturbs one disturbs all."""
+    """Run them step by step in turn, so that what disturbs one disturbs all."""
     found = []
     with ExitStack() as stack:
         for setup in setups:
@@ -192,7 +193,7 @@ def _in_turn(
 
 
 def quiet(values: Sequence[float]) -> float:
-    """What repetitions take that were disturbed little."""
+    """Return what repetitions take that were disturbed little."""
     return float(np.quantile(values, QUIET))
 
 
@@ -221,17 +222,17 @@ def _samples(
 
 
 class _Overheads:
-    """What is not work with a model."""
+    """The overheads: time that is not work with a model."""
 
     def __init__(self) -> None:
         self.orders: list[tuple[int, float]] = []
-        """Processes of a group, and seconds of a node beside its work."""
+        """The number of a group's processes, and the seconds of a node besides its work."""
         self.nodes: list[tuple[float, float]] = []
-        """Rows, and seconds in the process."""
+        """The number of rows, and the seconds in the process."""
         self.calls: list[tuple[float, float]] = []
         self.syncs: list[float] = []
         self.gaps: list[float] = []
-        """Seconds beside all nodes, for each node."""
+        """The seconds besides all nodes, divided by the number of nodes."""
 
     def add(self, probe: Probe, seen: Sequence[TimedStep], compiled: Compilation) -> None:
         most = max(pool.devices for pool in compiled.plan.pools)
@@ -270,7 +271,7 @@ def _fitted(samples: Sequence[Sample], local: _Overheads, remote: _Overheads, de
 
 
 def fit_rates(samples: Sequence[Sample]) -> tuple[Rates, float]:
-    """Of one engine and one kind of work, and their median error, relative."""
+    """Return the rates of one engine and one kind of work, and their median relative error."""
     names = [name for name in RATES if _matters(name, samples)]
     seconds = np.array([sample.seconds for sample in samples])
 
@@ -283,8 +284,8 @@ def fit_rates(samples: Sequence[Sample]) -> tuple[Rates, float]:
 
 
 def left_out(samples: Sequence[Sample]) -> HeldOut | None:
-    """How far off the work of one engine and kind is on each model by constants that are fitted to the others; None:
-    there is one model."""
+    """Return the median and the largest error over the models, for one engine and kind of work, of constants that are
+    fitted to the other models; None if there is only one model."""
     shapes = dict.fromkeys(sample.config.shape for sample in samples)
     if len(shapes) == 1:
         return None
@@ -297,7 +298,7 @@ def left_out(samples: Sequence[Sample]) -> HeldOut | None:
 
 
 def _matters(name: str, samples: Sequence[Sample]) -> bool:
-    """What nothing was measured of stays 0."""
+    """Return whether a constant was measured; one that was not stays 0."""
     kind = samples[0].kind
     if name == "update":
         return kind == "train"
@@ -319,7 +320,7 @@ def _rates(names: Sequence[str], values: np.ndarray) -> Rates:
 
 
 def predicted(sample: Sample, rates: Rates) -> float:
-    """Seconds by the cost model."""
+    """Return the seconds of a sample by the cost model."""
     kinds: dict[tuple[str, WorkKind], Rates] = {(sample.deployment.engine, kind): rates for kind in get_args(WorkKind)}
     done, deployment = OPERATIONS[sample.kind], sample.deployment
     return TaskModel(done, sample.config, deployment, Constants(kinds), [sample.batch]).work(deployment.dp).seconds
@@ -341,7 +342,7 @@ def _host(local: _Overheads, remote: _Overheads, base: Host) -> Host:
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Seconds in any case, and of each one more; neither is negative."""
+    """Return the fixed seconds and those for each one more; neither is negative."""
     counts, seconds = np.array(points).T
     fixed, each = nonnegative(np.stack([np.ones_like(counts), counts], 1) / seconds[:, None], np.ones_like(seconds))
     return float(fixed), float(each)
@@ -351,7 +352,7 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def measure_device() -> Measured:
-    """The rates of one process's device: of large matrix products, and of a copy in its memory."""
+    """Return the rates of one process's device: of large matrix products, and of a copy in its memory."""
     from time import perf_counter
 
     import torch
@@ -386,7 +387,7 @@ def measure_device() -> Measured:
 
 
 def _device_name(kind: str) -> str:
-    """As clusters call it."""
+    """Return the device's name as clusters have it."""
     if kind == "cpu":
         return "cpu"
     import torch
@@ -397,7 +398,7 @@ def _device_name(kind: str) -> str:
 
 
 def machine() -> dict[str, str]:
-    """What it is measured on."""
+    """Return a description of the machine that is measured."""
     import os
 
     import torch

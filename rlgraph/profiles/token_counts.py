@@ -1,4 +1,4 @@
-"""How many tokens prompts and answers have: counted in what a run recorded, or in a file of rows."""
+"""The count of tokens in prompts and answers of a run's recording or of a file of rows."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from rlgraph.user_code.spec import Spec
 NOT_COUNTED = "E0947"
 
 SOURCES = {".jsonl": jsonl, ".parquet": parquet}
-"""By the ending of a file."""
+"""The readers of files, by their endings."""
 PROMPT, ANSWER = "prompt", "response"
-"""The columns that are counted where nobody says others."""
+"""The columns that are counted by default."""
 
 
 class Counted(NamedTuple):
-    """None for what is not there; one of the two is."""
+    """The lengths that were counted; None for what is not there, but at least one of the two is."""
 
     prompts: Censored | None
     answers: Censored | None
 
 
 def recorded(folder: Path) -> Counted:
-    """Of what a run recorded: each prompt once, however often it was asked; every answer, and those that were cut.
+    """Count what a run recorded: each prompt once, however often it was asked; every answer, and those that were cut.
 
     Raises UsageMistake where the folder is no recording, RunError where it is damaged.
     """
@@ -50,8 +50,8 @@ def recorded(folder: Path) -> Counted:
 
 
 def counted(path: Path, prompt: str | None, answer: str | None, limit: int | None, model: str | None) -> Counted:
-    """Of a file of rows. prompt, answer: columns, each of numbers of tokens, of lists of tokens, or of what has to be
-    tokenized: texts, and prompts as messages. None is `prompt` and `response`, as far as they are there.
+    """Count a file of rows. prompt, answer: columns, each of numbers of tokens, of lists of tokens, or of what has to
+    be tokenized: texts, and prompts as messages. None is `prompt` and `response`, as far as they are there.
 
     limit: an answer that has so many tokens or more was cut. model: whose tokenizer, a name or a folder. Raises
     ProgramError.
@@ -84,8 +84,8 @@ def counted(path: Path, prompt: str | None, answer: str | None, limit: int | Non
 
 
 def _reader(model: str | None) -> Callable[[Any, str, str, str], int]:
-    """Counts the tokens in a column of a row: its arguments are the row, the column, `prompt` or `answer`, and how the
-    row is called."""
+    """Return a function that counts the tokens in a column of a row: its arguments are the row, the column, `prompt`
+    or `answer`, and how the row is called."""
     codec = None if model is None else _codec(model)
 
     def read(row: Any, column: str, what: str, where: str) -> int:
@@ -134,7 +134,7 @@ def _messages(value: object) -> bool:
 
 
 def _told(words: str) -> Span:
-    """A part of the command."""
+    """Return the span of a part of the command."""
     shown = words if words.isprintable() else repr(words)
     return Span(Source("rlgraph lengths", shown), 1, 1, 1, len(shown) + 1)
 

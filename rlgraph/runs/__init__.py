@@ -1,1 +1,1 @@
-"""From a compiled program to a run and what it leaves behind: a folder, metrics, models, a timeline."""
+"""The packages that run a compiled program and write what it leaves: a folder, metrics, models and a timeline."""

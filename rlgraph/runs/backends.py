@@ -1,4 +1,4 @@
-"""The backend of a run, opened: one function for each, which `rlgraph.runs.options` names."""
+"""The functions that open the backend of a run, one for each backend; `rlgraph.runs.options` names them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """Runs a program; it is open from its construction on."""
+    """An object that runs a program. It is open as soon as it is constructed."""
 
     def steps(self, wanted: int | None) -> Generator[StepResult]: ...
 
     def trained(self) -> dict[str, int]:
-        """For each model how many optimizer steps it took."""
+        """Return the number of optimizer steps that each model took."""
         ...
 
     def save(self, model: str, folder: Path) -> None:
-        """Writes a folder that a model source can name."""
+        """Write the model to a folder that a model source can name."""
         ...
 
     def close(self) -> None: ...
@@ -48,7 +48,7 @@ class Backend(Protocol):
 def open_backend(
     compiled: Compilation, options: Options, observer: Observer
 ) -> Iterator[tuple[Backend, dict[str, TrainedModel]]]:
-    """The backend, which is installed, and the models of the program as they are in it. Raises ProgramError for what
+    """Yield the open backend, which has to be installed, and the program's models in it. Raise ProgramError for what
     cannot be opened."""
     spec = backend_spec(options.backend)
     with warnings.catch_warnings():
@@ -88,7 +88,7 @@ def open_local(
         settings = replace(settings, device=device_here(options.device))
     except EngineError as error:
         raise UsageMistake(Diagnostic("E0821", str(error), NO_SPAN)) from None
-    # What no cluster has decided the device does.
+    # Without a cluster the device decides the dtypes that are still open.
     program = with_dtypes(compiled.program, settings.device != "cpu")
     backend = LocalBackend(program, settings, observer)
     engines = {name: cast("Embedded", state.engine) for name, state in backend.session.models.items()}
@@ -123,7 +123,7 @@ def open_ray(
         say=observer.display.note if isinstance(observer, Watch) else observer.opening,
     )
     models = {
-        # What nobody works with stays as its source is, like what is frozen.
+        # A model that no worker owns stays as its source is, as a frozen one does.
         model.name: Elsewhere(
             backend,
             model.name,
@@ -136,7 +136,7 @@ def open_ray(
 
 
 def _need_moments(compiled: Compilation) -> None:
-    """Raises UsageMistake where an engine that trains does not tell what its optimizer keeps."""
+    """Raise UsageMistake if an engine that trains does not export the state of its optimizer."""
     for model, owner in compiled.plan.owners:
         name = compiled.plan.group(owner).engine
         trains = "train" in operations(compiled.program).get(model, ())
@@ -147,7 +147,8 @@ def _need_moments(compiled: Compilation) -> None:
 
 @contextmanager
 def _one_torch_thread() -> Iterator[None]:
-    """Engines work on blocks side by side; torch's own threads under theirs would only wait for each other."""
+    """Limit torch to one thread: engines work on blocks in parallel, and torch's own threads below theirs would only
+    wait for each other."""
     import torch
 
     before = torch.get_num_threads()

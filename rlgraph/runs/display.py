@@ -1,4 +1,4 @@
-"""Which display a run has."""
+"""The choice of the display that shows a run's progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlgraph.runs.progress import Cell, Display, Lines
 
 
 def display(stream: IO[str] | None = None) -> Display:
-    """The one that suits where the stream (stderr by default) goes."""
+    """Return the display that suits the stream (stderr by default): a notebook cell, a progress bar, or plain lines."""
     if stream is None and in_notebook():
         return Cell()
     stream = stream or sys.stderr
@@ -21,6 +21,6 @@ def display(stream: IO[str] | None = None) -> Display:
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel."""
+    """Return whether this process is a notebook's kernel."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return shell is not None and "IPKernelApp" in shell.config

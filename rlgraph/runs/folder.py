@@ -1,13 +1,13 @@
-"""The folder of a run.
+"""The folder of a run, with these files:
 
 program.rlf      the program as it was run; `plan.json` where that was a plan file
-run.json         how: what was replaced in it, seed, steps, versions
+run.json         how it was run: what was set in it, seed, steps, versions
 graph.txt        its graph after the last pass
 metrics.jsonl    a line a step: `step`, `seconds`, and every reported name
 trace.jsonl      a line a step, where steps may overlap: which weights made which rows, and what became of these
 tensorboard/     the same, where the package `tensorboard` is installed
 models/NAME/     the trained models, as `from_pretrained` reads them
-checkpoints/     what the run can be gone on from
+checkpoints/     what the run can be resumed from
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ DEFAULT_PARENT = Path("runs")
 
 
 class Saved(Protocol):
-    """A model that can be written."""
+    """A model that can be saved."""
 
     def save(self, folder: str | Path) -> None: ...
 
 
 class RunFolder:
-    """An own folder, with its metrics open."""
+    """A folder that belongs to one run, with its metrics file open and locked."""
 
     def __init__(self, path: Path, metrics: IO[str], made: bool) -> None:
         self.path = path
         self.note: Callable[[str], None] = lambda _: None
-        """Who is told what has become of it."""
+        """The function that is told if the folder was removed or moved."""
         self.losses = 0
-        """How often it was gone."""
+        """The number of times that the folder was found gone."""
         self._metrics = metrics
         self._texts: Mapping[str, str] = {}
-        """What else was written, by name."""
+        """The texts of the other files that were written, by file name."""
         self._trace: IO[str] | None = None
         self._made = made
         self._first = 1
@@ -58,7 +58,7 @@ class RunFolder:
 
     @classmethod
     def new(cls, name: str) -> RunFolder:
-        """`runs/NAME-1`, or the next number that nobody has: two runs that start at once have two folders."""
+        """Make `runs/NAME-1`, or the next free number: two runs that start at once get two folders."""
         number = 1
         with suppress(OSError):
             taken = [entry.name.removeprefix(f"{name}-") for entry in DEFAULT_PARENT.glob(f"{name}-*")]
@@ -78,7 +78,7 @@ class RunFolder:
 
     @classmethod
     def at(cls, path: Path, overwrite: bool = False) -> RunFolder:
-        """This folder: one that is not there, an empty one, or with `overwrite` that of an earlier run."""
+        """Take this folder: a new or empty one, or with `overwrite` that of an earlier run. Raise UsageMistake."""
         made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -100,14 +100,14 @@ class RunFolder:
 
     @classmethod
     def _claimed(cls, path: Path, made: bool) -> RunFolder:
-        # Mode x: of two runs that saw an empty folder at once, one gets it.
+        # Mode x: if two runs saw the same empty folder at once, only one gets it.
         metrics = _new(path / METRICS)
         _lock(metrics, path)
         return cls(path, metrics, made)
 
     @classmethod
     def again(cls, path: Path) -> RunFolder:
-        """That of a run that is gone on with. Raises UsageMistake where it is at work."""
+        """Open the folder of a run that is resumed. Raise UsageMistake if a run is at work in it."""
         try:
             metrics = _lines(path / METRICS)
             _lock(metrics, path)
@@ -116,7 +116,7 @@ class RunFolder:
             raise _unusable(path, error.strerror) from None
 
     def cut(self, step: int) -> list[dict[str, Any]]:
-        """Of metrics and trace the steps up to this one stay. Gives these metrics."""
+        """Cut metrics and trace after this step, and return the metrics that stay."""
         try:
             kept = cut_lines(self._metrics, step)
             if (self.path / TRACE).exists():
@@ -128,10 +128,10 @@ class RunFolder:
         return [numbers(record) for record in kept]
 
     def begin(self, text: str, graph: str, how: Mapping[str, object], *, plan: bool = False) -> None:
-        """Notes what is run: the text of a program or of a plan file, and its graph."""
+        """Write what is run: the text of a program or of a plan file, its graph, and how it is run."""
         written = {PLAN if plan else PROGRAM: text, GRAPH: graph, HOW: json.dumps(how, indent=2) + "\n"}
         try:
-            # Whole or as they were: a run that is gone on with has them, and nobody could go on with it without.
+            # Each is replaced whole or not at all: a resumed run has them already, and could not be resumed without.
             for name, text in written.items():
                 replace_text(self.path / name, text)
             self._texts = written
@@ -139,8 +139,8 @@ class RunFolder:
             raise _unusable(self.path, error.strerror) from None
 
     def look(self) -> None:
-        """Makes it again where somebody has removed it, or moved it away: a run of a day is not lost with it. What was
-        written comes from the files, which are open. Raises OSError."""
+        """Make the folder again if it was removed or moved away, so that a run of a day is not lost with it. What was
+        written is copied from the files, which are still open. Raise OSError."""
         if _is(self._metrics, self.path / METRICS):
             return
         gone = self.path
@@ -161,7 +161,7 @@ class RunFolder:
         )
 
     def step(self, record: Mapping[str, Any], trace: Mapping[str, Any] | None = None) -> None:
-        """Adds the line of a step, and that of its trace. Raises RunError where the disk is full."""
+        """Append the line of a step, and that of its trace. Raise RunError if the disk is full."""
         try:
             self.look()
             if trace is not None:
@@ -184,8 +184,8 @@ class RunFolder:
             ) from None
 
     def save(self, models: Mapping[str, Saved]) -> list[Path]:
-        """Writes these models, each one whole or not at all. Raises RunError; also where weights are NaN or infinite
-        and there is a model already, which stays."""
+        """Save these models, each one whole or not at all, and return their folders. Raise RunError, also if weights
+        are NaN or infinite and there is a saved model already, which stays."""
         written: list[Path] = []
         with suppress(OSError):
             self.look()
@@ -215,13 +215,13 @@ class RunFolder:
         return written if losses == self.losses else self.save(models)
 
     def to_disk(self) -> None:
-        """What was written is there after a power failure, too. May be called beside `step`, which leaves nothing in
-        its buffers. Raises OSError."""
+        """Flush what was written to the disk, so that it survives a power failure. Raise OSError. It may be called
+        during `step`, which leaves nothing in its buffers."""
         for file in filter(None, (self._metrics, self._trace)):
             os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Ends the files."""
+        """Close the files."""
         for file in filter(None, (self._metrics, self._trace)):
             with suppress(OSError):
                 file.close()
@@ -229,7 +229,7 @@ class RunFolder:
             self._board.close()
 
     def discard(self) -> None:
-        """Takes everything back: nothing was run."""
+        """Remove everything that was written, because nothing was run."""
         self.close()
         with suppress(OSError):
             _remove(self.path)
@@ -240,7 +240,7 @@ class RunFolder:
 
 
 def recording_of(path: Path) -> Path:
-    """The folder of a recording, where a run's folder may be meant, too: that of what the run recorded. Raises
+    """Return the folder of a recording. The path may also be a run's folder, and means what that run recorded. Raise
     UsageMistake for a run that recorded nothing."""
     try:
         found = json.loads((path / HOW).read_text("utf-8"))["record"]
@@ -253,16 +253,16 @@ def recording_of(path: Path) -> Path:
 
 
 _BYTES = "surrogateescape"
-"""How bytes that are no text are read: what a machine leaves that loses its power may have some."""
+"""The way to read bytes that are no text: a machine that lost its power may leave some in a file."""
 
 
 def _new(path: Path) -> IO[str]:
-    """A file that is not there yet; what is written can be read again."""
+    """Create a file for writing and reading. Raise FileExistsError if it exists."""
     return path.open("x+", encoding="utf-8", errors=_BYTES)
 
 
 def _is(file: IO[str], path: Path) -> bool:
-    """Whether an open file is what a path leads to."""
+    """Return whether an open file is the one at a path."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
@@ -270,8 +270,8 @@ def _is(file: IO[str], path: Path) -> bool:
 
 
 def _again(metrics: IO[str], path: Path) -> tuple[IO[str], Path]:
-    """The metrics of a folder that is gone, and where they are now: in its place; where another run has that, beside
-    it; where that cannot be, in the folder for temporary files. Raises OSError."""
+    """Return the metrics of a folder that is gone and their new folder: the same place; if another run has that, one
+    beside it; if that is impossible, one in the folder for temporary files. Raise OSError."""
     beside = (path.with_name(f"{path.name}-again{number}") for number in ("", *range(2, 100)))
     here = Path(tempfile.gettempdir())
     elsewhere = (here / f"{path.name}-again{number}" for number in ("", *range(2, 100)))
@@ -289,7 +289,7 @@ def _again(metrics: IO[str], path: Path) -> tuple[IO[str], Path]:
 
 
 def _copied(file: IO[str], path: Path) -> IO[str]:
-    """Goes on in another file with what is in this one."""
+    """Copy a file to a path, and return the copy, open at its end."""
     copy = _new(path)
     file.seek(0)
     shutil.copyfileobj(file, copy)
@@ -304,12 +304,12 @@ def _records(metrics: IO[str]) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> IO[str]:
-    """A file with a line for each step, to go on with."""
+    """Open a file with a line for each step, to append to it."""
     return path.open("r+", encoding="utf-8", errors=_BYTES)
 
 
 def cut_lines(file: IO[str], step: int) -> list[dict[str, Any]]:
-    """Of a file with a line of JSON for each step, those up to this one stay; more is written behind them."""
+    """Cut a file with one JSON line per step after this step, and return the records that stay."""
     file.seek(0)
     kept, end = [], 0
     for line in file.read().splitlines(keepends=True):
@@ -328,8 +328,8 @@ def cut_lines(file: IO[str], step: int) -> list[dict[str, Any]]:
 
 
 def _lock(metrics: IO[str], path: Path) -> None:
-    """A run has its folder for itself as long as its process lives: the system takes the lock from a dead one. Raises
-    UsageMistake where another run has it."""
+    """Lock a run's folder for as long as this process lives; the system releases the lock of a dead process. Raise
+    UsageMistake if another run has it."""
     try:
         import fcntl
 
@@ -339,12 +339,12 @@ def _lock(metrics: IO[str], path: Path) -> None:
         hint = "wait for its end, or take another folder with `--out`"
         raise UsageMistake(Diagnostic("E0832", f"a run is at work in `{path}`", NO_SPAN, hint)) from None
     except (ImportError, OSError):
-        # Some networks' disks have no locks.
+        # Some network file systems have no locks.
         return
 
 
 def _odd(folder: Path) -> str:
-    """The first tensor of a saved model that has NaN or infinity in it; empty: none."""
+    """Return the name of a saved model's first tensor that has NaN or infinity in it; empty if none has."""
     from safetensors import safe_open
 
     for file in sorted(folder.glob("*.safetensors")):
@@ -356,7 +356,7 @@ def _odd(folder: Path) -> str:
 
 
 def _replace(draft: Path, final: Path) -> None:
-    """The folder of a run that is gone on with may have an older one of that name."""
+    """Move a draft to its final place. A resumed run's folder may have an older one of that name, which is removed."""
     old = final.with_name(f".{final.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():
@@ -393,15 +393,15 @@ def _said(error: Exception) -> str:
 
 
 class _Board:
-    """Event files for TensorBoard, written directly: its own writer hides a full disk in a thread."""
+    """A writer of TensorBoard event files. TensorBoard's own writer would hide a full disk in a thread."""
 
     def __init__(self, writer: Any) -> None:
         self.writer = writer
 
     @classmethod
     def open(cls, folder: Path, first: int) -> _Board:
-        """Writes nothing where tensorboard is not installed. first: the step that is written first; what earlier files
-        have from there on counts no more."""
+        """Open the event file; nothing is written if tensorboard is not installed. first: the first step to be written;
+        what earlier files have from there on no longer counts."""
         try:
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.summary.writer.record_writer import RecordWriter

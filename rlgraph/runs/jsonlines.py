@@ -1,4 +1,4 @@
-"""Records as lines of JSON, for tools that read what a run and the command line say."""
+"""JSON Lines records, for tools that read what a run and the command line print."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def emit(record: dict[str, Any]) -> None:
-    """One line of JSON on stdout, in ASCII: it can be written whatever is in it, and a terminal obeys nothing."""
+    """Print a record as one line of ASCII JSON, which any stdout can encode and no terminal obeys."""
     import json
 
     print(json.dumps(finite(record), allow_nan=False), flush=True)
 
 
 def finite(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with the texts "NaN", "Infinity" and "-Infinity" for what JSON has no numbers for, as in Protocol
+    """Return the record with the texts "NaN", "Infinity" and "-Infinity" for numbers that JSON lacks, as in Protocol
     Buffers' JSON (https://protobuf.dev/programming-guides/json/)."""
     return {name: _text(v) if isinstance(v, float) and not math.isfinite(v) else v for name, v in record.items()}
 
@@ -25,11 +25,11 @@ def _text(value: float) -> str:
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record that was read: these texts as the numbers that they are."""
+    """Return a record that was read, with these texts replaced by the numbers that they stand for."""
     return {name: float(v) if v in ("NaN", "Infinity", "-Infinity") else v for name, v in record.items()}
 
 
 def with_metrics(fields: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
-    """The record of a step. A metric that is called as one of its fields does not take its place: it is `report.NAME`,
-    as its value is called in the graph."""
+    """Return the record of a step. A metric with the name of one of the fields does not replace it: it is
+    `report.NAME`, as its value is called in the graph."""
     return {**fields, **{f"report.{name}" if name in fields else name: value for name, value in metrics.items()}}

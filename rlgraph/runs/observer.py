@@ -1,4 +1,4 @@
-"""Sees everything that a run does: tells the display, writes the trace, and lets Ctrl-C in between two updates."""
+"""The observer of a run: it informs the display, writes the trace, and lets Ctrl-C end a run between two updates."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 class Interrupts:
-    """Ctrl-C, SIGTERM and SIGHUP end a run where its weights are whole, not in an update; the second one at once."""
+    """A handler of Ctrl-C, SIGTERM and SIGHUP: they end a run after an update, not within it; a second one at once."""
 
     def __init__(self, shown: Display) -> None:
         self.display = shown
         self.updates = 0
-        """Updates of weights that are going on; several at once where there are several pools."""
+        """The number of weight updates in progress; several at once if there are several pools."""
         self.seen = False
         self.again = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        # Only the main thread may ask for signals; elsewhere they are somebody else's.
+        # Only the main thread may handle signals; in another thread they are left to whoever has them.
         if threading.current_thread() is threading.main_thread():
             # A terminal that is closed, or a connection that breaks, sends SIGHUP; under `nohup` it is ignored.
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -52,13 +52,13 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Ends the run if that was asked for and could not be, or was and went unheard."""
+        """End the run if a signal asked for it and was put off, or was lost."""
         if self.seen:
             raise KeyboardInterrupt
 
 
 class Watch:
-    """The observer of a run, who tells all others. Nodes of different pools are told of from different threads."""
+    """The observer of a run, which informs all others. Different pools report their nodes from different threads."""
 
     def __init__(
         self, shown: Display, interrupts: Interrupts, observer: Observer | None, trace: Timeline | None
@@ -66,10 +66,10 @@ class Watch:
         self.display, self.interrupts, self.trace = shown, interrupts, trace
         self._told: list[Display | Observer] = [shown, observer] if observer else [shown]
         self._open: list[tuple[Node, float]] = []
-        """The nodes at work in this process, the innermost at the end."""
+        """The nodes at work in this process with their start times, the innermost last."""
         self._number = 1
         self._lock = threading.RLock()
-        # Clocks are set while a run goes on; times of a trace must not go back.
+        # Clocks may be set during a run, but times of a trace must not go back.
         self._epoch = time.time() - time.perf_counter()
         self._began = self._now()
 
@@ -106,12 +106,12 @@ class Watch:
                 each.synced(model, source, destination, seconds, sent_bytes, peak_bytes)
 
     def begin(self, phases: Mapping[str, int], done: int = 0) -> None:
-        """All is open; how many steps each phase has. done: those that the run had before it is gone on with."""
+        """Begin the run, with the number of steps of each phase. done: the steps that a resumed run had before."""
         self.display.begin(phases)
         self._began, self._number = self._now(), done + 1
 
     def step(self, step: StepResult) -> None:
-        """A step is done. Raises KeyboardInterrupt if that was asked for while it could not be."""
+        """Take note of a finished step. Raise KeyboardInterrupt if an interruption was put off until now."""
         now = self._now()
         self.span("run", "steps", f"{step.phase} {step.number}", "step", self._began, now)
         self._began, self._number = now, step.number + 1
@@ -119,8 +119,8 @@ class Watch:
         self.interrupts.check()
 
     def _interrupt(self) -> None:
-        """An interruption that came during an update, or that was lost: Python raises it wherever the main thread is,
-        and what is raised in `__del__`, or while garbage is collected, reaches nobody."""
+        """Raise an interruption that came during an update, or that was lost: Python raises it wherever the main thread
+        is, and an exception in `__del__`, or during garbage collection, reaches nobody."""
         if self.interrupts.again or not self.interrupts.updates:
             self.interrupts.check()
 
@@ -129,19 +129,19 @@ class Watch:
     def span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
-        """Work of a rank in the present step, in seconds of `time.time()`; its id for `flow`."""
+        """Record work of a rank in the present step, in seconds of `time.time()`, and return its id for `flow`."""
         with self._lock:
             if self.trace is None:
                 return 0
             return self.trace.span(pool, rank, name, category, start, end, step=self._number, **args)
 
     def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
-        """Rows or weights went from one piece of work to another."""
+        """Record that rows or weights went from one piece of work to another."""
         if self.trace is not None:
             self.trace.flow(source, target, name, sent_bytes)
 
     def write(self, path: Path | None) -> None:
-        """Writes the trace, also of work that was cut off. Raises RunError."""
+        """Write the trace, including work that was cut off. Raise RunError."""
         while self._open:
             node, start = self._open.pop()
             self.span(LOCAL.name, 0, node.name, node.op, start, self._now(), cut="off")

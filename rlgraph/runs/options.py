@@ -1,4 +1,4 @@
-"""How a program is run: options, and the backends that there are, as far as they are known without being loaded."""
+"""The options of a run, and what is known of each backend without loading it."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, install
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
-    """What everybody but itself knows of a backend."""
+    """What other code knows of a backend without loading it."""
 
     name: str
     about: str
-    """Where a program runs with it."""
+    """A text that says where a program runs with it."""
     opens: str
-    """`module:function`, which opens it; see `rlgraph.runs.backends`."""
+    """The `module:function` that opens it; see `rlgraph.runs.backends`."""
     processes: bool = False
-    """It runs the plan, in processes that can be on other machines (`address`), not answer (`timeout`), or be objects
-    in this one (`debug`)."""
+    """Whether it runs the plan in processes, which can be on other machines (`address`), fail to answer (`timeout`), or
+    be objects in this one (`debug`)."""
     packages: tuple[str, ...] = ()
-    """It needs these, which its extra brings."""
+    """The packages that it needs, which its extra installs."""
     extra: str = ""
     resumes: bool = False
-    """Its runs can be saved on the way, and gone on with."""
+    """Whether its runs can be saved on the way and resumed."""
 
     @property
     def missing(self) -> str | None:
-        """The first of its packages that is not installed."""
+        """Return the first of its packages that is not installed; None if all are."""
         return next((package for package in self.packages if find_spec(package) is None), None)
 
 
@@ -53,7 +53,7 @@ BACKENDS: Mapping[str, BackendSpec] = {each.name: each for each in (LOCAL, RAY)}
 
 
 def backend_spec(name: str) -> BackendSpec:
-    """Raises UsageMistake where there is none of that name."""
+    """Return the backend of this name. Raise UsageMistake if there is none."""
     if name in BACKENDS:
         return BACKENDS[name]
     known = ", ".join(f"`{each}`" for each in BACKENDS)
@@ -61,14 +61,14 @@ def backend_spec(name: str) -> BackendSpec:
 
 
 def need_installed(spec: BackendSpec) -> None:
-    """Raises UsageMistake where a package of the backend is not there."""
+    """Raise UsageMistake if a package of the backend is not installed."""
     if spec.missing:
         message = f"the package `{spec.missing}` is not installed"
         raise UsageMistake(Diagnostic("E0819", message, NO_SPAN, install(spec.extra)))
 
 
 def installed() -> dict[str, str]:
-    """The versions of what computes."""
+    """Return the versions of the packages that compute."""
     from importlib.metadata import version
 
     from rlgraph import __version__
@@ -77,14 +77,15 @@ def installed() -> dict[str, str]:
 
 
 KEEP = 2
-"""Checkpoints of a run: the newest, and the one before it."""
+"""The default number of checkpoints that are kept: the newest, and the one before it."""
 RESTARTS = 3
-"""How often a run that is saved goes on by itself after it has lost a process, where nothing else is said."""
+"""The default number of times that a saved run resumes by itself after it has lost a process."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to run; all but the first two change nothing of what is computed."""
+    """How to run a program; the options after the first two do not change what is computed, `replay`, `on_nonfinite`,
+    `changed` and the rounding of a device aside."""
 
     steps: int = 100
     seed: int = 0
@@ -93,37 +94,37 @@ class Options:
     token_budget: int | None = None
     backend: str = LOCAL.name
     address: str | None = None
-    """Of a cluster; None: one that is started on this machine."""
+    """The address of a cluster; None starts one on this machine."""
     debug: bool = False
-    """The processes of a plan are objects in this one."""
+    """Whether the processes of a plan are objects in this one."""
     record: Path | None = None
     """A folder for all that is sampled."""
     replay: Path | None = None
-    """A recording, in place of sampling."""
+    """A recording that is replayed in place of sampling."""
     trace: Path | None = None
     """A file for the timeline."""
     device: str | None = None
-    """Of the models, with `local`; None: a GPU where there is one."""
+    """The device of the models, with `local`; None takes a GPU if there is one."""
     timeout: float = 1800.0
-    """Longest wait for an answer of a process, in seconds."""
+    """The longest wait for an answer of a process, in seconds."""
     on_nonfinite: Literal["stop", "skip"] | None = None
-    """What becomes of a run where a gradient is NaN or infinite: it ends (None, too), or leaves out the update."""
+    """What a run does if a gradient is NaN or infinite: it ends (also if None), or skips the update."""
     save_every: str | None = None
-    """How often the run is saved, as `rlgraph.runs.checkpoint.interval` reads it; None: never."""
+    """The interval at which the run is saved, as `rlgraph.runs.checkpoint.interval` reads it; None means never."""
     keep: int | None = None
-    """How many of its checkpoints are kept; None: `KEEP`."""
+    """The number of checkpoints that are kept; None means `KEEP`."""
     keep_best: str | None = None
-    """What makes a checkpoint stay though newer ones are there, as `rlgraph.runs.checkpoint.best` reads it: a name that
-    the program reports; None: nothing."""
+    """The reported metric by which the best checkpoint is kept however old it is, as `rlgraph.runs.checkpoint.best`
+    reads it; None keeps none for that."""
     restarts: int = RESTARTS
-    """How often a run that is saved, and has lost a process, goes back to its last checkpoint by itself."""
+    """The number of times that a saved run that has lost a process goes back to its last checkpoint by itself."""
     resume: Path | None = None
-    """The folder of the run that is gone on with."""
+    """The folder of the run that is resumed."""
     changed: bool = False
-    """Its program may have changed."""
+    """Whether the resumed run's program may have changed."""
 
     def need_installed(self) -> None:
-        """Raises UsageMistake for a backend that there is not, that lacks a package, or has no use for an option."""
+        """Raise UsageMistake for a backend that does not exist, lacks a package, or has no use for a given option."""
         spec = backend_spec(self.backend)
         if not spec.processes and (self.address or self.debug):
             what = "address" if self.address else "debug"

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on.
+"""The displays that show a person the progress of a run.
 
 On a terminal a bar with the node at work, in a notebook one line that is written over, elsewhere a line for
 each step on stderr:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Display(Protocol):
-    """Shows a run; the first four are those of the backend's observer."""
+    """A display of a run; its first four methods are those of the backend's observer."""
 
     def opening(self, what: str) -> None: ...
     def firing(self, node: Node, pool: str = "") -> None: ...
@@ -32,11 +32,11 @@ class Display(Protocol):
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None: ...
     def begin(self, phases: Mapping[str, int]) -> None:
-        """The run begins: how many steps each phase has."""
+        """Begin the run, with the number of steps of each phase."""
         ...
 
     def step(self, done: StepResult) -> None:
-        """A step is done."""
+        """Show a finished step."""
         ...
 
     def note(self, text: str) -> None: ...
@@ -44,7 +44,7 @@ class Display(Protocol):
 
 
 class Quiet:
-    """Shows nothing."""
+    """A display that shows nothing."""
 
     def opening(self, what: str) -> None: ...
     def firing(self, node: Node, pool: str = "") -> None: ...
@@ -59,7 +59,7 @@ class Quiet:
 
 
 class Json(Quiet):
-    """A line of JSON on stdout for each step."""
+    """A display that prints a line of JSON on stdout for each step."""
 
     def step(self, done: StepResult) -> None:
         fields = {"type": "step", "step": done.number, "phase": done.phase, "seconds": round(done.seconds, 6)}
@@ -70,7 +70,7 @@ class Json(Quiet):
 
 
 class Count:
-    """Where in its phase a step is, what it has generated, and what its weights cost on their way."""
+    """A count of where in its phase a step is, what it has generated, and what its weights cost to transfer."""
 
     def __init__(self, phases: Mapping[str, int]) -> None:
         self.phases = phases
@@ -85,7 +85,7 @@ class Count:
         self.total = so_far
 
     def line(self, done: StepResult) -> str:
-        """A finished step in one line; counts from 0 again."""
+        """Return a finished step as one line, and reset the counts to 0."""
         phase, seconds = done.phase, done.seconds
         at = f"{phase} {done.number - self._before[phase]}/{self.phases[phase]}"
         parts = [at, *(f"{name} {shown(value)}" for name, value in done.metrics.items()), f"{seconds:.2g} s"]
@@ -100,7 +100,7 @@ class Count:
 
 
 def shown(value: Any) -> str:
-    """A number, short."""
+    """Return a number as a short text."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -109,19 +109,19 @@ def rate(tokens: int, seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """Of so many bytes."""
+    """Return a number of bytes as a short text."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 class Lines:
-    """A line for each step."""
+    """A display that prints a line for each step."""
 
     def __init__(self, stream: IO[str]) -> None:
         self.stream = stream
         self.count: Count | None = None
 
     def opening(self, what: str) -> None:
-        # Later ones are about the rounds of a `collect`.
+        # Later openings are about the rounds of a `collect`.
         if self.count is None:
             self.note(what)
 
@@ -146,7 +146,7 @@ class Lines:
         self.note(self.count.line(done))
 
     def note(self, text: str) -> None:
-        # A run does not end because nobody looks at it any more.
+        # A run must not end because its output is closed.
         with suppress(OSError):
             self.stream.write(f"{visible(text)}\n")
             self.stream.flush()
@@ -155,7 +155,7 @@ class Lines:
 
 
 class Cell(Lines):
-    """The output of a notebook's cell: its last line is the newest step."""
+    """A display in the output of a notebook's cell, whose last line is the newest step."""
 
     def __init__(self) -> None:
         super().__init__(sys.stdout)
@@ -174,7 +174,7 @@ class Cell(Lines):
         self._show(self.line, least_s=0)
 
     def _show(self, line: str, least_s: float = 0.1) -> None:
-        """Quick steps are not all shown: a browser that draws each of them falls behind."""
+        """Show a line, at most one per `least_s` seconds: a browser that draws each quick step falls behind."""
         self.line = line
         if time.monotonic() - self.shown_s >= least_s:
             self.handle.update({"text/plain": line}, raw=True)

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Pool:
-    """What a pool is doing."""
+    """The work that a pool is doing."""
 
     at_work: list[str] = field(default_factory=list)
     last: str = ""
-    """What it said of the last rows that it generated."""
+    """The text about the last rows that it generated."""
 
 
 class Bar:
-    """A bar over all steps, the node at work, and the metrics of finished steps above it; a line for each pool where
-    there are several."""
+    """A progress bar over all steps, with the node at work, and the metrics of finished steps above it; a line for each
+    pool if there are several."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -58,7 +58,7 @@ class Bar:
 
     def _drawn(self) -> Group:
         lines = Table.grid(padding=(0, 2))
-        # The display is drawn from a thread of its own while pools come.
+        # A thread of its own draws the display, while pools may be added.
         for name, pool in list(self.pools.items()):
             lines.add_row(
                 f"  {name}", ", ".join(dict.fromkeys(list(pool.at_work))) or "[dim]waits", f"[dim]{pool.last}"

@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """What a run made."""
+    """The result of a run."""
 
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    """For each step `step`, `seconds` and every reported name; `phase` in programs that have several."""
+    """A record for each step: `step`, `seconds` and every reported name; `phase` in programs that have several."""
     models: dict[str, TrainedModel] = field(default_factory=dict)
     """Every model of the program, by its name in it."""
     folder: Path | None = None
-    """Where everything was written."""
+    """The folder where everything was written; None if nothing was."""
     saved: list[Path] = field(default_factory=list)
-    """Folders of the trained models."""
+    """The folders of the trained models."""
 
     def __repr__(self) -> str:
         where = f", in {self.folder}" if self.folder else ""
@@ -50,14 +50,14 @@ class Run:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in a run: `run` holds what was done until then, and trained models were saved."""
+    """The error for Ctrl-C in a run: `run` holds what was done until then, and trained models were saved."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(f"interrupted after {len(run.metrics)} steps")
         self.run = run
 
     def _render_traceback_(self) -> list[str]:
-        """What notebooks show."""
+        """Return the lines that a notebook shows in place of a traceback."""
         return [str(self), *(f"saved {path}" for path in self.run.saved)]
 
 
@@ -69,7 +69,7 @@ def run(
     progress: bool,
     observer: Observer | None,
 ) -> Run:
-    """See `Compiled.run`."""
+    """Run a program with its options; see `Compiled.run`."""
     options.need_installed()
     if options.resume is None:
         folder = RunFolder.at(Path(out), overwrite) if out is not None else None
@@ -79,7 +79,7 @@ def run(
 
 
 def going_on(options: Options) -> tuple[Options, RunFolder]:
-    """The options with which a run goes on, and its folder. Raises UsageMistake."""
+    """Return the options with which a run is resumed, and its folder. Raise UsageMistake."""
     assert options.resume is not None
     return as_before(options, options.resume), RunFolder.again(options.resume)
 
@@ -91,8 +91,8 @@ def run_in(
     shown: Display,
     observer: Observer | None = None,
 ) -> Run:
-    """Runs, writing into a folder if one is given. A run that is saved on the way, and has lost a process, goes back
-    to its last checkpoint, as often as the options say."""
+    """Run a program, and write into a folder if one is given. A run that is saved on the way and has lost a process
+    goes back to its last checkpoint, as often as the options say."""
     options = replace(options, threads=options.threads or _cores())
     left, again = options.restarts if options.save_every and folder else 0, False
     try:
@@ -112,7 +112,7 @@ def run_in(
 
 
 class _Lost(Exception):
-    """A process of the run is gone, or does not answer; the run can go on without what it had."""
+    """The error for a process that is gone or does not answer, after which the run can resume from a checkpoint."""
 
     def __init__(self, error: RunError) -> None:
         super().__init__(str(error))
@@ -129,7 +129,7 @@ def _once(
     again: bool,
     may_lose: bool,
 ) -> Run:
-    """again: the run has begun before. may_lose: `_Lost` takes the place of what is told where a process is lost."""
+    """Run once. again: the run has begun before. may_lose: raise `_Lost` if a process is lost, and report nothing."""
     made = Run(folder=folder.path if folder else None)
     if folder:
         folder.note = shown.note
@@ -165,8 +165,8 @@ def _is_lost(error: BaseException) -> bool:
 def _claimed(
     folder: RunFolder | None, compiled: Compilation, options: Options, again: bool
 ) -> Iterator[tuple[Checkpoint | None, outside.Digests]]:
-    """What cannot be written or read comes out before the run. The checkpoint that it goes on from, if it does, and
-    what the program takes from outside, of a run that is saved."""
+    """Check before the run what it has to read and write. Yield the checkpoint that it is resumed from, if any, and the
+    digests of what the program takes from outside, for a run that is saved."""
     from rlgraph.backends.recording import is_recording, read_header, recording
 
     if options.save_every is not None:
@@ -211,7 +211,7 @@ def _steps(
         for text in resumable.judged():
             watch.display.note(text)
         if options.save_every is not None:
-            # What the hub has given is known now.
+            # The models are loaded now, so the revisions that the hub gave are known.
             taken = {**taken, **outside.revisions(compiled)}
         if checkpoint is not None:
             assert folder is not None
@@ -250,7 +250,7 @@ def _steps(
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -263,14 +263,14 @@ def _trained(made: Run) -> dict[str, TrainedModel]:
 
 
 def _leave(made: Run) -> None:
-    """The backend will be closed: what is only there is kept."""
+    """Keep the weights that are only in the backend, which will be closed."""
     saved = {path.name: path for path in made.saved}
     for name, model in made.models.items():
         model.weights.leave(saved.get(name))
 
 
 def _rescue(made: Run, folder: RunFolder | None, shown: Display, saver: Saver | None) -> None:
-    """Saves what is there after a run that did not come to its end."""
+    """Save what there is after a run that did not come to its end."""
     if folder is None:
         return
     if saver:
@@ -278,7 +278,7 @@ def _rescue(made: Run, folder: RunFolder | None, shown: Display, saver: Saver | 
             saver.save()
     left = {name: model for name, model in _trained(made).items() if folder.path / "models" / name not in made.saved}
     for name, model in left.items():
-        # One that is lost does not keep the others from being saved.
+        # A model that cannot be saved does not keep the others from being saved.
         with _told_beside(shown):
             made.saved += folder.save({name: model})
     made.folder = folder.path
@@ -296,7 +296,7 @@ def _need_folder(folder: RunFolder | None) -> None:
 
 @contextmanager
 def _told_beside(shown: Display) -> Iterator[None]:
-    """The first failure of a run is the one to tell; a second one is told beside it."""
+    """Report a second failure as a note: the first failure of a run is the one to raise."""
     try:
         yield
     except RunError as second:
@@ -304,7 +304,7 @@ def _told_beside(shown: Display) -> Iterator[None]:
 
 
 def _give_back(made: Run, folder: RunFolder | None) -> None:
-    """The folder of a run in which nothing was done."""
+    """Discard the folder of a run in which nothing was done."""
     if folder and not made.metrics and not _trained(made):
         folder.discard()
         made.folder = None
@@ -332,7 +332,7 @@ def _how(compiled: Compilation, options: Options) -> dict[str, object]:
 
 
 def _schedule(compiled: Compilation) -> dict[str, object]:
-    """Where it ran: the schedule's file, or its text; and how many devices there were without one."""
+    """Return where the program ran: the schedule's file or its text, and the number of devices without one."""
     span = compiled.schedule.span
     if not span.line or span.source.path == compiled.source.path:
         return {"schedule": None, "devices": compiled.devices}

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 
 Track = tuple[str, int | str]
-"""A pool and a rank; what is no rank has a name."""
+"""A pool and a rank, or a name for what is no rank."""
 
 
 class _Slice(NamedTuple):
@@ -38,7 +38,7 @@ class _Flow(NamedTuple):
 
 
 class Timeline:
-    """Collects what happened; written when the run is over."""
+    """A collection of what happened in a run, which is written when the run is over."""
 
     def __init__(self) -> None:
         self._slices: list[_Slice] = []
@@ -50,7 +50,7 @@ class Timeline:
     def span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
-        """Adds a piece of work on a rank and gives its id. Times are those of `time.time()`, of any process, in
+        """Add a piece of work on a rank and return its id. Times are those of `time.time()`, of any process, in
         seconds."""
         self._slices.append(
             _Slice((pool, rank), name, category, round(start * 1e9), round(max(start, end) * 1e9), args)
@@ -58,11 +58,11 @@ class Timeline:
         return len(self._slices) - 1
 
     def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
-        """Something was sent from one piece of work to another."""
+        """Record that something was sent from one piece of work to another."""
         self._flows.append(_Flow(source, target, name, sent_bytes))
 
     def write(self, path: Path) -> None:
-        """Writes the file, whole or not at all. Raises RunError where that is impossible."""
+        """Write the file, whole or not at all. Raise RunError where that is impossible."""
         draft = _draft(path)
         try:
             with draft.open("w", encoding="utf-8") as file:
@@ -143,7 +143,7 @@ def _laid(slices: Sequence[_Slice]) -> list[_Slice]:
 
 
 def _rates(found: _Slice) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """How many tokens a second were generated, as a curve."""
+    """Return the curve of tokens generated a second."""
     tokens = found.args.get("tokens", 0)
     if isinstance(tokens, int) and tokens and found.end > found.start:
         rate = tokens / (found.end - found.start) * 1e9
@@ -153,7 +153,7 @@ def _rates(found: _Slice) -> Iterator[tuple[int, int, dict[str, Any]]]:
 
 
 def check_writable(path: Path) -> None:
-    """Raises UsageMistake where no trace can be written: that must not come out after the run."""
+    """Raise UsageMistake if no trace can be written: that must not be found out after the run."""
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
@@ -165,7 +165,7 @@ def check_writable(path: Path) -> None:
 
 
 def _draft(path: Path) -> Path:
-    """A file beside the one that is wanted."""
+    """Return the path of a draft beside the wanted file."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 

@@ -21,33 +21,34 @@ from rlgraph.ir.text.parse import parse_program
 from rlgraph.runs.folder import GRAPH, TRACE
 
 Row = tuple[Any, ...]
-"""The data, the pass, the row, the sample."""
+"""A row's key: the data, the pass, the row, the sample."""
 
 Batch = tuple[str, int, int]
-"""Of a `collect`: the data, the step that began it, its number there."""
+"""A batch of a `collect`: the data, the step that began it, its number there."""
 
 Runs = tuple[tuple[int, int], ...]
-"""Which versions made a row's tokens: a version, and how many tokens."""
+"""The versions that made a row's tokens: each with its number of tokens."""
 
 
 @dataclass(frozen=True)
 class TracedStep:
-    """What was done with rows in a step."""
+    """The record of what was done with rows in a step."""
 
     phase: str
     changed: Mapping[str, int]
-    """The models that have new weights after it, and how often each was updated."""
+    """The models that have new weights after the step, and how often each was updated."""
     read: tuple[Row, ...]
     begun: Mapping[Batch, tuple[Row, ...]]
-    """Of `read` the rows of each batch that a `collect` takes when it ends."""
+    """The rows of `read` in each batch that a `collect` takes when it ends."""
     ended: tuple[Batch, ...]
-    """Such batches, one after the other."""
+    """The batches that ended, in their order."""
     sampled: Mapping[str, tuple[tuple[Row, Runs, Ended | None], ...]]
-    """By the key of who sampled them; each with its batch."""
+    """The sampled rows by the key of the node that sampled them; each with its batch."""
     dropped: Mapping[str, frozenset[Row]]
-    """By who dropped them."""
+    """The dropped rows by the name of the node that dropped them."""
     trained: Mapping[tuple[str, str], tuple[Row, ...]]
-    """By the weights that the body of a `train` is given, and the table: a row as often as it was trained on."""
+    """The trained rows by the weights that the body of a `train` is given, and the table: a row as often as it was
+    trained on."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ class Trace:
     steps: tuple[TracedStep, ...]
     """From the first one on."""
     cut: bool
-    """The last line is not whole: the run was killed."""
+    """Whether the last line is incomplete, because the run was killed."""
 
 
 def read_trace(folder: Path) -> Trace:
-    """That of a run. Raises ProgramError where there is none, or it is damaged."""
+    """Return the trace of a run. Raise ProgramError where there is none, or it is damaged."""
     try:
         program = parse_program((folder / GRAPH).read_text("utf-8"))
     except (OSError, ValueError):
@@ -92,7 +93,7 @@ def read_trace(folder: Path) -> Trace:
 
 
 def _step(found: Mapping[str, Any]) -> TracedStep:
-    """Raises ValueError, KeyError, TypeError or AttributeError for what no run wrote."""
+    """Return a step's record. Raise ValueError, KeyError, TypeError or AttributeError for what no run wrote."""
     return TracedStep(
         str(found["phase"]),
         {str(model): int(times) for model, times in found["changed"].items()},

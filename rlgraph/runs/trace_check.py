@@ -27,21 +27,21 @@ from rlgraph.runs.trace_ways import LATE, Training, Ways, data_of
 
 @dataclass
 class TraceCheck:
-    """What a trace says of a run, and what is wrong with it."""
+    """The summary of a run's trace, and what is wrong with it."""
 
     steps: int = 0
     cut: bool = False
-    """The run was killed while it wrote: what came after these steps is not known."""
+    """Whether the run was killed while it wrote, so that what came after these steps is not known."""
     sampled: int = 0
-    """Rows."""
+    """The number of rows that were sampled."""
     trained: int = 0
-    """Rows that something was trained on."""
+    """The number of rows that something was trained on."""
     late: int = 0
-    """Rows that a `collect` carried over until they were too old."""
+    """The number of rows that a `collect` carried over until they were too old."""
     left: int = 0
-    """Rows that a `collect` carries over, and nothing was trained on in the end."""
+    """The number of rows that a `collect` carries over, and nothing was trained on in the end."""
     ages: dict[int, int] = field(default_factory=dict)
-    """Of the rows that were trained on: how many there are of each age, that of the oldest token."""
+    """The number of rows that were trained on, by the age of their oldest token."""
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     @property
@@ -49,18 +49,18 @@ class TraceCheck:
         return not self.diagnostics
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, without what is wrong."""
+        """Return the summary as plain data, without what is wrong."""
         said = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "diagnostics"}
         return {"accepted": self.accepted, **said}
 
 
 def check_trace(folder: str | Path) -> TraceCheck:
-    """Checks the trace in the folder of a run. Raises ProgramError where there is none, or it is damaged."""
+    """Check the trace in the folder of a run. Raise ProgramError where there is none, or it is damaged."""
     return checked(read_trace(Path(folder)))
 
 
 def checked(trace: Trace) -> TraceCheck:
-    """Whether a run did what its program grants."""
+    """Check whether a run did what its program allows."""
     found = _Checker(trace)
     found.check()
     told = {key: rows for key, rows in found.faults.items() if rows}
@@ -82,7 +82,7 @@ class _Checker:
         self.faults: dict[tuple[int, str, str], list[Row]] = {}
         """By the step, what is wrong and what is granted: with whom."""
         self.versions: Counter[str] = Counter()
-        """Of each model the last version that there is."""
+        """The last version of each model."""
         self.updates: dict[str, list[int]] = {}
         """Of each model how often it had been updated when it became version 1, 2, and so on."""
         self.places: dict[Row, int] = {}

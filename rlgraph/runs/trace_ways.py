@@ -1,4 +1,4 @@
-"""What a program grants the rows of a run: which tables are trained on, and the way of their rows to there."""
+"""What a program allows to happen to rows: which tables are trained on, and how their rows get there."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from rlgraph.ir.types import Axis, Handle, Table
 from rlgraph.ops.nodes import NODES, attr, model_of, sampler, table_of, way_to
 
 LATE = "recent"
-"""Who drops rows that are too old, as a trace calls it."""
+"""The name that a trace has for the node that drops rows which are too old."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """Something that is trained on the rows of a table."""
+    """A pair of weights and a table on whose rows they are trained."""
 
     key: tuple[str, str]
-    """The weights that its body is given, and the table."""
+    """The name of the weights that the training body is given, and the name of the table."""
     model: str
     source: str
-    """The key of who samples the rows."""
+    """The key of the node that samples the rows."""
     collect: Node | None
-    """That which puts batches together on the way."""
+    """The `collect` node that assembles batches on the way; None if there is none."""
     before: frozenset[str]
-    """Who may drop rows before that."""
+    """The names of the nodes that may drop rows before `collect`."""
     after: frozenset[str]
-    """Who may drop rows after that, or where there is no `collect`."""
+    """The names of the nodes that may drop rows after `collect`, or anywhere if there is no `collect`."""
     times: int | None
-    """How often it is trained on a row."""
+    """The number of times that a row is trained on; None if that is not known."""
     always: bool
-    """In each step of its phase."""
+    """Whether training happens in each step of its phase."""
 
     @property
     def as_they_end(self) -> bool:
-        """Its `collect` takes batches in another order than that of the data."""
+        """Return whether its `collect` takes batches in another order than that of the data."""
         return self.collect is not None and attr(self.collect, "order") != "data"
 
     @property
     def rests(self) -> int:
-        """How many rows have to wait until its `collect` asks them again; 0: they are asked in the next step."""
+        """Return how many rows have to wait until its `collect` asks them again; 0 means in the next step."""
         if self.collect is None or attr(self.collect, "rest") != "longest":
             return 0
         return int(self.collect.attr("rows"))
 
 
 class Ways:
-    """How rows come from who samples them to who is trained on them."""
+    """The ways of a graph's rows from the nodes that sample them to the nodes that train on them."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.types = graph, graph.values()
@@ -56,18 +56,18 @@ class Ways:
             self.makers |= {value.name: (node, at) for at, value in enumerate(node.outputs)}
 
     def samplers(self) -> Iterator[tuple[str, tuple[Node, str]]]:
-        """By its key each node that samples, and whose weights it does it with."""
+        """Yield the key of each node that samples, with the node and the name of the model it samples from."""
         for node in self.graph.walk():
             model = self.types.get(model_of(node))
             if NODES[node.op].generates and isinstance(model, Handle):
                 yield node.attr("key"), (node, model.name)
 
     def again(self, table: str) -> bool:
-        """Whether the rows come from a buffer: they may come several times."""
+        """Return whether a table's rows come from a buffer, so that a row may come several times."""
         return any(NODES[node.op].place("buffer") is not None for node, _ in way_to(table, self.makers))
 
     def carrying(self) -> Iterator[tuple[Node, dict[str, Node]]]:
-        """Each `collect` whose surplus may get too old, and by who samples it what looks at it."""
+        """Yield each `collect` whose surplus may get too old, with the nodes that check its age by sampler key."""
         for node in self.graph.walk():
             if NODES[node.op].loop == "rounds" and attr(node, "late") != "wait":
                 looks = [each for each in node.region.nodes if each.op == LATE]
@@ -75,12 +75,12 @@ class Ways:
                 yield node, {source.attr("key"): each for source, each in zip(sources, looks, strict=True) if source}
 
     def ending(self) -> dict[str, Node]:
-        """By its data each `collect` that takes batches as they end."""
+        """Return each `collect` that takes batches as they end, by the name of its data."""
         loops = (node for node in self.graph.walk() if NODES[node.op].loop == "rounds")
         return {data_of(node): node for node in loops if attr(node, "order") != "data"}
 
     def sources(self, collect: Node) -> set[str]:
-        """Who samples the rows by whose age it takes them."""
+        """Return the keys of the nodes whose samples' age decides the order in which `collect` takes rows."""
         names = (name for node in collect.region.nodes if node.op == "aged" for name in node.inputs)
         return {node.attr("key") for node in (sampler(name, self.makers) for name in names) if node}
 
@@ -102,7 +102,8 @@ class Ways:
                     yield Training((weights.name, table), weights.type.name, *way, _times(kind.axis, loops), always)
 
     def _way(self, table: str) -> tuple[str, Node | None, frozenset[str], frozenset[str]] | None:
-        """Who samples a table's rows, and what is on the way from there; None of rows that no model samples."""
+        """Return the key of the node that samples a table's rows, the `collect` on the way from there, and the nodes
+        that may drop rows before and after it; None for rows that no model samples."""
         collect: Node | None = None
         before, after = set[str](), set[str]()
         for node, _ in way_to(table, self.makers):
@@ -119,13 +120,13 @@ class Ways:
 
 
 def data_of(collect: Node) -> str:
-    """Whose rows it collects."""
+    """Return the name of the data whose rows a `collect` collects."""
     tables = [value.type for node in collect.region.nodes if node.op == "read" for value in node.outputs]
     return next(kind.axis.name for kind in tables if isinstance(kind, Table))
 
 
 def _times(axis: Axis, loops: Iterable[Node]) -> int | None:
-    """How often a row of an axis comes by in loops around it."""
+    """Return how often the loops pass a row of an axis; None if a loop slices an axis that is not above it."""
     times = 1
     for loop in loops:
         if NODES[loop.op].loop == "slices":

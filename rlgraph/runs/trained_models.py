@@ -1,4 +1,4 @@
-"""The models that a run leaves, wherever they were trained."""
+"""The models that a run leaves behind, whichever process trained them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 class Weights(Protocol):
-    """Where a model's weights are."""
+    """A handle on a model's weights, wherever they are."""
 
     def engine(self) -> Embedded:
-        """The model in this process."""
+        """Return the engine that holds the model in this process."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes a folder that `from_pretrained` reads."""
+        """Write the model to a folder that `from_pretrained` reads."""
         ...
 
     def leave(self, saved: Path | None) -> None:
-        """The run's processes will end; `saved` is a folder that has the weights."""
+        """Prepare for the end of the run's processes; `saved` is a folder that has the weights, or None."""
         ...
 
 
 class Here:
-    """In this process."""
+    """Weights that are in this process."""
 
     def __init__(self, backend: Backend, name: str, engine: Embedded) -> None:
         self._backend, self._name, self._engine = backend, name, engine
@@ -43,16 +43,16 @@ class Here:
         self._backend.save(self._name, folder)
 
     def leave(self, saved: Path | None) -> None:
-        """They stay."""
+        """Do nothing: the weights stay in this process."""
 
 
 class Elsewhere:
-    """In other processes; once those have ended, in a folder, from which they are loaded when they are asked for."""
+    """Weights in other processes; once those have ended, in a folder, from which they are loaded on first use."""
 
     def __init__(self, backend: Backend, name: str, spec: ModelSpec, frozen: bool) -> None:
         self._backend: Backend | None = backend
         self._name, self._spec, self._frozen = name, spec, frozen
-        """`spec` is where the weights came from; those of a frozen model are still there."""
+        """`spec` says where the weights came from; a frozen model's weights are still there."""
         self._engine: Embedded | None = None
         self._kept: TemporaryDirectory[str] | None = None
 
@@ -91,32 +91,32 @@ class TrainedModel:
 
     name: str
     updates: int
-    """Optimizer steps that it took."""
+    """The number of optimizer steps that it took."""
     weights: Weights = field(repr=False)
 
     @property
     def engine(self) -> Embedded:
-        """The engine that computes with it in this process."""
+        """Return the engine that computes with the model in this process."""
         return self.weights.engine()
 
     @property
     def model(self) -> Any:
-        """The Hugging Face model."""
+        """Return the Hugging Face model."""
         return self.engine.model
 
     @property
     def tokenizer(self) -> Any:
-        """The Hugging Face tokenizer."""
+        """Return the Hugging Face tokenizer."""
         return self.engine.codec.tokenizer
 
     def save(self, folder: str | Path) -> None:
-        """Writes a folder that `from_pretrained` reads."""
+        """Write the model to a folder that `from_pretrained` reads."""
         self.weights.save(Path(folder))
 
     def answer(
         self, prompts: Sequence[Any], *, max_tokens: int = 64, temperature: float = 0.0, seed: int = 0
     ) -> list[str]:
-        """An answer to each prompt (a text, or a list of messages); the likeliest one at temperature 0."""
+        """Return one answer per prompt (a text, or a list of messages); at temperature 0 decoding is greedy."""
         import numpy as np
         import torch
 

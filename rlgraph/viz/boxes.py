@@ -1,4 +1,4 @@
-"""A program as boxes in boxes, ports and links: what there is to draw, without where.
+"""A program as nested boxes, ports and links: what there is to draw, without positions.
 
 Every value has one source in a body: a box, or a port of the frame around it (the empty id). So a value
 enters a frame once, however many boxes in it use the value.

@@ -1,4 +1,4 @@
-"""What is written on a box: titles, options, formulas, types."""
+"""The captions of a box: titles, options, formulas, types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METRIC_COLUMNS = 56
 OPTION_COLUMNS = 40
 
 _ELSEWHERE = ("name", "names", "axis", "text")
-"""Types of attributes that are no options: a title or an arrow says them."""
+"""The types of attributes that are no options: a title or an arrow shows them."""
 
 
 def options(node: Node, but: Iterable[str] = ()) -> str:

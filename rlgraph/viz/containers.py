@@ -1,4 +1,4 @@
-"""Gathers the operations of a model into its containers."""
+"""The containers of a picture, each of which gathers the operations of a model."""
 
 from __future__ import annotations
 

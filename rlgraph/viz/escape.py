@@ -1,4 +1,4 @@
-"""Texts of programs in pictures and pages."""
+"""The escaping of programs' texts in pictures and pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done when, as SVG: charts one below the other, each with lanes, bars in them, and a scale of its own.
+"""Gantt charts as SVG: charts one below the other, each with lanes, bars in them, and a scale of its own.
 
 A bar is a rectangle and no more, its paint is that of the group around it: charts have thousands of them.
 """
@@ -21,9 +21,9 @@ from rlgraph.viz.theme import CODE, HEAD, INK, LABEL, MUTED, NAME, NOTE, SECTION
 MARGIN, ROOM = 24.0, 960.0
 """Around the picture; width of the lanes."""
 CUT = 44.0
-"""Between two spans, where what is between them is left out."""
+"""The gap between two spans when what is between them is left out, in pixels."""
 LEAST = 0.7
-"""Pixels of the narrowest bar."""
+"""The width of the narrowest bar, in pixels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A plan as lanes: what there is to draw, without where.
+"""A plan as lanes: what there is to draw, without positions.
 
 A lane is a pool. Its head says what it is made of and how models are split on it; work stands in the lane where it
 runs, one thing below the other, as the pool takes turns. A way is what goes from one work to another.

@@ -1,4 +1,4 @@
-"""Lanes with places.
+"""The layout of lanes: each box and line with its position.
 
 Work stands in a grid: a column for each lane, and rows so that nothing is above what it needs. Lines run where no box
 can be: across in the gaps between rows, down in channels at the sides of a lane. What travels is written in the gutters
@@ -17,12 +17,12 @@ from rlgraph.viz.measure import text
 from rlgraph.viz.theme import HEAD, LABEL, NAME, NOTE, SECTION, SMALL, TITLE
 
 MARGIN, PAD = 28.0, 14.0
-"""Around the picture; inside of lanes and boxes."""
+"""The margin around the picture, and the padding inside lanes and boxes."""
 TRACK, GAP, GUTTER = 10.0, 26.0, 34.0
-"""Between lines; the least between two rows, and between two lanes."""
+"""The gap between lines, and the least gap between two rows and between two lanes."""
 SWATCH = 18.0
 BAR = 7.0
-"""Of memory."""
+"""The height of a memory bar."""
 
 Side = Literal["left", "middle", "right"]
 Place = tuple[float, float, float, float]

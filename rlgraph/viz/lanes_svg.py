@@ -31,9 +31,9 @@ from rlgraph.viz.theme import (
 
 LANE, HEADED = Paint("#fbfbfd", "#d0d5dd", "", ""), Paint("#f2f4f7", "none", "", "")
 ROOM = "#dfe3ea"
-"""Of a bar, where it is empty."""
+"""The colour of a bar where it is empty."""
 BEND = 6.0
-"""Radius of a line's corners."""
+"""The radius of a line's corners."""
 
 
 def to_svg(picture: Lanes, prefix: str = "", *, embed: bool = True) -> str:

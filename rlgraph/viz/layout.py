@@ -1,4 +1,4 @@
-"""A scene with places: shapes, lines, labels and tabs in the coordinates of the picture."""
+"""The layout of a scene: shapes, lines, labels and tabs in the coordinates of the picture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlgraph.viz.theme import CODE, HEAD, NOTE, SECTION
 PAD = 16.0
 MARGIN = 28.0
 STUB = 6.0
-"""From a box to the label of the value that leaves it."""
+"""The distance from a box to the label of the value that leaves it."""
 TAB = 20.0
 
 

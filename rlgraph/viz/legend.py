@@ -1,4 +1,4 @@
-"""What the colours and edges of a picture mean: only those that it uses."""
+"""The legend of a picture: the meaning of the colours and edges that it uses, and no others."""
 
 from __future__ import annotations
 

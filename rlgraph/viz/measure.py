@@ -1,4 +1,4 @@
-"""How large a box has to be for what is written on it."""
+"""The measurement of the size that a box needs for its captions."""
 
 from __future__ import annotations
 

@@ -15,15 +15,17 @@ from rlgraph.viz.gantt import Bar, Chart, Lane, Look
 from rlgraph.viz.theme import HUES, INK, LABEL, ROLES, Paint
 
 WHOLE = 100
-"""Bars of a usual length that stand beside each other where nothing is left out, at most."""
+"""The most bars of a usual length side by side in a chart that is not cut."""
 MOST, LEAST = 75, 40
-"""The same where a chart is cut: of few stages, and of many. Bars are wide enough then for their numbers."""
+"""The most bars side by side in a chart that is cut: with few stages, and with many. Bars are wide enough then for
+their numbers."""
 BARS = 1200
-"""Of all stages, about, where it is cut."""
+"""The approximate number of bars of all stages in a chart that is cut."""
 SHARES = 0.42, 0.16, 0.42
-"""Of what is drawn of a long one: the beginning, where the pipeline fills, the middle, and the end, where it drains."""
+"""The shares of what is drawn of a long pipeline: the beginning, where the pipeline fills, the middle, and the end,
+where it drains."""
 STRONG: dict[Part, float] = {"F": 0.2, "B": 0.62, "I": 0.45, "W": 0.8}
-"""How much of its model's colour a bar has."""
+"""The opacity of its model's colour in a bar, by the bar's part."""
 
 
 def pipeline(

@@ -8,7 +8,7 @@ from typing import Protocol
 SWEEPS = 30
 MANY = 1500
 STRAIGHT = 1.5
-"""How much more than others a line between two of its own places wants to be straight."""
+"""The weight, over that of other lines, with which a line between two of its own places is kept straight."""
 
 
 class Placeable(Protocol):

@@ -29,11 +29,11 @@ from rlgraph.viz.theme import (
 
 MARGIN = 24.0
 ROOM = 560.0
-"""Width of the longest bar."""
+"""The width of the longest bar."""
 TALL, GAP = 30.0, 16.0
-"""Of a bar, and between two."""
+"""The height of a bar, and the gap between two."""
 PANEL, HIGH, BETWEEN = 380.0, 230.0, 86.0
-"""Width and height of a panel with a line, and what is between two."""
+"""The width and height of a panel with a line, and the gap between two."""
 GRID = "#e4e7ec"
 
 PAINTS: dict[str, Paint] = {
@@ -43,7 +43,7 @@ PAINTS: dict[str, Paint] = {
     "weights": KINDS["state"],
     "host": KINDS["data"],
 }
-"""Of parts of bars, by what they are of."""
+"""The colours of parts of bars, by what they stand for."""
 
 
 @dataclass(frozen=True, slots=True)

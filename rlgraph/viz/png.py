@@ -10,7 +10,7 @@ from rlgraph.viz.svg import to_svg
 
 SCALE = 2.0
 MOST_PIXELS = 12_000
-"""Of the longer side: a larger picture is drawn smaller."""
+"""The most pixels of the longer side: a larger picture is scaled down."""
 
 
 def to_png(program: Program, path: str | Path | None = None, scale: float = SCALE) -> bytes:

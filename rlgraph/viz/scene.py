@@ -15,7 +15,7 @@ from rlgraph.viz.boxes import Body, Box, BoxKind, Line, Link, Port, Role, Scene,
 from rlgraph.viz.containers import Draft, gather
 
 Said = tuple[BoxKind, str, str, tuple[str, ...]]
-"""Kind, title, note and lines of a box."""
+"""The kind, title, note and lines of a box."""
 
 _ROLES: dict[str, Role] = {"causal_lm": "policy", "value_lm": "critic", "reward_lm": "reward"}
 _FROZEN: dict[Role, Role] = {"policy": "policy frozen", "critic": "critic frozen", "reward": "reward frozen"}
@@ -265,7 +265,7 @@ _SAID: Mapping[str, Callable[[_Maker, Node], Said]] = {
     "read": _Maker.read,
     "call": _Maker.call,
 }
-"""Operations that are drawn in their own way."""
+"""The operations that are drawn in their own way."""
 
 
 def _of(box: Box, span: Span) -> Box:

@@ -49,7 +49,7 @@ HUES: tuple[str, ...] = (
     *(KINDS[kind].edge for kind in ("call", "state")),
     *("#2a9db0", "#cf5f9e", "#8a9a3b"),
 )
-"""Of models that stand beside each other, whatever they are. Laid over a page's colour they can be seen on any."""
+"""The colours of models side by side, whatever their roles. Laid over a page's colour they can be seen on any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""From a run to files on disk between two steps, and from them back to the run."""
+"""Checkpoints: a run's state is written to files between two steps, and a run is resumed from them."""

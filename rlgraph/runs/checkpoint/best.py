@@ -1,4 +1,4 @@
-"""The checkpoint with the best reported value, which stays whatever newer ones there are."""
+"""The checkpoint with the best reported value, which is kept however many newer ones there are."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from rlgraph.runs.checkpoint import disk
 from rlgraph.runs.checkpoint.document import opened
 
 BEST = "best"
-"""A file beside the checkpoints with the name of one of them."""
+"""The name of a file beside the checkpoints that holds the name of the best one."""
 REPORTED = "reported"
-"""In a checkpoint: what was reported of it, by name."""
+"""The field of a checkpoint's document that holds the reported values by name."""
 _WORDS = {"": True, "max": True, "min": False}
 
 
 @dataclass(frozen=True)
 class Best:
-    """What makes a checkpoint better than another."""
+    """A metric, and whether its highest or its lowest value makes a checkpoint the best."""
 
     metric: str
     highest: bool = True
 
     def value(self, metrics: Mapping[str, Any]) -> float | None:
-        """What a step reported; None: nothing, or no number that can be compared."""
+        """Return the value that a step reported; None if it reported none, or no finite number."""
         found = metrics.get(self.metric)
         return float(found) if isinstance(found, (int, float)) and math.isfinite(found) else None
 
     def of(self, folder: Path) -> Path | None:
-        """The best of all checkpoints of a run, of equal ones the first; None: of none it was reported."""
+        """Return the best of a run's checkpoints, the first among equals; None if none of them has the metric."""
         values = {path: _reported(path).get(self.metric) for path in disk.complete(folder)}
         known = {path: value for path, value in values.items() if value is not None}
         return max(known, key=lambda path: known[path] if self.highest else -known[path], default=None)
 
 
 def read_best(text: str, program: Program) -> Best:
-    """`reward`: the highest; `kl:min`: the lowest. Raises UsageMistake for what the program does not report."""
+    """Parse `reward` (the highest is best) or `kl:min` (the lowest is). Raise UsageMistake for a metric that the
+    program does not report."""
     metric, _, word = text.strip().partition(":")
     names = reported(program)
     if word not in _WORDS:
@@ -55,7 +56,7 @@ def read_best(text: str, program: Program) -> Best:
 
 
 def reported(program: Program) -> list[str]:
-    """The names that a program reports, in its order."""
+    """Return the names that a program reports, in program order."""
     nodes = (node for phase in program.phases for node in phase.graph.walk() if node.op == "report")
     return list(dict.fromkeys(name for node in nodes for name in node.attr("names")))
 

@@ -1,4 +1,4 @@
-"""Whether a program is the one that a checkpoint was written by, and what differs."""
+"""A check that a program is the one that wrote a checkpoint, and where the two differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHANGED = "E0826"
 
 
 def need_same(checkpoint: Checkpoint, compiled: Compilation) -> None:
-    """Raises UsageMistake for another program: its texts, what was set in it, or what it uses has changed."""
+    """Raise UsageMistake if the program's text, what was set in it, or what it uses has changed."""
     graph = compiled.text()
     if graph == checkpoint.graph:
         return
@@ -34,7 +34,7 @@ def need_same(checkpoint: Checkpoint, compiled: Compilation) -> None:
 
 
 def _settings(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """What was set in another way."""
+    """Return the first `--set` that differs, as words for a message; empty if none does."""
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
             return f"with `--set {name}={before[name]}`" if name in before else f"without `--set {name}=...`"
@@ -42,8 +42,8 @@ def _settings(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def _first(before: str, now: str, path: str) -> tuple[Span, str] | None:
-    """The first place where two texts differ, in the present one, and the line that was there; None: they are the
-    same. Comments and blank lines say nothing."""
+    """Return the first place in the present text where the two differ, and the line that was there before; None if
+    they are the same. Comments and blank lines are ignored."""
     old, new = before.splitlines(), now.splitlines()
     blocks = SequenceMatcher(None, [_said(line) for line in old], [_said(line) for line in new], autojunk=False)
     for kind, a, a_end, b, b_end in blocks.get_opcodes():

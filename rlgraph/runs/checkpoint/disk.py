@@ -1,8 +1,8 @@
-"""Folders that are complete or absent, whenever the process or the machine stops.
+"""Checkpoint folders that are either complete or absent, whenever the process or the machine stops.
 
-A folder is written under another name, its files are given to the disk (fsync), and only then it gets its name. A file
-`latest` says which is the newest one; it is replaced in the same way. What a process left half-written has a name with
-a dot, and is removed by the next one.
+A folder is written under another name, its files are flushed to the disk (fsync), and only then is it renamed. A file
+`latest` names the newest folder; it is replaced in the same way. What a process left half-written has a name that
+begins with a dot, and the next process removes it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ LATEST = "latest"
 _PREFIX = "step-"
 _NAME = re.compile(rf"{_PREFIX}[0-9]{{9,18}}")
 _LONGEST = 1 << 10
-"""Bytes of a file that names a checkpoint."""
+"""The most bytes that are read of a file that names a checkpoint."""
 
 
 @contextmanager
 def draft(folder: Path, step: int) -> Iterator[Path]:
-    """An empty folder, which is the checkpoint of a step when the context ends. Raises OSError; then, or if the context
-    is left otherwise, nothing of it is left, and those before it are as they were."""
+    """Yield an empty folder, which becomes the checkpoint of a step when the context ends. Raise OSError; then, or if
+    an exception leaves the context, nothing of the folder is left, and earlier checkpoints are as they were."""
     final, draft = folder / name(step), folder / f".{name(step)}"
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def draft(folder: Path, step: int) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file anew, whole or not at all."""
+    """Replace a file's text atomically: whole or not at all."""
     draft = path.with_name(f".{path.name}")
     try:
         with draft.open("w", encoding="utf-8") as file:
@@ -63,7 +63,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def prune(folder: Path, keep: int, best: Path | None = None) -> None:
-    """Removes all checkpoints but the newest and the best one, and what was left half-written."""
+    """Remove all checkpoints but the newest `keep` and the best one, and what was left half-written."""
     for old in complete(folder)[:-keep]:
         if old != best:
             remove(old)
@@ -72,7 +72,7 @@ def prune(folder: Path, keep: int, best: Path | None = None) -> None:
 
 
 def remove(path: Path) -> None:
-    """So that a half of it never has its name."""
+    """Remove a folder, renaming it first so that a half-removed one never has its name."""
     gone = path.with_name(f".{path.name}.gone")
     shutil.rmtree(gone, ignore_errors=True)
     path.rename(gone)
@@ -80,13 +80,13 @@ def remove(path: Path) -> None:
 
 
 def complete(folder: Path) -> list[Path]:
-    """All checkpoints, the newest last."""
+    """Return all complete checkpoints, the newest last."""
     found = [each for each in folder.glob(f"{_PREFIX}*") if _NAME.fullmatch(each.name) and each.is_dir()]
     return sorted(found, key=step_of)
 
 
 def newest(folder: Path) -> Path | None:
-    """The one that `latest` names; where that is not there, the newest that is."""
+    """Return the checkpoint that `latest` names, or else the newest that exists; None if there is none."""
     there = {each.name: each for each in complete(folder)}
     try:
         named = there.get(read_bytes(folder / LATEST, _LONGEST).decode().strip())
@@ -104,7 +104,7 @@ def step_of(path: Path) -> int:
 
 
 def to_disk(folder: Path) -> None:
-    """All that is in a folder is there after a power failure, too. Raises OSError."""
+    """Flush a folder and all that is in it to the disk, so that it survives a power failure. Raise OSError."""
     for path in (*folder.rglob("*"), folder):
         _synced(path)
 

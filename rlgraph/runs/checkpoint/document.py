@@ -1,15 +1,15 @@
-"""What a checkpoint holds, as files:
+"""The files of a checkpoint, and the functions that write and read them:
 
 checkpoint.json               the step, the seed, the phases, positions in the data, states, what buffers and `collect`
-                              hold; of each model how often it was updated; the digests of every file, its own too
+                              hold; how often each model was updated; the digests of every file, its own too
 things.safetensors            the tensors of these values
 models/NAME/weights.safetensors, moments.safetensors, past-VERSION.safetensors
-                              of each model that was changed: by the names of its tensors in Hugging Face's terms, so
-                              that nothing depends on where it was trained; of one that several ranks have each writes
+                              the tensors of each model that was changed, under their Hugging Face names, so that
+                              nothing depends on where it was trained; if several ranks have the model, each writes
                               files of its own (`weights-rank00003.safetensors`), see `rlgraph.backends.saved`
 program.rlf, graph.txt        the program as it was run, and its graph after the last pass
 
-Numbers in it have the bits that they had. Nothing in it can be executed.
+Numbers are stored bit for bit. Nothing in a checkpoint can be executed.
 """
 
 from __future__ import annotations
@@ -32,45 +32,45 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Encoded = tuple[dict[str, Any], "dict[str, Tensor]"]
-"""Values of things as plain data, and their tensors by the names that these have there."""
+"""Step state (things) as plain data, and its tensors by the names that the plain data has for them."""
 
 FORMAT = 2
 _LONGEST = 1 << 32
-"""Bytes of a file of a checkpoint that is read at once."""
+"""The most bytes that are read of a checkpoint's document."""
 _RECORDS = ("files", "rows", "set", "outside", "versions", "things", "models")
 DIGEST = "digest"
-"""Of all else in the document."""
+"""The field with the digest of all else in the document."""
 DOCUMENT, THINGS, PROGRAM, GRAPH = "checkpoint.json", "things.safetensors", "program.rlf", "graph.txt"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is in one, but for the tensors of its models."""
+    """The content of a checkpoint, except for the tensors of its models."""
 
     path: Path
     step: int
     seed: int
     phases: tuple[tuple[str, int | None], ...]
-    """Of the program, with how many steps each has."""
+    """The program's phases, each with its number of steps (None if it is not limited)."""
     rows: Mapping[str, int | None]
-    """Of each data source, where it can be known."""
+    """The number of rows of each data source; None where it cannot be known."""
     set: Mapping[str, str]
     outside: Mapping[str, Mapping[str, str]]
-    """Digests of what the program takes from outside, see `rlgraph.runs.checkpoint.outside`."""
+    """The digests of what the program takes from outside, see `rlgraph.runs.checkpoint.outside`."""
     versions: Mapping[str, str]
-    """Of the packages that computed."""
+    """The versions of the packages that computed."""
     things: Mapping[str, Any]
-    """As plain data."""
+    """The step state as plain data, by name."""
     models: Mapping[str, Mapping[str, Any]]
     program: str
-    """Its text."""
+    """The program's text."""
     graph: str
     files: Mapping[str, Digests]
-    """Of each file, by its path in the folder, what has to be in it."""
+    """The digests of each file, by its path in the folder."""
 
 
 def encoded(things: Mapping[str, Any]) -> Encoded:
-    """The values of things as they are now. Raises Unsavable."""
+    """Return the present values of the step state (things), encoded. Raise Unsavable."""
     from rlgraph.runs.checkpoint.values import encoded
 
     tensors: dict[str, Tensor] = {}
@@ -85,7 +85,7 @@ def write(
     things: Encoded,
     models: Mapping[str, SavedModel],
 ) -> None:
-    """Into a folder that has models, and nothing else. Raises OSError."""
+    """Write a checkpoint into a folder that has the models' files and nothing else. Raise OSError."""
     from safetensors.torch import save_file
 
     plain, tensors = things
@@ -102,7 +102,7 @@ def write(
 
 
 def signed(document: Mapping[str, Any]) -> str:
-    """A document with its digest, as it is written."""
+    """Return the text of a document with its digest, as it is written."""
     return _plain({**document, DIGEST: digest(_plain(document).encode())}) + "\n"
 
 
@@ -111,7 +111,7 @@ def _plain(document: Mapping[str, Any]) -> str:
 
 
 def opened(folder: Path) -> dict[str, Any]:
-    """The document of a checkpoint. Raises OSError, and Damaged or another ValueError where it is not as it was
+    """Return the document of a checkpoint. Raise OSError, and Damaged or another ValueError if it is not as it was
     written."""
     found = json.loads(read_bytes(folder / DOCUMENT, _LONGEST))
     if not isinstance(found, dict):
@@ -123,8 +123,8 @@ def opened(folder: Path) -> dict[str, Any]:
 
 
 def read(folder: Path) -> Checkpoint:
-    """Raises UsageMistake where a file is missing, or another than was written. Of the models' files it is seen whether
-    they are there: who reads a part of one looks at that."""
+    """Return the checkpoint in a folder. Raise UsageMistake if a file is missing or is not the one that was written.
+    Only the presence of the models' files is checked here: whoever reads a part of one verifies that part."""
     try:
         found = opened(folder)
         if found["format"] != FORMAT:
@@ -157,7 +157,7 @@ def read(folder: Path) -> Checkpoint:
 
 
 def things_of(checkpoint: Checkpoint, program: Program, names: Iterable[str]) -> dict[str, Any]:
-    """The values of things that live across steps. Raises UsageMistake where they cannot be read."""
+    """Return the decoded step state (things) of these names. Raise UsageMistake if it cannot be read."""
     from safetensors.torch import load_file
 
     from rlgraph.runs.checkpoint.values import decoded
@@ -170,7 +170,7 @@ def things_of(checkpoint: Checkpoint, program: Program, names: Iterable[str]) ->
 
 
 def model_of(checkpoint: Checkpoint, name: str) -> SavedModel:
-    """Raises UsageMistake where it cannot be read."""
+    """Return the saved model of this name. Raise UsageMistake if its record cannot be read."""
     told = checkpoint.models[name]
     try:
         updates, changed, version = (int(told[field]) for field in ("updates", "changed", "version"))
@@ -183,7 +183,7 @@ def model_of(checkpoint: Checkpoint, name: str) -> SavedModel:
 
 
 def living(program: Program) -> list[str]:
-    """The things that live across the steps of a program, models aside."""
+    """Return the names of a program's step state (things that live across steps), without its models."""
     from rlgraph.backends.in_flight import thing_name
 
     values = [value for phase in program.phases for value in phase.graph.inputs if not is_model(value.type)]

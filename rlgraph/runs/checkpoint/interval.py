@@ -1,4 +1,4 @@
-"""How often a run is saved: every so many steps, or whenever so much time is over."""
+"""The interval at which a run is saved: a number of steps, or a span of time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 @dataclass
 class Often:
-    """Says after which steps to save."""
+    """A saving interval in steps or in seconds, which says after which steps to save."""
 
     steps: int | None = None
     seconds: float | None = None
     _last: float = field(default_factory=time.monotonic)
 
     def due(self, step: int) -> bool:
-        """Whether to save behind this step."""
+        """Return whether to save after this step."""
         if self.steps is not None:
             return step % self.steps == 0
         return self.seconds is not None and time.monotonic() - self._last >= self.seconds
@@ -30,7 +30,8 @@ class Often:
 
 
 def read_often(text: str | int) -> Often:
-    """`20`: every 20 steps; `90s`, `10m`, `2h`: behind the first step after so much time. Raises UsageMistake."""
+    """Parse `20` (every 20 steps), or `90s`, `10m`, `2h` (after the first step that ends so much later). Raise
+    UsageMistake for anything else."""
     # A longer number is no whole number to Python, and none that anybody means.
     found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([smh]?)", str(text).strip())
     if found and float(found[1]) > 0:

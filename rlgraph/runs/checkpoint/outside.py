@@ -1,5 +1,5 @@
-"""What a program takes from outside: files of functions and environments, of data and of models. Their digests are kept
-in a checkpoint, so that a run does not go on with others without a word."""
+"""Digests of the files that a program takes from outside: code of functions and environments, data and models. A
+checkpoint keeps them, so that a run is not resumed with other files unnoticed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from rlgraph.backends.engines.sources import ModelSpec
 
 Digests = Mapping[str, Mapping[str, str]]
-"""Of each declaration the digest of each of its files, as the file is shown; of a model of the hub its revision."""
+"""For each declaration the digests of its files by their shown paths; for a model of the hub its revision."""
 _REVISION = "revision"
 
 
 def digests(compiled: Compilation) -> Digests:
-    """As the files are now. What cannot be read has none: whoever opens it says so."""
+    """Return the digests of the files as they are now. A file that cannot be read has none: opening it will fail."""
     program, folders = compiled.program, compiled.folders
     found = {each.name: _fingerprints(_files(each, folders)) for each in program.outside}
     found |= {name: _fingerprints(_model_files(spec)) for name, spec in _models(program, folders)}
@@ -34,19 +34,19 @@ def digests(compiled: Compilation) -> Digests:
 
 
 def revisions(compiled: Compilation) -> Digests:
-    """Of models of the hub, once they are loaded: which version of them is stored here."""
+    """Return the revisions of the hub's models that are stored on this machine, once they are loaded."""
     found = {name: snapshot(_source(spec)) for name, spec in _models(compiled.program, compiled.folders)}
     return {name: {_REVISION: folder.name} for name, folder in found.items() if folder is not None}
 
 
 def changed(before: Digests, now: Digests) -> dict[str, list[str]]:
-    """Of the declarations that both know, the files that differ, those that are new and those that are gone."""
+    """Return, for the declarations in both, the files that differ, are new, or are gone."""
     found = {name: _changed(before[name], now[name]) for name in before if name in now}
     return {name: files for name, files in found.items() if files}
 
 
 def need_unchanged(before: Digests, now: Digests, program: Program) -> None:
-    """Raises UsageMistake where a file has changed."""
+    """Raise UsageMistake if a file has changed."""
     found = changed(before, now)
     if not found:
         return
@@ -59,7 +59,7 @@ def need_unchanged(before: Digests, now: Digests, program: Program) -> None:
 
 
 def told(before: Digests, now: Digests) -> list[str]:
-    """What has changed, for the notes of a run that goes on all the same."""
+    """Return what has changed as lines for the notes of a run that is resumed all the same."""
     return [f"{_said(name, files)}: it goes on with what is there now" for name, files in changed(before, now).items()]
 
 
@@ -92,13 +92,13 @@ def _files(outside: Outside, folders: Folders) -> dict[str, Path]:
         paths = data_files(spec, folders)
     else:
         paths = [file for each in args if isinstance(each, str) for file in code_files(each, folders, spec.span)]
-    # What a function or a class is given may be the name of a file.
+    # An option of a function or a class may be the name of a file.
     paths += [folders.find(each) for each in options.values() if isinstance(each, str) and Path(each).suffix]
     return {_shown(path, folders): path for path in paths if path.is_file()}
 
 
 def _shown(path: Path, folders: Folders) -> str:
-    """From the program's folder on, wherever that is when the run goes on."""
+    """Return a path relative to the program's folder, which may be elsewhere when the run is resumed."""
     for folder in folders.all():
         if path.absolute().is_relative_to(folder.absolute()):
             return str(path.absolute().relative_to(folder.absolute()))
@@ -122,7 +122,7 @@ def _source(spec: ModelSpec) -> str:
 
 
 def _model_files(spec: ModelSpec) -> dict[str, Path]:
-    """What is in the folders of a model: its weights, its tokenizer, its adapters."""
+    """Return the files in a model's folders (weights, tokenizer, adapters) by their shown paths."""
     own = spec.source if isinstance(spec.source, str) else spec.source.tokenizer
     named = [own, spec.tokenizer, spec.adapters and spec.adapters.start]
     found: dict[str, Path] = {}

@@ -1,4 +1,4 @@
-"""Goes on with a run from its newest checkpoint."""
+"""The functions that resume a run from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _AS_BEFORE = (
     "keep_best",
     "on_nonfinite",
 )
-"""Options that are those of the run where nothing else is said: numbers depend on some of them by roundings."""
+"""The options that a resumed run takes from the run it resumes if they are not given: some of them change rounding."""
 
 
 _LONGEST = 16 << 20
-"""Bytes of what says how a run was run."""
+"""The most bytes that are read of `run.json`."""
 _WRITTEN: Mapping[str, type | tuple[type, ...]] = {
     "program": str,
     "folder": str,
@@ -60,11 +60,11 @@ _WRITTEN: Mapping[str, type | tuple[type, ...]] = {
     "keep_best": (str, NoneType),
     "on_nonfinite": (str, NoneType),
 }
-"""What is read of it."""
+"""The fields of `run.json` that are read, with their types."""
 
 
 def how(run: Path) -> dict[str, Any]:
-    """How a run was run. Raises UsageMistake where the folder is none of a run."""
+    """Return the content of a run's `run.json`. Raise UsageMistake if the folder is not that of a run."""
     try:
         found = json.loads(read_bytes(run / HOW, _LONGEST))
         odd = next((name for name, kind in _WRITTEN.items() if not isinstance(found[name], kind)), None)
@@ -77,7 +77,7 @@ def how(run: Path) -> dict[str, Any]:
 
 
 def as_before(options: Options, run: Path) -> Options:
-    """The options with which a run goes on. Raises UsageMistake."""
+    """Return the options with which a run is resumed. Raise UsageMistake if its folder is not that of a run."""
     before = how(run)
     found: dict[str, Any] = {name: getattr(options, name) or before.get(name) for name in _AS_BEFORE}
     if found["record"] is not None:
@@ -86,14 +86,14 @@ def as_before(options: Options, run: Path) -> Options:
 
 
 def newest_step(run: Path) -> int | None:
-    """The step of a run's newest checkpoint; None: there is none."""
+    """Return the step of a run's newest checkpoint; None if there is none."""
     found = disk.newest(run / CHECKPOINTS)
     return None if found is None else disk.step_of(found)
 
 
 def newest(run: Path, compiled: Compilation, options: Options, now: outside.Digests) -> Checkpoint:
-    """The checkpoint that a run goes on from. now: of what the program takes from outside. Raises UsageMistake where
-    there is none, where the program is another one, or what it takes, or where all steps are done."""
+    """Return the checkpoint that a run is resumed from. now: the digests of what the program takes from outside. Raise
+    UsageMistake if there is none, if the program or what it takes has changed, or if all steps are done."""
     found = disk.newest(run / CHECKPOINTS)
     if found is None:
         hint = "a run can be gone on with if it was begun with `--save-every`"
@@ -113,7 +113,7 @@ def newest(run: Path, compiled: Compilation, options: Options, now: outside.Dige
 
 
 def left(compiled: Compilation, options: Options, done: int) -> int:
-    """How often the main step still runs."""
+    """Return how many main steps are left to run."""
     before = sum(phase.steps or 0 for phase in compiled.program.phases)
     return options.steps - max(0, done - before)
 
@@ -126,7 +126,7 @@ def restore(
     backend: Resumable,
     note: Callable[[str], None],
 ) -> None:
-    """Gives a backend what a checkpoint has. Raises UsageMistake for what has no meaning in the program."""
+    """Restore a checkpoint into a backend. Raise UsageMistake for content that has no meaning in the program."""
     from rlgraph.backends.engines.base import EngineError
 
     program = compiled.program
@@ -153,7 +153,7 @@ def restore(
         message = f"the weights in `{checkpoint.path}` are not those of the program's models: {error}"
         raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, "begin a new run")) from None
     if not left(compiled, options, checkpoint.step):
-        # It may have been killed before its models were saved: that is done again.
+        # The run may have been killed before its models were saved, so that is done again.
         note(f"the run has its {options.steps} steps: `--steps {options.steps * 2}` would let it have more")
     here = installed()
     for name, version in checkpoint.versions.items():
@@ -175,7 +175,7 @@ def _check_rows(checkpoint: Checkpoint, now: Mapping[str, int | None], changed: 
 
 
 def _check_kinds(things: Mapping[str, Any], compiled: Compilation) -> None:
-    """A state that had a value for each key has no meaning where it is one number, and the other way round."""
+    """Raise UsageMistake if a state that had a value for each key is now one number, or the other way round."""
     for state in compiled.program.states:
         if state.name in things and isinstance(things[state.name], dict) != state.keyed:
             was = "a value for each key" if not state.keyed else "a single value"

@@ -1,7 +1,7 @@
-"""Writes the checkpoints of a run while it goes on, and when it is interrupted.
+"""The writer of a run's checkpoints, while it progresses and when it is interrupted.
 
-What a step has left is written by a thread beside the steps that come: they read the models, and whoever would change
-one waits until it is written, so that nobody needs a copy of it. What is small is taken when the step is over.
+A thread writes the state after a step while the next steps run: these may read the models, and an update of a model
+waits until it is written, so that no copy is needed. Small state is copied when the step is over.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ if TYPE_CHECKING:
 
 
 class Resumable(Protocol):
-    """A backend whose runs can be saved, and gone on with."""
+    """A backend whose runs can be saved and resumed."""
 
     lasting: Sequence[str]
-    """Names of what it keeps from step to step beside the program's things."""
+    """The names of what it keeps from step to step besides the program's step state (things)."""
     done: int
     """The number of the last step that is over."""
 
     def rows(self) -> dict[str, int | None]:
-        """Of each data source how many rows it has, where that is known."""
+        """Return the number of rows of each data source; None where it is not known."""
         ...
 
     def judged(self) -> list[str]:
-        """What was done with rows that are too long, in sentences."""
+        """Return sentences that say what was done with rows that are too long."""
         ...
 
     def whole(self) -> bool:
-        """Whether the models are as the last step that is over left them."""
+        """Return whether the models are as the last finished step left them."""
         ...
 
     def keep(self, model: str) -> Kept | None:
-        """What that step left of a model; None: it is as it was loaded. Raises Torn where a step has begun to change it
-        since then, RunError."""
+        """Return the model as the last finished step left it; None if it is as it was loaded. Raise Torn if a step has
+        begun to change it since then, and RunError."""
         ...
 
     def kept(self, name: str) -> Any:
-        """The value of a thing that it left, or of what else lasts."""
+        """Return the value of step state (a thing) after that step, or of a name in `lasting`."""
         ...
 
     def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
-        """Goes on behind a step, in place of the first one. Raises EngineError for weights of another model."""
+        """Continue after step `number` instead of beginning. Raise EngineError for weights of another model."""
         ...
 
 
 @dataclass(frozen=True)
 class _Taken:
-    """What a step has left, taken when it was over."""
+    """The state after a step, taken when the step was over."""
 
     number: int
     header: Mapping[str, Any]
@@ -72,40 +72,40 @@ class _Taken:
     models: Mapping[str, Kept]
 
     def free(self) -> None:
-        """Nobody waits any more."""
+        """Release the models, so that no update waits for them any more."""
         for each in self.models.values():
             with suppress(RunError):
                 each.free()
 
 
 class Saver:
-    """Of one run."""
+    """The writer of one run's checkpoints."""
 
     def __init__(
         self, folder: RunFolder, compiled: Compilation, options: Options, now: outside.Digests, backend: Resumable
     ) -> None:
-        """now: of what the program takes from outside."""
+        """Make a saver. now: the digests of what the program takes from outside."""
         assert options.save_every is not None
         self.outside = now
         self.folder, self.compiled, self.options, self.backend = folder, compiled, options, backend
         self.often = read_often(options.save_every)
         self.last = backend.done
-        """The step whose checkpoint is there, or is under way, or was tried."""
+        """The last step whose checkpoint is written, is being written, or was tried."""
         self.best = read_best(options.keep_best, compiled.program) if options.keep_best else None
         self._value: float | None = None
-        """What was reported last since the checkpoint before, of what makes one the best."""
+        """The last value of the metric that makes a checkpoint the best, since the previous checkpoint."""
         self._under_way: tuple[int, Future[None]] | None = None
-        """The step whose checkpoint is being written."""
+        """The step whose checkpoint is being written, and the future of that."""
         self._losses = folder.losses
-        """How often the folder was gone when the last checkpoint was begun."""
+        """The folder's `losses` when the last checkpoint was begun."""
 
     @property
     def place(self) -> Path:
         return self.folder.path / CHECKPOINTS
 
     def step(self, number: int, metrics: Mapping[str, Any]) -> None:
-        """A step is over, and has reported this. Raises RunError where a checkpoint cannot be written, be it that of a
-        step before."""
+        """Take note of a finished step and what it reported, and save if that is due. Raise RunError if a checkpoint
+        cannot be written, be it an earlier one."""
         if self.best is not None and (value := self.best.value(metrics)) is not None:
             self._value = value
         if self._under_way is not None and self._under_way[1].done():
@@ -114,16 +114,16 @@ class Saver:
             self.begin()
 
     def save(self) -> None:
-        """Saves what the last step has left, and waits until it is written. Raises RunError."""
+        """Save the state after the last step, and wait until it is written. Raise RunError."""
         self.begin()
         self.wait()
-        # The folder may have been taken away meanwhile.
+        # The folder may have been removed meanwhile.
         self.begin()
         self.wait()
 
     def begin(self) -> None:
-        """Begins to write what the last step has left, unless that is saved, or weights have changed since then. Raises
-        RunError; the checkpoints before it are as they were."""
+        """Begin to write the state after the last step, unless it is saved or weights have changed since then. Raise
+        RunError; earlier checkpoints stay as they were."""
         self.wait()
         with suppress(OSError):
             self.folder.look()
@@ -145,7 +145,7 @@ class Saver:
         self._value = None
 
     def wait(self) -> None:
-        """Until nothing is being written. Raises RunError where that failed; it is not tried again."""
+        """Wait until nothing is being written. Raise RunError if writing failed; it is not retried."""
         if self._under_way is None:
             return
         number, written = self._under_way
@@ -160,7 +160,7 @@ class Saver:
             raise self._told(number, error) from None
 
     def leave(self) -> None:
-        """The run ends here, because of something else."""
+        """Abandon saving, because the run ends for another reason."""
         with suppress(RunError):
             self.wait()
 
@@ -193,7 +193,7 @@ class Saver:
 
     def _write(self, taken: _Taken) -> None:
         try:
-            # Metrics are there before the checkpoint that they lead to.
+            # Metrics reach the disk before the checkpoint of their step.
             self.folder.to_disk()
             with disk.draft(self.place, taken.number) as folder:
                 models = self._models(taken, folder / MODELS)
@@ -215,12 +215,12 @@ class Saver:
             try:
                 found[name] = kept.end()
             except Diverged as error:
-                # Weights that are lost do not take the place of those that are not.
+                # Diverged weights must not replace sound ones.
                 message = f"`{name}` has diverged in step {taken.number}: {error} has NaN or infinite weights"
                 hint = f"no checkpoint of it is written{self._before()}; lower `lr`, or set `clip_norm`"
                 failures.append(RunError(Diagnostic("E0831", message, NO_SPAN, hint)))
             except Exception as error:
-                # Others may be at work in the folder: it stays as long as they are.
+                # Other workers may still write into the folder: it stays as long as they do.
                 failures.append(error)
         if failures:
             raise failures[0]
@@ -245,7 +245,7 @@ class Saver:
 
 
 def _beside(work: Callable[[], None]) -> Future[None]:
-    """Does something in a thread of its own, which does not keep a process that ends: who is to end at once does."""
+    """Run `work` in a daemon thread, which does not keep the process from ending at once."""
     future = Future[None]()
 
     def do() -> None:

@@ -1,8 +1,8 @@
-"""Values that a step leaves to the next one, as plain data and tensors: positions, states, buffers, surplus.
+"""The encoding of step state as plain data and tensors: positions, states, buffers, surplus.
 
 Plain data is JSON: numbers, texts and lists stand for themselves, and whatever else there is for an object with one
 key, which says what it is: `{"tuple": [1, 2]}`, `{"tensor": "things/seen"}`, `{"Cursor": {"epoch": 0, ...}}`. Tensors
-are kept beside it by their names. Numbers come back with the same bits.
+are kept apart, by their names. Numbers are restored bit for bit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RECORDS = {
     each.__name__: each
     for each in (Cursor, Rows, Sequences, TableData, Stored, Step, types.Axis, types.Tensor, types.Table, types.Handle)
 }
-"""Dataclasses that are kept field by field."""
+"""The dataclasses that are stored field by field."""
 
 _TEXTS: Mapping[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     bytes: (lambda value: base64.b64encode(value).decode(), base64.b64decode),
@@ -42,15 +42,15 @@ _TEXTS: Mapping[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     date: (date.isoformat, date.fromisoformat),
     time: (time.isoformat, time.fromisoformat),
 }
-"""Values that columns of data may have, each as a text and back."""
+"""The types of column values that are stored as text, with the functions to text and back."""
 
 
 class Unsavable(TypeError):
-    """A value that no checkpoint can hold; its place and its type."""
+    """The error for a value that no checkpoint can hold; it names the value's place and type."""
 
 
 def encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as plain data; its tensors are added to `tensors`, under names that begin with `path`. Raises
+    """Return a value as plain data, and add its tensors to `tensors` under names that begin with `path`. Raise
     Unsavable."""
     kind = type(value)
     if value is None or kind in (bool, int, str):
@@ -75,7 +75,7 @@ def encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if kind in _TEXTS:
         return {kind.__name__: _TEXTS[kind][0](value)}
     if isinstance(value, Frame):
-        # What nodes of the step reported has been told; what the values are the program says.
+        # Reports of the step have been told already, and the program gives the types of the values.
         kept = {"step": value.step, "rows": value.rows, "values": value.values}
         return {"Frame": {name: encoded(each, f"{path}/{name}", tensors) for name, each in kept.items()}}
     if isinstance(value, Surplus):
@@ -88,7 +88,7 @@ def encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def decoded(found: Any, tensors: Mapping[str, Tensor], program: Program) -> Any:
-    """The value that `encoded` was given. Raises LookupError, ValueError or TypeError where something else is there."""
+    """Return the value that `encoded` was given. Raise LookupError, ValueError or TypeError for any other data."""
 
     def of(found: Any) -> Any:
         if isinstance(found, list):

@@ -1,1 +1,1 @@
-"""From a program and its plan to a document that people read, edit and compare, and back."""
+"""Plan files: documents of a program and its plan that people read, edit and compare, and their reader."""

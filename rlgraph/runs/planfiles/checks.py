@@ -1,5 +1,4 @@
-"""What can be wrong with a plan whose fields are all of the right kind: names, devices, and work that is not
-covered."""
+"""The checks of a plan whose fields are all of the right kind: names, devices, and work that is not covered."""
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ from rlgraph.passes.placement.place import updates
 from rlgraph.passes.placement.tails import faults_of
 
 Problem = tuple[tuple[str | int, ...], str, str, str]
-"""The way to a piece of the plan file, a code, a message, a hint."""
+"""The path to a piece of the plan file, a code, a message, and a hint."""
 
 
 def problems(plan: Plan, program: Program, sections: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
-    """Everything that is wrong with a plan for a program. Names come first: without them, nothing else can be asked."""
+    """Yield everything that is wrong with a plan for a program. Names come first: other checks rely on them."""
     wrong = list(_names(plan, program))
     yield from wrong
     if not wrong:

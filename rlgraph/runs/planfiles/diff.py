@@ -1,4 +1,4 @@
-"""What differs between two plan files, for a person: where the work runs, how it is held, what is expected of it."""
+"""The differences between two plan files, for a person: where the work runs, how it is held, what is predicted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS = ("seconds", "in_turn_seconds", "steady_seconds", "bound_seconds", "un
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that two plan files say differently; None where one of them does not say it."""
+    """One value in which two plan files differ; None where a file does not have it."""
 
     section: str
     """`program`, `cluster`, `pools`, `work`, `groups`, `weights`, `blocks`, `holdings`, `assumptions`, `predicted`."""
@@ -35,7 +35,7 @@ class Difference:
 
 
 def differences(before: PlanFile, after: PlanFile) -> list[Difference]:
-    """Everything that the two do not have in common, but where they lie and the graphs."""
+    """Return all differences between the two, except for their paths and the graphs."""
     old, new = _told(before), _told(after)
     return [
         Difference(section, name, old[section].get(name), new[section].get(name), _whose(section, name, before, after))
@@ -59,7 +59,7 @@ def _whose(section: str, name: str, *files: PlanFile) -> str:
 
 
 def graph_difference(before: PlanFile, after: PlanFile) -> list[str]:
-    """The lines of a unified diff of the two graphs; none if they are equal."""
+    """Return the lines of a unified diff of the two graphs; an empty list if they are equal."""
     old, new = (print_program(file.program).splitlines() for file in (before, after))
     return list(difflib.unified_diff(old, new, lineterm="", n=2))[2:]
 

@@ -16,7 +16,7 @@ Path = tuple[str | int, ...]
 """The way to a piece: the names of fields, the numbers of items."""
 
 MOST = 20
-"""Mistakes that are told at once."""
+"""The most mistakes that are reported at once."""
 DEEPEST = 32
 WIDEST = 300
 """Characters of a line that is worth showing."""
@@ -37,7 +37,7 @@ class Document:
     """A text and its mistakes so far."""
 
     def __init__(self, source: Source) -> None:
-        """Raises ProgramError where the text is no JSON object."""
+        """Parse the text. Raise ProgramError if it is no JSON object."""
         self.source = source
         self.wrong: list[Diagnostic] = []
         self.top = JsonNode(self, _object(source), ())
@@ -58,7 +58,7 @@ class Document:
         return _span(self.source, *(name if field else value))
 
     def done(self) -> None:
-        """Raises ProgramError with all mistakes, in the order in which they stand."""
+        """Raise ProgramError with all mistakes, in the order in which they stand."""
         if self.wrong:
             raise ProgramError(sorted(self.wrong, key=lambda found: (found.span.line, found.span.column)))
 
@@ -143,7 +143,7 @@ class JsonNode:
 
     @property
     def shown(self) -> str:
-        """`plan.groups[1].devices`."""
+        """Return the path to a piece as text: `plan.groups[1].devices`."""
         path = "".join(f"[{step}]" if isinstance(step, int) else f".{step:.60}" for step in self.path)
         return f"`{path[1:]}`" if path else "the document"
 

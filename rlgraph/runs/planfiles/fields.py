@@ -20,7 +20,7 @@ class Field(Protocol):
         ...
 
     def schema(self) -> dict[str, Any]:
-        """In the words of JSON Schema."""
+        """Return the field's JSON Schema."""
         ...
 
 
@@ -198,7 +198,7 @@ class Record:
     optional: Mapping[str, Field] = field(default_factory=dict)
 
     def read(self, node: JsonNode) -> Any:
-        """None where a field is missing."""
+        """Return the values; None if a field is missing."""
         if not node.fields(*self.needed, optional=self.optional):
             return None
         every = {**self.needed, **self.optional}

@@ -129,7 +129,8 @@ def _digest(text: str) -> str:
 
 
 def load_plan(path: str | Path) -> Compilation:
-    """A plan file as the compiled program that it was made from, with the plan that it says. Raises ProgramError."""
+    """Return a plan file as the compiled program that it was made from, with the plan that it says. Raises
+    ProgramError."""
     source = open_plan_file(path)
     document, file = _read(source)
     beside = Path(path).parent
@@ -155,7 +156,7 @@ def load_plan(path: str | Path) -> Compilation:
 
 
 def open_plan_file(path: str | Path) -> Source:
-    """The text of a plan file. Raises ProgramError where the file cannot be read."""
+    """Return the text of a plan file. Raise ProgramError where the file cannot be read."""
     path = str(path)
     try:
         return decoded(path, read_bytes(path, LARGEST_BYTES))
@@ -164,7 +165,7 @@ def open_plan_file(path: str | Path) -> Source:
 
 
 def read_plan_file(source: Source) -> PlanFile:
-    """What a plan file says. Raises ProgramError with everything that is wrong with it."""
+    """Return the content of a plan file. Raise ProgramError with everything that is wrong with it."""
     return _read(source)[1]
 
 
@@ -215,7 +216,7 @@ def _program(node: JsonNode) -> tuple[Program, Origin]:
 
 
 def _graph(node: JsonNode, lines: Sequence[str]) -> Program:
-    """The program whose printed graph this is. Raises ProgramError where it is none."""
+    """Return the program whose printed graph this is. Raise ProgramError where it is none."""
     try:
         program = parse_program("\n".join(lines))
         verify_after(program)

@@ -1,4 +1,4 @@
-"""Whether the copies of a plan's models lie within one group of its cluster each."""
+"""A check whether the replicas (copies) of a plan's models lie within one group of its cluster each."""
 
 from __future__ import annotations
 
