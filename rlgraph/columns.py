@@ -25,6 +25,12 @@ WORDS: Mapping[str, str] = {
 }
 """What a value of a column can be, and how a message says it."""
 
+EVERY_ROW = (
+    "give every row the column, with `null` where there is no value, which a function is given as `None`; or say what "
+    'stands for it, in `data`: `defaults=columns(answer="")`'
+)
+"""The hint where a row lacks a column that others have."""
+
 NUMBERS = ("whole", "real", "truth")
 """One can calculate with these."""
 NO_KEYS = ("null", "odd", "messages", "nested", "other")

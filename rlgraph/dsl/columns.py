@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from rlgraph.columns import NO_KEYS, NUMBERS, WORDS, Column
+from rlgraph.columns import EVERY_ROW, NO_KEYS, NUMBERS, WORDS, Column
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Apply, Const, Expr, Graph, Node, Program, Ref
 from rlgraph.ir.types import Handle, Table, Type
@@ -32,7 +32,6 @@ _MANY = {
     "wide": "numbers that 32 bits cannot hold",
     "odd": "numbers that are not finite",
 }
-_EVERY_ROW = "give every row the column, with `null` where there is no value: a function is given `None` for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +234,7 @@ class _Walk:
         """Every row has the column; key: and in it what can be a key."""
         if "missing" in use.column.first:
             message = f"{use.column.first['missing']} has no column `{use.name}`, which other rows have"
-            self.found.append(Diagnostic("E0711", message, use.span, _EVERY_ROW))
+            self.found.append(Diagnostic("E0711", message, use.span, EVERY_ROW))
             return
         odd = next((kind for kind in NO_KEYS if kind in use.column.first), None) if key else None
         if odd is not None:

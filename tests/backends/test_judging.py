@@ -75,6 +75,12 @@ def test_the_rows_that_are_left_have_to_be_enough(folder: Path) -> None:
     assert "E0708" in text and "more than `prompts`, without 2 of the 5 rows of `prompts`, has: 3 rows" in text
 
 
+def test_all_rows_may_be_too_long(folder: Path) -> None:
+    (folder / "late.jsonl").write_text('{"prompt": "abcd"}\n')
+    text = refused(", overlong=drop, max_prompt=3", folder)
+    assert "E0707" in text and "the prompts of all rows of `prompts` are too long, and none is left" in text
+
+
 def test_prompts_lose_their_beginning(folder: Path) -> None:
     assert lengths(", overlong=cut, batch=1", folder, steps=5) == [2, 8, 1, 8, 8]
     seen = run_text(program(", overlong=cut, max_prompt=3"), folder)[0]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.rows import Rows
-from rlgraph.columns import WORDS, kind_of
+from rlgraph.columns import EVERY_ROW, WORDS, kind_of
 from rlgraph.errors import Diagnostic, RunError, Span
 from rlgraph.ir.graph import Apply, Const, Expr, Node, Ref
 from rlgraph.ops import TENSOR
@@ -156,6 +156,3 @@ def lacks(who: str, name: str, span: Span, has: Sequence[str]) -> RunError:
         return RunError(Diagnostic("E0711", f"{who} has no column `{name}`", span, f"it has {shown}"))
     message = f"{who} has no column `{name}`, which other rows have"
     return RunError(Diagnostic("E0711", message, span, EVERY_ROW))
-
-
-EVERY_ROW = "give every row the column, with `null` where there is no value: a function is given `None` for it"

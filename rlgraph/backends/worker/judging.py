@@ -14,7 +14,7 @@ from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.columns import most_bytes
 from rlgraph.data import Reader, Row
-from rlgraph.data.base import DataSource, Fitted, enough, in_order
+from rlgraph.data.base import NO_ROWS, DataSource, Fitted, enough, in_order
 from rlgraph.dsl.columns import Asked, asked
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, counted
 from rlgraph.ir.graph import Program
@@ -129,6 +129,10 @@ def _judge(reader: Reader, limits: Sequence[Limit], note: Note) -> list[str]:
     if source.overlong == "drop":
         left = set(rows)
         kept = [number for number in source.numbers if number not in left]
+        if not kept:
+            message = f"the prompts of all rows of `{name}` are too long, and none is left"
+            hint = "take a model of a longer context, fewer `max_tokens`, a larger `max_prompt`, or `overlong=cut`"
+            raise ProgramError(Diagnostic(NO_ROWS, message, source.spec.span, hint))
         reader.source = enough(replace(source, kept=kept), f"`{name}`, without {share},")
         return [f"left out {share}: their prompts are too long"]
     if source.overlong == "cut":
