@@ -219,7 +219,7 @@ def compare(rows: Sequence[Row]) -> tuple[list[Compared], list[tuple[Row, str]]]
 
 
 def page(found: Sequence[Compared], left: Sequence[tuple[Row, str]]) -> str:
-    """The tables of docs/accuracy.md."""
+    """The tables of docs/why/accuracy.md."""
     parts = []
     fitted, held = halves(found)
     if fitted and held:

@@ -141,7 +141,7 @@ def test_the_reference_names_every_column_and_word() -> None:
     from rlgraph.dsl.words import KEYWORDS
     from rlgraph.ir.types import Axis, Table
 
-    text = (ROOT / "docs/language.md").read_text("utf-8")
+    text = (ROOT / "docs/reference/language.md").read_text("utf-8")
     row = Axis("r", "r")
     full = Table(row, Axis("r.t", "token", row, True), Axis("r.n", "turn", row, True), True)
     assert {name for name in full.columns() if f"`{name}`" not in text} == set()
@@ -227,7 +227,7 @@ def test_commands_exist(page: Path) -> None:
 
 
 def test_every_group_of_codes_is_told() -> None:
-    text = (ROOT / "docs/errors.md").read_text("utf-8")
+    text = (ROOT / "docs/reference/errors.md").read_text("utf-8")
     assert {code[:3] for code in registry() if code[0] == "E"} == set(re.findall(r"`(E\d\d)\.\.`", text))
 
 

@@ -97,7 +97,7 @@ HELD_OUT = {
     "generate whole, trtllm, a100-80gb": 0.25,
     "prefill, trtllm, a100-80gb": 0.15,
 }
-"""The same of rows that none was fitted to, where it is more; docs/accuracy.md says what is not known of them."""
+"""The same of rows that none was fitted to, where it is more; docs/why/accuracy.md says what is not known of them."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""docs/asynchrony.md has what benchmarks/asynchrony.py prints: all of its cases, and, of the cheap ones, the figures."""
+"""docs/why/asynchrony.md has what benchmarks/asynchrony.py prints: all of its cases, and, of the cheap ones, the figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.documents import ROOT
 
 TABLES = dict(
     re.findall(
-        r"<!-- asynchrony: ([\w ]+) -->\n(.*?)<!-- end -->", (ROOT / "docs/asynchrony.md").read_text("utf-8"), re.DOTALL
+        r"<!-- asynchrony: ([\w ]+) -->\n(.*?)<!-- end -->", (ROOT / "docs/why/asynchrony.md").read_text("utf-8"), re.DOTALL
     )
 )
 
@@ -45,7 +45,7 @@ def test_the_page_has_what_is_printed(name: str, cases: int) -> None:
 def test_the_slow_link_on_the_page_is_what_is_printed() -> None:
     """Of the smallest model; of the others the lines are there."""
     [table] = re.findall(
-        r"<!-- slow link -->\n(.*?)\n<!-- end -->", (ROOT / "docs/asynchrony.md").read_text("utf-8"), re.DOTALL
+        r"<!-- slow link -->\n(.*?)\n<!-- end -->", (ROOT / "docs/why/asynchrony.md").read_text("utf-8"), re.DOTALL
     )
     head, lines = table.splitlines()[:2], table.splitlines()[2:]
     assert head == slow_link.HEAD.splitlines()

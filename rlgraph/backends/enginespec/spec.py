@@ -187,7 +187,7 @@ PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
     },
 }
 """Of an engine that runs a model as it is written in torch, layer by layer. On a GPU what training reaches is fitted to
-those of the rows FH, FA, FB and FL of docs/accuracy.md that are not held out: models of 1 to 70 billion parameters that
+those of the rows FH, FA, FB and FL of docs/why/accuracy.md that are not held out: models of 1 to 70 billion parameters that
 share their parameters out over 8 to 128 A100 and H100. What only reads is assumed to reach as much."""
 
 

@@ -31,7 +31,7 @@ COMMUNICATOR = 688 << 20
 
 TRAFFIC = 3.0
 """Of `Constants.traffic` on a GPU: each number is written, read by what follows, and read again by its gradient. Fitted
-to MA01 to MA07 of docs/accuracy.md, before other rows were there; these bear it out."""
+to MA01 to MA07 of docs/why/accuracy.md, before other rows were there; these bear it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def defaults(device: DeviceKind) -> Constants:
     """Where nothing was measured: of a CPU, or of a data-centre GPU in bfloat16.
 
     What a GPU's largest products and copies reach is its own (`devices.toml`), what engines reach of that is theirs.
-    docs/accuracy.md holds both against published measurements; of engines that are not there, overheads are of the
+    docs/why/accuracy.md holds both against published measurements; of engines that are not there, overheads are of the
     order that kernel launches and Python take. `rlgraph profile` measures a machine's own.
     """
     # A function and not values of the module: only who predicts something has to find the engines.

@@ -24,7 +24,7 @@ from rlgraph.passes.cost.tasks import Task
 from rlgraph.passes.cost.time import Batch
 
 TIGHT = 0.95
-"""Share of the memory that can be used beyond which a device is said to be tight: docs/memory.md has counts that are 5%
+"""Share of the memory that can be used beyond which a device is said to be tight: docs/why/memory.md has counts that are 5%
 off."""
 
 Parts = tuple[tuple[str, str, float], ...]

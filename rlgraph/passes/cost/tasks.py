@@ -50,7 +50,7 @@ def usual(limit: int) -> Lengths:
     """Answers of which nothing is known but the limit: log-normal, and 1 of 100 is cut.
 
     The limit is twice the median up to 256 tokens, and sqrt(limit) / 8 times beyond: 4 times at 1,024, 16 times at
-    16,384. docs/clusters.md has the published lengths that this lies between.
+    16,384. docs/reference/clusters.md has the published lengths that this lies between.
     Of a limit beyond `LONGEST` answers are those of that limit.
     """
     if not limit:

@@ -199,6 +199,6 @@ def schema() -> dict[str, Any]:
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"rlgraph plan file, version {VERSION}",
-        "description": "A compiled program and the plan of where it runs; see docs/plan-files.md.",
+        "description": "A compiled program and the plan of where it runs; see docs/reference/plan-files.md.",
     }
     return head | DOCUMENT.schema()

@@ -258,7 +258,7 @@ def test_all_of_a_group_are_all_rows() -> None:
 
 @pytest.mark.parametrize(("limit", "longest"), [(2, 2), (256, 2), (1024, 4), (16_384, 16)])
 def test_where_nothing_is_said_one_of_a_hundred_is_cut(limit: int, longest: float) -> None:
-    """The table of docs/clusters.md."""
+    """The table of docs/reference/clusters.md."""
     answers = Workload().answers(limit)
     assert answers.longest == limit
     # One share of 256 either way.

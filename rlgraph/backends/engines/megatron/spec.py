@@ -79,7 +79,7 @@ SPEC = EngineSpec(
         gradients_stay=True,
     ),
     # Shares of what the largest products and long copies reach, and of its exchange what travels beside them: for
-    # training fitted to MH01, MH03 and, with what they differ in, MA01 to MA07 of docs/accuracy.md, models of 1.7 to
+    # training fitted to MH01, MH03 and, with what they differ in, MA01 to MA07 of docs/why/accuracy.md, models of 1.7 to
     # 175 billion parameters on H100 and A100. What only reads is assumed to reach as much.
     rates={
         "gpu": {
