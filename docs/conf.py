@@ -19,13 +19,18 @@ _DOCS = Path(__file__).parent
 _LINK = re.compile(r"(?<!!)\[([^\[\]]+)\]\((\.\./[^()\s#]+)(#[^()\s]*)?\)")
 
 
-def for_the_site(text: str) -> str:
-    """A page whose links lead somewhere on the site, too. On a forge a link to a folder of the repository shows its
-    files: here it is only its text. A page that is not among the documents is a file."""
+def for_the_site(text: str, folder: Path = _DOCS) -> str:
+    """Return the text of a page in `folder` with links that lead somewhere on the site, too.
+
+    On a forge a link to a folder of the repository shows its files: here only its text is left. A page that is not
+    among the documents becomes a link to a file.
+    """
 
     def link(found: re.Match[str]) -> str:
         words, path, _ = found.groups()
-        target = _DOCS / path
+        target = (folder / path).resolve()
+        if target.is_relative_to(_DOCS):
+            return found[0]
         if target.is_dir():
             return words
         return f"[{words}](path:{path})" if target.suffix == ".md" else found[0]
@@ -35,6 +40,6 @@ def for_the_site(text: str) -> str:
 
 def setup(app):
     def read(app, page, source):
-        source[0] = for_the_site(source[0])
+        source[0] = for_the_site(source[0], (_DOCS / page).parent)
 
     app.connect("source-read", read)

@@ -309,7 +309,7 @@ def test_a_number_of_devices_that_cannot_be(devices: object) -> None:
 
 
 def test_what_is_public_is_what_is_documented() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "python.md").read_text("utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "reference" / "python.md").read_text("utf-8")
     table = page.split("## All names")[1]
     documented = {
         name for line in table.splitlines() if line.startswith("|") for name in re.findall(r"`rlgraph\.(\w+)`", line)

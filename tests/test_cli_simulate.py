@@ -282,11 +282,11 @@ def test_the_page_shows_what_is_printed(
     for path in (*PPO, str(ALGORITHMS / "async_grpo.rlf")):
         (tmp_path / Path(path).name).write_text(Path(path).read_text())
     [apart] = re.findall(
-        r"```text\n(schedule async_grpo\n.*?)```", (ROOT / "docs" / "schedules.md").read_text(), re.DOTALL
+        r"```text\n(schedule async_grpo\n.*?)```", (ROOT / "docs" / "reference" / "schedules.md").read_text(), re.DOTALL
     )
     (tmp_path / "async_grpo.rls").write_text(apart)
     monkeypatch.chdir(tmp_path)
-    page, picture = ROOT / "docs" / "simulate.md", ROOT / "docs" / "img" / "simulate.svg"
+    page, picture = ROOT / "docs" / "how-to" / "simulate.md", ROOT / "docs" / "img" / "simulate.svg"
     text = now = page.read_text("utf-8")
     shown = re.findall(r"<!-- simulate: (.*?) -->.*?```text\n(.*?)```\n<!-- end -->", text, re.DOTALL)
     assert len(shown) == 2

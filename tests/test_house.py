@@ -160,7 +160,7 @@ def test_a_module_imports_from_lower_floors(path: Path) -> None:
 
 
 def test_the_documents_have_every_floor() -> None:
-    page = (ROOT / "docs" / "how-it-works.md").read_text("utf-8")
+    page = (ROOT / "docs" / "why" / "how-it-works.md").read_text("utf-8")
     found = re.findall(r"^\| (\d*) ?\| \[`([\w/]+?)(?:\.py|/)`\]", page, re.MULTILINE)
     rows = [(number, where.replace("/", ".")) for number, where in found]
     assert {where: int(number) for number, where in rows if number} == {

@@ -84,7 +84,7 @@ def test_every_row_that_is_measured_against_has_a_source_and_is_predicted_or_lef
 
 # What is predicted
 
-PAGE = ROOT / "docs" / "accuracy.md"
+PAGE = ROOT / "docs" / "why" / "accuracy.md"
 MOST = 0.10
 """Of the median error of a group's rows that constants were fitted to."""
 

@@ -574,7 +574,7 @@ def test_the_best_plan_is_the_same_after_all(ppo: Compiled) -> None:
 
 @pytest.mark.long
 def test_the_page_shows_what_is_printed(request: pytest.FixtureRequest) -> None:
-    page, pictures = ROOT / "docs" / "explain.md", ROOT / "docs" / "img"
+    page, pictures = ROOT / "docs" / "how-to" / "explain.md", ROOT / "docs" / "img"
     text = page.read_text("utf-8")
     [explained, shown] = re.findall(r"```text\n(.*?)```\n", text, re.DOTALL)
     [cluster, values] = re.findall(r"rlgraph compile ppo.rlf --cluster (\S+) --what-if (\S+)\n", text)[0]

@@ -165,7 +165,7 @@ def test_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str], tmp_
 
 def test_the_page_shows_what_is_drawn(together: Compiled, request: pytest.FixtureRequest) -> None:
     """docs/why/fused.md has this schedule, and the picture that the command beside it makes; here without fonts."""
-    page, picture = (ROOT / "docs" / "fused.md").read_text("utf-8"), ROOT / "docs" / "img" / "pipeline.svg"
+    page, picture = (ROOT / "docs" / "why" / "fused.md").read_text("utf-8"), ROOT / "docs" / "img" / "pipeline.svg"
     assert (
         f"```text\n{FUSED}```" in page
         and "--cluster 2x8:h100-80gb --picture pipelines --visualize pipeline.svg" in page
