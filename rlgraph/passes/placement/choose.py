@@ -125,7 +125,7 @@ def choose_asleep(question: Question, awake: Choice) -> Choice:
         try:
             only, bound = could_sleep(problem, _candidates(problem, question, ()), awake.found, ASLEEP, seconds, fuse)
         except OutOfTime:
-            # Nothing is known of them.
+            # Nothing is proven of them.
             only, bound = [], 0.0
         awake = replace(awake, found=replace(awake.found, bound=min(awake.found.bound, bound)))
         seconds = ends - monotonic()
@@ -148,26 +148,26 @@ def _choose(
     question: Question,
     seconds: float,
     how: Callable[[Search], Found | None],
-    known: Choice | None = None,
+    incumbent: Choice | None = None,
     only: Sequence[Blocks] | None = None,
 ) -> Choice | None:
     """Return the best plan that `how` finds.
 
-    known: a plan for another question that has to be beaten; it is returned with the bound of both if it is not. only:
+    incumbent: a plan for another question that has to be beaten; it is returned with the bound of both if it is not. only:
     the partitions to search, if not all.
     """
     questions, problems = ways(question)
     first, gap, spare = problems[0], _gap(problems[0], question), _spare(question)
     together = Ways(problems) if len(problems) > 1 else None
     searched = only or _candidates(problems[-1], question, together.readers if together else ())
-    to_beat = None if known is None else known.found
+    to_beat = None if incumbent is None else incumbent.found
     fuse, patience = how_fused(first, question), _patience(question)
     search = Search(first, searched, gap, seconds, spare, together, fuse, to_beat, patience)
     result = how(search)
     if result is None:
         return None
-    if known is not None and result.options is known.found.options:
-        return replace(known, found=replace(known.found, bound=min(known.found.bound, result.bound)))
+    if incumbent is not None and result.options is incumbent.found.options:
+        return replace(incumbent, found=replace(incumbent.found, bound=min(incumbent.found.bound, result.bound)))
     problem, chosen = problems[result.way], questions[result.way]
     result = replace(_settled(problem, result), way=0)
     return Choice(planned(chosen, problem, result), result, problem, chosen)
