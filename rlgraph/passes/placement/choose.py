@@ -153,8 +153,8 @@ def _choose(
 ) -> Choice | None:
     """Return the best plan that `how` finds.
 
-    incumbent: a plan for another question that has to be beaten; it is returned with the bound of both if it is not. only:
-    the partitions to search, if not all.
+    incumbent: a plan for another question that has to be beaten; it is returned with the bound of both if it is not.
+    only: the partitions to search, if not all.
     """
     questions, problems = ways(question)
     first, gap, spare = problems[0], _gap(problems[0], question), _spare(question)
@@ -476,7 +476,7 @@ def _on_nodes(group: Group, island: Island, turned: int) -> Group:
 
 
 def _astride(island: Island, devices: Sequence[int]) -> bool:
-    """Return whether devices lie on more than one of an island's parts."""
+    """Return whether devices lie on more than one of a node group's parts."""
     ends = [*accumulate(part.devices for part in island.parts)]
     return len({bisect(ends, device) for device in devices}) > 1
 

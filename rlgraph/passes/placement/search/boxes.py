@@ -11,7 +11,7 @@ from rlgraph.passes.placement.search.partitions import packed, sizes, used
 from rlgraph.passes.placement.search.problem import Blocks
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""For each block the smallest and the largest index into the sizes of its island."""
+"""For each block the smallest and the largest index into the sizes of its node group."""
 
 
 class Boxes:

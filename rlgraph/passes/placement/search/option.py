@@ -20,7 +20,7 @@ from rlgraph.passes.placement.search.caches import Caches
 Key = tuple[float, ...]
 
 Ranks = tuple[str, int, Mesh, int]
-"""An engine, an island, the mesh of a replica, and the number of replicas."""
+"""An engine, a node group, the mesh of a replica, and the number of replicas."""
 
 
 class Split(NamedTuple):

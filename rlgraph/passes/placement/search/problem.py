@@ -331,7 +331,7 @@ class Problem:
         return [] if len(home) == len(self.components) else sorted({*range(len(self.components))} - home)
 
     def island(self, block: Block) -> Island:
-        """Return the island that a pool lies on; several are joined into one."""
+        """Return the node group that a pool lies on; several are joined into one."""
         return self.cluster.joined(block.islands) if block.others else self.cluster.islands[block.island]
 
     def value(self, seconds: float, blocks: Blocks, devices: Sequence[int]) -> float:
