@@ -1,4 +1,4 @@
-"""From a data source to batches of rows, and the place from which a run goes on."""
+"""Data sources, and the reader that makes batches of their rows and can resume from a cursor."""
 
 from rlgraph.data.base import DataSource, Row, RowId, Rows, SourceSpec, Stream, column
 from rlgraph.data.reader import Cursor, Reader

@@ -1,4 +1,4 @@
-"""What a data source is: rows, or a stream of them, and the options that all sources share."""
+"""The types of a data source, its rows or its stream of rows, and the options that all sources share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, flag, text, whole
 
 SourceSpec = Spec
 Row = dict[str, Any]
-"""One row: its columns by name. `prompt` is a text or a list of messages `{"role": ..., "content": ...}`."""
+"""A row: its columns by name. `prompt` is a text or a list of messages `{"role": ..., "content": ...}`."""
 
 NO_ROWS = "E0707"
 TOO_FEW = "E0708"
 NO_COLUMN = "E0711"
 SHARED_OPTIONS = ("batch", "shuffle", "limit", "max_prompt", "overlong", "defaults")
 OVERLONG = ("error", "drop", "cut")
-"""What becomes of rows whose prompt is too long."""
+"""The values of `overlong`: what happens to rows whose prompt is too long."""
 
 
 @runtime_checkable
@@ -30,16 +30,16 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Row:
-        """The row at `index`, counted from 0. Raises `RunError`."""
+        """Return the row at `index`, counted from 0. Raises `RunError`."""
         ...
 
 
 @runtime_checkable
 class Scanned(Protocol):
-    """Rows that are faster read in their order than one by one."""
+    """Rows that are read faster in their order than one by one."""
 
     def scan(self) -> Iterator[Row]:
-        """All of them. Raises `RunError`."""
+        """Yield all rows. Raises `RunError`."""
         ...
 
 
@@ -47,16 +47,16 @@ class Stream(Protocol):
     """Rows that come in one order; reading starts again from the beginning for every epoch."""
 
     def read(self, start: int, count: int) -> list[Row]:
-        """The rows from `start` on: `count` of them, or fewer where they end. Raises `RunError`."""
+        """Return `count` rows from `start` on, or fewer where the stream ends. Raises `RunError`."""
         ...
 
 
 class RowId(NamedTuple):
-    """Which row of a data source: its identity in a run."""
+    """The identity of a row in a run: its epoch, and its number in the data."""
 
     epoch: int
     row: int
-    """Where in the data, counted from 0, whatever the order of reading."""
+    """Its number in the data, counted from 0, whatever the order of reading."""
 
     def __str__(self) -> str:
         return f"row {self.row} of epoch {self.epoch}"
@@ -64,11 +64,11 @@ class RowId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Rows of which some are changed when they are read."""
+    """Rows to which a function is applied when they are read."""
 
     rows: Rows
     change: Callable[[int, Row], Row]
-    """Of the number of a row, and the row."""
+    """Takes the number of a row and the row, and returns the row to use."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -79,12 +79,13 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class FittedStream:
-    """The same of rows that come in one order."""
+    """A stream to whose rows a function is applied when they are read."""
 
     rows: Stream
     change: Callable[[int, Row], Row]
 
     def read(self, start: int, count: int) -> list[Row]:
+        """Return `count` changed rows from `start` on, or fewer where the stream ends."""
         return [self.change(number, row) for number, row in enumerate(self.rows.read(start, count), start)]
 
 
@@ -100,22 +101,22 @@ class DataSource:
     limit: int | None
     """The most rows of an epoch."""
     columns: Mapping[str, Column] | None = None
-    """What the rows of an epoch hold, by column; None for a stream, which nobody can look at before it is read."""
+    """What the rows of an epoch hold, by column; None for a stream, which cannot be inspected before it is read."""
     kept: Sequence[int] | None = None
     """The numbers of the rows that are read, where others are left out because they are too long."""
     max_prompt: int | None = None
     """The most tokens of a prompt; None where the program does not say."""
     overlong: str | None = None
-    """What becomes of rows whose prompt is longer; None where the program does not say."""
+    """What happens to rows whose prompt is longer; None where the program does not say."""
 
     @property
     def length(self) -> int | None:
-        """Rows of an epoch; None for a stream."""
+        """The number of rows of an epoch; None for a stream."""
         return None if self.numbers is None else len(self.numbers)
 
     @property
     def numbers(self) -> Sequence[int] | None:
-        """Of the rows of an epoch, as they lie in the data; None for a stream."""
+        """The numbers of the rows of an epoch, in the order of the data; None for a stream."""
         if not isinstance(self.rows, Rows):
             return None
         if self.kept is not None:
@@ -124,7 +125,7 @@ class DataSource:
 
 
 def in_order(source: DataSource) -> Iterator[tuple[int, Row]]:
-    """All rows of an epoch, each with its number, as they lie in the data. A file is read from its beginning to its
+    """Yield all rows of an epoch, each with its number, in the order of the data. A file is read from beginning to
     end."""
     numbers, rows = source.numbers, source.rows
     assert numbers is not None and isinstance(rows, Rows)
@@ -134,8 +135,8 @@ def in_order(source: DataSource) -> Iterator[tuple[int, Row]]:
 
 
 def make_source(spec: Spec, rows: Rows | Stream, name: str, columns: Mapping[str, Column] | None = None) -> DataSource:
-    """`rows` with the options that all sources share; `name` is what messages call the data, and `columns` what they
-    hold."""
+    """Return `rows` as a data source with the options that all sources share; `name` is what messages call the data,
+    and `columns` what they hold."""
     batch, limit = whole(spec, "batch", None), whole(spec, "limit", None)
     most, shuffle = whole(spec, "max_prompt", None), flag(spec, "shuffle", isinstance(rows, Rows))
     if spec.options.get("defaults"):
@@ -147,7 +148,7 @@ def make_source(spec: Spec, rows: Rows | Stream, name: str, columns: Mapping[str
 
 
 def enough(source: DataSource, name: str) -> DataSource:
-    """The same, if it has rows for a batch."""
+    """Return the source if it has rows for a batch; raise `ProgramError` otherwise."""
     spec, count, batch = source.spec, source.length, source.batch
     assert count is not None
     if count == 0:
@@ -158,16 +159,16 @@ def enough(source: DataSource, name: str) -> DataSource:
 
 
 def overlong(spec: Spec) -> str | None:
-    """What becomes of rows that are too long, if the program says so."""
-    said = text(spec, "overlong", None)
-    if said is not None and said not in OVERLONG:
-        message = f"`overlong` is {listed(OVERLONG, 'or')}, not {said!r}"
-        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("overlong"), nearest(said, OVERLONG)))
-    return said
+    """Return the option `overlong`, None where the program does not say. Raises `ProgramError`."""
+    value = text(spec, "overlong", None)
+    if value is not None and value not in OVERLONG:
+        message = f"`overlong` is {listed(OVERLONG, 'or')}, not {value!r}"
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("overlong"), nearest(value, OVERLONG)))
+    return value
 
 
 def with_defaults(spec: Spec, rows: Rows | Stream) -> Rows | Stream:
-    """The rows, with the values that the program has for columns that they lack."""
+    """Return the rows with the program's default values filled in for columns that a row lacks."""
     defaults = spec.options["defaults"]
 
     def fill(number: int, row: Row) -> Row:
@@ -178,20 +179,21 @@ def with_defaults(spec: Spec, rows: Rows | Stream) -> Rows | Stream:
 
 
 def defaulted(spec: Spec, columns: Mapping[str, Column]) -> dict[str, Column]:
-    """What columns hold, where none lacks a value that the program has a default for."""
-    found = dict(columns)
+    """Return what the columns hold once the program's defaults have replaced missing values."""
+    result = dict(columns)
     for name, value in (spec.options.get("defaults") or {}).items():
         old = columns.get(name)
         if old is None:
-            found[name] = declared(kind_of(value))
+            result[name] = declared(kind_of(value))
         elif "missing" in old.first:
             first = {kind: place for kind, place in old.first.items() if kind != "missing"}
             longest = max(old.longest or 0, most_bytes(value)) if isinstance(value, str) else old.longest
-            found[name] = Column({**first, kind_of(value): first.get(kind_of(value), "")}, longest)
-    return found
+            result[name] = Column({**first, kind_of(value): first.get(kind_of(value), "")}, longest)
+    return result
 
 
 def _checked_stream(source: DataSource, name: str) -> DataSource:
+    """Return the stream's source; raise `ProgramError` for options that need a list of rows."""
     spec = source.spec
     if source.shuffle:
         message = f"{name} yields its rows one after the other, so they cannot be shuffled"
@@ -207,7 +209,7 @@ def _checked_stream(source: DataSource, name: str) -> DataSource:
 
 
 def too_few(spec: Spec, count: int, batch: int, name: str) -> Diagnostic:
-    """The error for a batch that is larger than the data."""
+    """Return the error for a batch that is larger than the data."""
     rows = counted(count, "row")
     cut = ", of which `limit` keeps no more" if "limit" in spec.options else ""
     message = f"a batch of {counted(batch, 'row')} is more than {name} has: {rows}{cut}"
@@ -215,7 +217,7 @@ def too_few(spec: Spec, count: int, batch: int, name: str) -> Diagnostic:
 
 
 def look(spec: Spec, rows: Iterable[Row], name: str) -> dict[str, Column]:
-    """What the rows of an epoch hold, by column; messages call them `row 3 of NAME`."""
+    """Return what the rows of an epoch hold, by column; messages call the rows `row 3 of NAME`."""
     looked = Looked(lambda number: f"row {number} of {name}")
     for number, row in enumerate(islice(rows, whole(spec, "limit", None))):
         looked.add(row, number)
@@ -223,67 +225,67 @@ def look(spec: Spec, rows: Iterable[Row], name: str) -> dict[str, Column]:
 
 
 def columns_of_schema(schema: Any) -> dict[str, Column]:
-    """What a schema of pyarrow says of columns: whether values are missing it does not."""
+    """Return what a pyarrow schema says of the columns; it does not say whether values are missing."""
     return {field.name: Column({_arrow_kind(field.type): ""}) for field in schema}
 
 
 def columns_of_table(spec: Spec, table: Any, name: str) -> dict[str, Column]:
-    """What the rows of an epoch hold that are in a table of pyarrow, column by column."""
+    """Return what the rows of an epoch in a pyarrow table hold, computed column by column."""
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.compute as pc  # type: ignore[import-untyped]
 
     table = table.slice(0, whole(spec, "limit", None))
 
-    def first(mask: Any) -> dict[str, str]:
+    def first_row(mask: Any) -> dict[str, str]:
         place = pc.index(mask, pa.scalar(True)).as_py()
         return {"": f"row {place} of {name}"} if place >= 0 else {}
 
-    found: dict[str, Column] = {}
+    result: dict[str, Column] = {}
     for field, column in zip(table.schema, table.columns, strict=True):
-        kind, empty = _arrow_kind(field.type), first(pc.is_null(column)) if column.null_count else {}
+        kind, empty = _arrow_kind(field.type), first_row(pc.is_null(column)) if column.null_count else {}
         kinds = {"null": empty[""]} if empty else {}
-        kinds |= {} if column.null_count == len(column) else {kind: first(pc.is_valid(column)).get("", "")}
+        kinds |= {} if column.null_count == len(column) else {kind: first_row(pc.is_valid(column)).get("", "")}
         if pa.types.is_floating(field.type):
             size = pc.abs(column.cast(pa.float64()))
-            odd, wide = first(pc.invert(pc.is_finite(size))), first(pc.greater_equal(size, WIDEST))
-            kinds |= {"odd": odd[""]} if odd else {}
-            kinds |= {"wide": wide[""]} if wide and not odd else {}
+            not_finite, too_wide = first_row(pc.invert(pc.is_finite(size))), first_row(pc.greater_equal(size, WIDEST))
+            kinds |= {"odd": not_finite[""]} if not_finite else {}
+            kinds |= {"wide": too_wide[""]} if too_wide and not not_finite else {}
         if pa.types.is_uint64(field.type):
-            large = first(pc.greater(column, pa.scalar(2**63 - 1, pa.uint64())))
-            kinds |= {"large": large[""]} if large else {}
+            too_large = first_row(pc.greater(column, pa.scalar(2**63 - 1, pa.uint64())))
+            kinds |= {"large": too_large[""]} if too_large else {}
         longest = None
         if kind == "text" and not pa.types.is_dictionary(field.type) and len(table):
             longest = pc.max(pc.binary_length(column)).as_py() or 0
-        found[field.name] = Column(kinds, longest)
-    return found
+        result[field.name] = Column(kinds, longest)
+    return result
 
 
-def _arrow_kind(kind: Any) -> str:
-    """The word for values of a type of pyarrow."""
+def _arrow_kind(data_type: Any) -> str:
+    """Return the word of `rlgraph.columns` for the values of a pyarrow type."""
     import pyarrow as pa
 
-    known = pa.types
-    if known.is_dictionary(kind):
-        return _arrow_kind(kind.value_type)
-    if known.is_string(kind) or known.is_large_string(kind) or known.is_string_view(kind):
+    types = pa.types
+    if types.is_dictionary(data_type):
+        return _arrow_kind(data_type.value_type)
+    if types.is_string(data_type) or types.is_large_string(data_type) or types.is_string_view(data_type):
         return "text"
-    if known.is_boolean(kind):
+    if types.is_boolean(data_type):
         return "truth"
-    if known.is_integer(kind):
+    if types.is_integer(data_type):
         return "whole"
-    if known.is_floating(kind) or known.is_decimal(kind):
+    if types.is_floating(data_type) or types.is_decimal(data_type):
         return "real"
-    if known.is_null(kind):
+    if types.is_null(data_type):
         return "null"
-    if known.is_list(kind) or known.is_large_list(kind):
-        inner = kind.value_type
-        names = {inner.field(place).name for place in range(inner.num_fields)} if known.is_struct(inner) else set()
+    if types.is_list(data_type) or types.is_large_list(data_type):
+        inner = data_type.value_type
+        names = {inner.field(place).name for place in range(inner.num_fields)} if types.is_struct(inner) else set()
         return "messages" if {"role", "content"} <= names else "nested"
-    return "nested" if known.is_nested(kind) else "other"
+    return "nested" if types.is_nested(data_type) else "other"
 
 
 def column(rows: Sequence[Mapping[str, Any]], ids: Sequence[object], name: str, span: Span) -> list[Any]:
-    """The column `name` of `rows`.
+    """Return the column `name` of `rows`.
 
     `ids` name the rows and `span` is where the program asks for the column. Raises `RunError`.
     """

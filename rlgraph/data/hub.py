@@ -1,6 +1,6 @@
 """`hub("openai/gsm8k", config="main", split="train", batch=512)`: a data set of the Hugging Face hub.
 
-Needs the package `datasets`.
+It needs the package `datasets`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPTIONS = (*SHARED_OPTIONS, "split", "config", "revision")
 
 @dataclass(frozen=True, slots=True)
 class HubRows:
-    """The rows of one split."""
+    """The rows of one split of a data set."""
 
     dataset: Any = field(repr=False)
 
@@ -33,7 +33,7 @@ class HubRows:
 
 
 def check(spec: Spec) -> None:
-    """An error for wrong arguments."""
+    """Raise an error for wrong arguments."""
     one_text(spec, "the name of a data set", 'hub("openai/gsm8k", config="main", split="train", batch=64)')
     only_options(spec, OPTIONS)
     for name in ("split", "config", "revision"):
@@ -41,7 +41,7 @@ def check(spec: Spec) -> None:
 
 
 def open_source(spec: Spec, folders: Folders) -> DataSource:
-    """Load the split, from the cache of `datasets` where it is there."""
+    """Load the split, from the cache of `datasets` where it is cached."""
     del folders  # hub names are not paths
     need("datasets", spec.span)
     import datasets  # type: ignore[import-not-found, unused-ignore]
@@ -62,7 +62,7 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
 
 
 def _columns(spec: Spec, loaded: Any, name: str) -> dict[str, Column]:
-    """Of the table below, where a row of the data set is a row of it."""
+    """Return what the underlying table holds where its rows are those of the data set, or what the rows hold."""
     table = getattr(getattr(loaded, "data", None), "table", None)
     if table is None or getattr(loaded, "_indices", None) is not None:
         return look(spec, map(dict, loaded), name)
@@ -70,12 +70,12 @@ def _columns(spec: Spec, loaded: Any, name: str) -> dict[str, Column]:
 
 
 def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
-    """Not known without loading."""
+    """Return None: the columns are not known without loading."""
     del spec, folders
     return None
 
 
 def files(spec: Spec, folders: Folders) -> list[Path]:
-    """Those of the hub are not the user's."""
+    """Return no files: those of the hub are not the user's."""
     del spec, folders
     return []

@@ -1,6 +1,6 @@
-"""`jsonl("gsm8k.jsonl", batch=512)`: one JSON object a line.
+"""`jsonl("gsm8k.jsonl", batch=512)`: a file with one JSON object a line.
 
-The file stays on disk; only where its lines begin is in memory.
+The file stays on disk; only the positions at which its lines begin are in memory.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ BAD_LINE = "E0706"
 CHANGED = "E0712"
 _BOM = b"\xef\xbb\xbf"
 _PEEK_BYTES = 1 << 22
-"""So much of a file the checker looks at, in a tenth of a second; the run looks at all of it."""
+"""The part of a file that the checker looks at, in a tenth of a second; the run looks at all of it."""
 DEEPEST = 100
-"""Rows go from process to process, and what carries them takes no more than a few hundred."""
+"""The deepest nesting of a row. Rows are serialized from process to process, and serialization fails at a depth of a
+few hundred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,13 @@ class JsonLines:
     """The rows of a file; every line has been checked once."""
 
     path: str
-    """As the program names it."""
+    """The path as the program writes it."""
     file: Path
     span: Span
     starts: array[int] = field(repr=False)
-    """Where each row begins, in bytes."""
+    """The byte at which each row begins."""
     stamp: tuple[int, int]
-    """Size and time of change when the lines were found."""
+    """The file's size and time of change when the lines were found."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -53,7 +54,7 @@ class JsonLines:
             return self._parsed(index, handle.readline())
 
     def scan(self) -> Iterator[Row]:
-        """All rows, in one reading of the file."""
+        """Yield all rows in one reading of the file."""
         with self._opened() as handle:
             for index, start in enumerate(self.starts):
                 handle.seek(start)
@@ -61,7 +62,7 @@ class JsonLines:
 
     @contextmanager
     def _opened(self) -> Iterator[BinaryIO]:
-        """The file, which has to be as it was when its lines were found."""
+        """Open the file, which must not have changed since its lines were found."""
         try:
             with self.file.open("rb") as handle:
                 if _stamp(handle) == self.stamp:
@@ -79,7 +80,7 @@ class JsonLines:
 
 
 def check(spec: Spec) -> None:
-    """An error for wrong arguments."""
+    """Raise an error for wrong arguments."""
     one_text(spec, "the path of a file", 'jsonl("prompts.jsonl", batch=64)')
     only_options(spec, SHARED_OPTIONS)
 
@@ -89,50 +90,50 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
     path = spec.args[0]
     file = find_file(path, folders, spec.at(0), "data file")
     starts, limit = array("Q"), whole(spec, "limit", None)
-    looked = Looked(lambda number: f"{path}:{number}")
-    place = 0
+    collected = Looked(lambda number: f"{path}:{number}")
+    offset = 0
     try:
         with file.open("rb") as handle:
             stamp = _stamp(handle)
             for number, line in enumerate(handle, 1):
-                here = place
-                place += len(line)
+                start = offset
+                offset += len(line)
                 if number == 1 and line.startswith(_BOM):
-                    here, line = len(_BOM), line[len(_BOM) :]
+                    start, line = len(_BOM), line[len(_BOM) :]
                 if line.strip():
                     row = parse(line, f"{path}:{number}", spec.at(0))
                     if limit is None or len(starts) < limit:
-                        looked.add(row, number)
-                    starts.append(here)
+                        collected.add(row, number)
+                    starts.append(start)
     except OSError as error:
         message = f"'{path}' cannot be read: {error.strerror}"
         raise ProgramError(Diagnostic(UNREADABLE, message, spec.at(0))) from None
     rows = JsonLines(path, file, spec.at(0), starts, stamp)
-    return make_source(spec, rows, f"'{path}'", looked.columns())
+    return make_source(spec, rows, f"'{path}'", collected.columns())
 
 
 def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
-    """What the first rows hold, those in 4 MiB; None where there is none to look at."""
+    """Return what the first 4 MiB of rows hold; None where there are none to look at."""
     path, limit = spec.args[0], whole(spec, "limit", None)
-    looked, count = Looked(lambda number: f"{path}:{number}"), 0
+    collected, count = Looked(lambda number: f"{path}:{number}"), 0
     with suppress(OSError, RlgraphError):
         file = folders.find(path)
         if not file.is_file():
             return None
         with file.open("rb") as handle:
             head = handle.read(_PEEK_BYTES).removeprefix(_BOM)
-        # The last line may be cut: then it does not parse. So does a line that the run will say is wrong.
+        # The last line may be cut off and then does not parse, like a line that the run will report as wrong.
         for number, line in enumerate(io.BytesIO(head), 1):
             if line.strip():
-                looked.add(parse(line, "", spec.span), number)
+                collected.add(parse(line, "", spec.span), number)
                 count += 1
             if count == limit:
                 break
-    return looked.columns() if count else None
+    return collected.columns() if count else None
 
 
 def parse(line: bytes, where: str, span: Span) -> Row:
-    """The row that a line holds; `where` names the line in the error."""
+    """Return the row that a line holds; `where` names the line in the error."""
     try:
         value = json.loads(line.decode())
     except UnicodeDecodeError as error:
@@ -152,11 +153,13 @@ def parse(line: bytes, where: str, span: Span) -> Row:
 
 
 def _depth(value: object) -> int:
-    """How deep lists and objects lie in each other."""
+    """Return how deeply lists and objects are nested in a value."""
     level, depth = [value], -1
     while level:
-        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list))]
-        level, depth = [each for values in inner for each in values], depth + 1
+        children = [
+            item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list))
+        ]
+        level, depth = [item for values in children for item in values], depth + 1
     return depth
 
 
@@ -203,5 +206,5 @@ def _stamp(handle: BinaryIO) -> tuple[int, int]:
 
 
 def files(spec: Spec, folders: Folders) -> list[Path]:
-    """What is read."""
+    """Return the file that is read."""
     return [folders.find(spec.args[0])]

@@ -1,6 +1,6 @@
 """`parquet("train.parquet", batch=512)`: a table in the parquet format, held in memory.
 
-Needs the package `pyarrow`.
+It needs the package `pyarrow`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ParquetRows:
     """The rows of a pyarrow table."""
 
     path: str
-    """As the program names it."""
+    """The path as the program writes it."""
     span: Span
     table: Any = field(repr=False)
 
@@ -45,13 +45,13 @@ class ParquetRows:
 
 
 def check(spec: Spec) -> None:
-    """An error for wrong arguments."""
+    """Raise an error for wrong arguments."""
     one_text(spec, "the path of a file", 'parquet("prompts.parquet", batch=64)')
     only_options(spec, SHARED_OPTIONS)
 
 
 def open_source(spec: Spec, folders: Folders) -> DataSource:
-    """Read the table."""
+    """Read the table of the file."""
     path = spec.args[0]
     file = find_file(path, folders, spec.at(0), "data file")
     need("pyarrow", spec.span)
@@ -68,12 +68,12 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
         hint = "use `jsonl(...)` for it" if file.suffix in (".json", ".jsonl") else ""
         message = f"'{path}' is not a parquet table: {why}"
         raise ProgramError(Diagnostic(NOT_LOADED, message, spec.at(0), hint)) from None
-    found = columns_of_table(spec, table, f"'{path}'")
-    return make_source(spec, ParquetRows(path, spec.at(0), table), f"'{path}'", found)
+    contents = columns_of_table(spec, table, f"'{path}'")
+    return make_source(spec, ParquetRows(path, spec.at(0), table), f"'{path}'", contents)
 
 
 def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
-    """What the file's schema says of its columns; None where there is none to look at."""
+    """Return what the file's schema says of its columns; None where there is no file to look at."""
     try:
         file = folders.find(spec.args[0])
         if not file.is_file():
@@ -87,5 +87,5 @@ def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
 
 
 def files(spec: Spec, folders: Folders) -> list[Path]:
-    """What is read."""
+    """Return the file that is read."""
     return [folders.find(spec.args[0])]

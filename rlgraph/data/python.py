@@ -1,6 +1,6 @@
 """`python("tasks.py:make", batch=64, level=3)`: the rows that a function of the user's returns or yields.
 
-Options that are not rlgraph's are the function's arguments. It runs in a process of its own (see
+Options that are not rlgraph's are passed to the function as arguments. It runs in a process of its own (see
 `rlgraph/user_code/worker.py`). A generator is called again for each epoch, and again when a run is restarted;
 it must then yield the same rows.
 """
@@ -41,25 +41,26 @@ class ListRows:
 
 @dataclass(slots=True)
 class Generated:
-    """The rows that a generator yields."""
+    """The stream of rows that a generator yields."""
 
     target: Target
     arguments: Mapping[str, Any]
     limit_s: float
     worker: Worker = field(repr=False)
     key: int
-    """The generator's in its process."""
+    """The generator's key in its process."""
     generation: int
-    """Of the process that holds the generator."""
+    """The generation of the process that holds the generator."""
     position: int = 0
     """Rows that it has yielded."""
     defaults: Collection[str] = ()
     """Columns that a row may lack."""
-    known: tuple[int, frozenset[str]] | None = None
-    """The first row that was read, and its columns: nobody can look ahead, so that all others have the same."""
+    first_row: tuple[int, frozenset[str]] | None = None
+    """The first row that was read: its number and its columns. All other rows must have the same columns, since nobody
+    can look ahead."""
 
     def read(self, start: int, count: int) -> list[Row]:
-        """The rows from `start` on, after a new start of the generator where it is already beyond."""
+        """Return the rows from `start` on; the generator is started again where it is already beyond."""
         if start < self.position or self.generation != self.worker.generation:
             call(self.worker, self.target, self.limit_s, "rows", self.key, self.target.name, self.arguments)
             self.position, self.generation = 0, self.worker.generation
@@ -71,32 +72,32 @@ class Generated:
 
     def _next(self, count: int) -> list[Row]:
         rows = call(self.worker, self.target, self.limit_s, "read", self.key, count)
-        checked = [as_row(self.target, row, self.position + place) for place, row in enumerate(rows)]
-        for place, row in enumerate(checked, self.position):
-            self._check_columns(row, place)
+        checked = [as_row(self.target, row, self.position + index) for index, row in enumerate(rows)]
+        for index, row in enumerate(checked, self.position):
+            self._check_columns(row, index)
         self.position += len(rows)
         return checked
 
-    def _check_columns(self, row: Row, place: int) -> None:
-        self.known = self.known or (place, frozenset(row))
-        first, names = self.known
-        odd = (names ^ row.keys()) - set(self.defaults)
-        if odd:
-            name = min(odd)
-            lacks, has = (place, first) if name in names else (first, place)
+    def _check_columns(self, row: Row, index: int) -> None:
+        self.first_row = self.first_row or (index, frozenset(row))
+        first, names = self.first_row
+        differing = (names ^ row.keys()) - set(self.defaults)
+        if differing:
+            name = min(differing)
+            lacks, has = (index, first) if name in names else (first, index)
             message = f"row {lacks} that `{self.target.name}` yields has no column '{name}', which row {has} has"
             hint = "yield the same columns in every row, with `None` where there is no value"
             raise RunError(Diagnostic(NO_COLUMN, message, self.target.span, hint))
 
 
 def check(spec: Spec) -> None:
-    """An error for wrong arguments; options may be the function's, which is not looked at."""
+    """Raise an error for wrong arguments; options that may be the function's own are not looked at."""
     one_text(spec, "a file and a function in it", 'python("tasks.py:make", batch=64)')
     seconds(spec, "timeout", DEFAULT_LIMIT_S)
 
 
 def open_source(spec: Spec, folders: Folders, workers: Workers | None = None) -> DataSource:
-    """Call the function."""
+    """Call the function, and return its rows as a data source."""
     target = parse_target(spec.args[0], folders, spec.at(0), spec.kind)
     worker = (workers or Workers()).get(target.code)
     signature = describe(target, worker)
@@ -104,25 +105,25 @@ def open_source(spec: Spec, folders: Folders, workers: Workers | None = None) ->
     check_required(target, signature, arguments)
     limit_s = seconds(spec, "timeout", DEFAULT_LIMIT_S)
     key = worker.new_key()
-    made = call(worker, target, limit_s, "rows", key, target.name, arguments)
+    returned = call(worker, target, limit_s, "rows", key, target.name, arguments)
     rows: ListRows | Stream
-    if made is None:
+    if returned is None:
         defaults = spec.options.get("defaults") or ()
         rows = Generated(target, arguments, limit_s, worker, key, worker.generation, defaults=defaults)
     else:
-        rows = ListRows([as_row(target, row, place) for place, row in enumerate(made)])
+        rows = ListRows([as_row(target, row, index) for index, row in enumerate(returned)])
         return make_source(spec, rows, f"`{target.name}`", look(spec, rows.rows, f"`{target.name}`"))
     return make_source(spec, rows, f"`{target.name}`")
 
 
 def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
-    """Not known without running the user's code."""
+    """Return None: the columns are not known without running the user's code."""
     del spec, folders
     return None
 
 
 def call(worker: Worker, target: Target, limit_s: float, operation: str, *arguments: Any) -> Any:
-    """What `Child.<operation>` gives; a `RunError` where the user's code fails."""
+    """Return what `Child.<operation>` returns; raise a `RunError` where the user's code fails."""
     try:
         return worker.request(operation, *arguments, limit_s=limit_s)
     except Failure as failure:
@@ -130,7 +131,7 @@ def call(worker: Worker, target: Target, limit_s: float, operation: str, *argume
 
 
 def as_row(target: Target, row: Any, index: int) -> Row:
-    """`row`, which must be one."""
+    """Return `row` if it is a dict of columns; raise a `RunError` otherwise."""
     if isinstance(row, dict) and all(isinstance(name, str) for name in row):
         return row
     what = "a dict with names that are not texts" if isinstance(row, dict) else f"a {type(row).__name__}"
@@ -139,5 +140,5 @@ def as_row(target: Target, row: Any, index: int) -> Row:
 
 
 def files(spec: Spec, folders: Folders) -> list[Path]:
-    """The function's, and those beside it that it imports."""
+    """Return the function's file and the files beside it that it imports."""
     return code_files(spec.args[0], folders, spec.span)

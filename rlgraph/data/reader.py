@@ -1,6 +1,6 @@
 """Reads the batches of a run from a data source.
 
-The place in the data is a `Cursor`, a plain value: the batch after a cursor is a function of the program's
+The position in the data is a `Cursor`, a plain value: the batch after a cursor is a function of the program's
 seed, the name of the data and the cursor, so a run that is restarted from a stored cursor sees the same rows.
 """
 
@@ -15,29 +15,30 @@ from rlgraph.errors import Diagnostic, RunError
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where the next batch begins."""
+    """The position at which the next batch begins."""
 
     epoch: int = 0
     position: int = 0
-    """Rows of this epoch that have been read; those are not the first of the data where it is shuffled."""
+    """The number of rows of this epoch that have been read; these are not the first rows of the data where it is
+    shuffled."""
 
 
 @dataclass(slots=True)
 class Reader:
-    """The batches of one data source, in their order."""
+    """Reads the batches of one data source in their order."""
 
     source: DataSource
     name: str
-    """Of the declaration. Two sources of a program are shuffled differently."""
+    """The name of the declaration. Two sources of a program are shuffled differently."""
     seed: int
-    """Of the program."""
+    """The program's seed."""
     _orders: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
 
     def next(self, cursor: Cursor, count: int | None = None) -> tuple[list[Row], list[RowId], Cursor]:
-        """The batch at `cursor` (or `count` rows), the id of each row, and the cursor of the next batch.
+        """Return the batch at `cursor` (or `count` rows), the id of each row, and the cursor of the next batch.
 
-        An epoch that ends within a batch goes on with the next one: no row is dropped, and a row comes a
-        second time only after all others have come. Raises `RunError`.
+        An epoch that ends within a batch continues with the next one: no row is dropped, and a row comes a second time
+        only after all others have come. Raises `RunError`.
         """
         wanted = count or self.source.batch or self.source.length
         assert wanted is not None
@@ -65,7 +66,7 @@ class Reader:
             left = wanted - len(rows)
             most = left if limit is None else min(left, limit - cursor.position)
             more = self.source.rows.read(cursor.position, most) if most > 0 else []
-            ids += [RowId(cursor.epoch, cursor.position + place) for place in range(len(more))]
+            ids += [RowId(cursor.epoch, cursor.position + index) for index in range(len(more))]
             rows += more
             cursor = replace(cursor, position=cursor.position + len(more))
             if len(more) < left:
@@ -74,7 +75,7 @@ class Reader:
         return rows, ids, cursor
 
     def _check_epoch(self, count: int, wanted: int) -> None:
-        """A stream has come to its end after `count` rows: that must be enough for a batch."""
+        """Raise an error where a stream has ended after `count` rows, too few for a batch."""
         spec = self.source.spec
         if count == 0:
             raise RunError(Diagnostic(NO_ROWS, f"`{spec.args[0]}` has no rows", spec.at(0)))
@@ -82,12 +83,12 @@ class Reader:
             raise RunError(too_few(spec, count, wanted, f"`{spec.args[0]}`"))
 
     def _order(self, epoch: int) -> list[int]:
-        """The indexes of the rows in the order in which this epoch reads them."""
+        """Return the indexes of the rows in the order in which this epoch reads them."""
         if epoch not in self._orders:
             assert self.source.numbers is not None
             order = list(self.source.numbers)
             if self.source.shuffle:
-                # Seeded by a text: that is hashed alike in every process and every version of Python.
+                # A seed that is a text is hashed alike in every process and every version of Python.
                 random.Random(f"{self.seed}/{self.name}/{epoch}").shuffle(order)
             self._orders.clear()
             self._orders[epoch] = order

@@ -1,6 +1,6 @@
 """`reasoning_gym("spell_backward", size=1000, batch=64)`: the tasks of reasoning_gym, made as they are read.
 
-`start=1000` takes the rows after the first 1000, for rows held out. Two seeds do not hold out: many tasks
+`start=1000` takes the rows after the first 1000, for held-out rows. A second seed is no held-out set: many tasks
 make row i of seed s from the number s + i, so that neighbouring seeds share almost all of their rows. All
 other options are the task's own.
 """
@@ -19,13 +19,13 @@ from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, need, one_text, whole
 
 BAD_TASK = "E0713"
 COLUMNS = {"prompt": "text", "answer": "text", "metadata": "nested", "task": "text", "index": "whole"}
-"""What rows hold, alike for all tasks."""
+"""What rows hold: all tasks have the same columns."""
 OPTIONS = (*SHARED_OPTIONS, "size", "seed", "start")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GymRows:
-    """Rows `start` and later of a task."""
+    """The rows of a task from `start` on."""
 
     task: str
     dataset: Any = dataclasses.field(repr=False)
@@ -37,19 +37,19 @@ class GymRows:
         return self.size
 
     def __getitem__(self, index: int) -> Row:
-        place = self.start + index
+        number = self.start + index
         try:
-            entry = self.dataset[place]
+            entry = self.dataset[number]
         except Exception as error:  # the tasks raise what they like
             why = f"{type(error).__name__}: {error}"
-            message = f"reasoning_gym cannot make row {place} of '{self.task}': {why}"
+            message = f"reasoning_gym cannot make row {number} of '{self.task}': {why}"
             raise RunError(Diagnostic(BAD_TASK, message, self.spec.span)) from None
         row = {"prompt": entry["question"], "answer": entry["answer"], "metadata": entry["metadata"]}
-        return {**row, "task": self.task, "index": place}
+        return {**row, "task": self.task, "index": number}
 
 
 def check(spec: Spec) -> None:
-    """An error for wrong arguments; the task's own options are looked at when it is opened."""
+    """Raise an error for wrong arguments; the task's own options are checked when it is opened."""
     one_text(spec, "the name of a task", 'reasoning_gym("spell_backward", size=1000, batch=64)')
     whole(spec, "size", 500)
     whole(spec, "seed", 0, least=0)
@@ -57,7 +57,7 @@ def check(spec: Spec) -> None:
 
 
 def open_source(spec: Spec, folders: Folders) -> DataSource:
-    """Set up the task."""
+    """Create the data set of the task."""
     del folders
     need("reasoning_gym", spec.span)
     import reasoning_gym  # type: ignore[import-untyped]
@@ -69,9 +69,9 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
         raise ProgramError(Diagnostic(BAD_TASK, f"reasoning_gym has no task '{task}'", spec.at(0), hint))
     config = _config(spec, tasks[task][1])
     start, size = whole(spec, "start", 0, least=0) or 0, whole(spec, "size", 500) or 500
-    given = {**config, "seed": spec.options.get("seed", 0), "size": start + size}
+    options = {**config, "seed": spec.options.get("seed", 0), "size": start + size}
     try:
-        dataset = reasoning_gym.create_dataset(task, **given)
+        dataset = reasoning_gym.create_dataset(task, **options)
     except Exception as error:  # asserts of its own, type errors of numbers that are texts
         message = f"reasoning_gym does not accept these options for '{task}': {error or type(error).__name__}"
         raise ProgramError(Diagnostic(BAD_TASK, message, spec.span)) from None
@@ -79,7 +79,7 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
 
 
 def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
-    """Alike for all tasks."""
+    """Return the columns, which all tasks share."""
     del spec, folders
     return _columns()
 
@@ -89,17 +89,17 @@ def _columns() -> dict[str, Column]:
 
 
 def _config(spec: Spec, config_class: type[Any]) -> dict[str, Any]:
-    """The options that are the task's own."""
-    known = [field.name for field in dataclasses.fields(config_class) if field.name not in ("seed", "size")]
+    """Return the options that are the task's own; raise an error for an unknown one."""
+    task_options = [field.name for field in dataclasses.fields(config_class) if field.name not in ("seed", "size")]
     for name in spec.options:
-        if name not in OPTIONS and name not in known:
+        if name not in OPTIONS and name not in task_options:
             message = f"the task '{spec.args[0]}' has no option '{name}'"
-            hint = nearest(name, (*OPTIONS, *known)) or f"its options are: {', '.join(known)}"
+            hint = nearest(name, (*OPTIONS, *task_options)) or f"its options are: {', '.join(task_options)}"
             raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(name), hint))
     return {name: value for name, value in spec.options.items() if name not in OPTIONS}
 
 
 def files(spec: Spec, folders: Folders) -> list[Path]:
-    """None is read."""
+    """Return no files: none is read."""
     del spec, folders
     return []

@@ -22,10 +22,10 @@ SOURCES = ("jsonl", "parquet", "hub", "python", "reasoning_gym")
 
 
 def open_source(spec: Spec, folders: Folders, workers: Workers | None = None) -> DataSource:
-    """The source that `spec` describes; its relative paths begin in `folders`.
+    """Open the source that `spec` describes; its relative paths begin in `folders`.
 
-    `workers` are the processes of the run for the user's Python. Raises `ProgramError`, and `RunError` where
-    the user's Python fails.
+    `workers` are the processes of the run for the user's Python. Raises `ProgramError`, and `RunError` where the user's
+    Python fails.
     """
     check_source(spec)
     if spec.kind == "python":
@@ -37,7 +37,7 @@ def open_source(spec: Spec, folders: Folders, workers: Workers | None = None) ->
 
 
 def check_source(spec: Spec) -> None:
-    """An error for what is wrong with a `data` declaration, as far as can be seen without any file."""
+    """Raise an error for what is wrong with a `data` declaration, as far as that can be seen without any file."""
     if spec.kind not in SOURCES:
         hint = nearest(spec.kind, SOURCES) or f"there are: {', '.join(SOURCES)}"
         raise ProgramError(Diagnostic(NO_SOURCE, f"there is no data source '{spec.kind}'", spec.span, hint))
@@ -50,27 +50,27 @@ def check_source(spec: Spec) -> None:
 
 
 def columns(spec: Spec, folders: Folders) -> Mapping[str, Column] | None:
-    """The columns that the data will have, and what they hold as far as that is seen at once; None where it is not
-    known without much work or the user's code.
+    """Return the columns that the data will have, and what they hold as far as that is seen at once; None where it is
+    not known without much work or the user's code.
 
-    It raises nothing: a file that is not here may be where the run will be.
+    It raises nothing: a file that is missing here may exist where the run will be.
     """
     try:
         check_source(spec)
     except ProgramError:
         return None
-    found: Mapping[str, Column] | None = _module(spec).columns(spec, folders)
-    return None if found is None else defaulted(spec, found)
+    result: Mapping[str, Column] | None = _module(spec).columns(spec, folders)
+    return None if result is None else defaulted(spec, result)
 
 
 def files(spec: Spec, folders: Folders) -> list[Path]:
-    """The user's files that the data are read from, or made by. Nothing is run, and what is not there need not be."""
+    """Return the user's files that the data are read from or made by. Nothing is run, and the files need not exist."""
     try:
         check_source(spec)
     except ProgramError:
         return []
-    found: list[Path] = _module(spec).files(spec, folders)
-    return found
+    paths: list[Path] = _module(spec).files(spec, folders)
+    return paths
 
 
 def _module(spec: Spec) -> ModuleType:

@@ -1,4 +1,4 @@
-"""What no schedule can beat, and what one training after the other takes."""
+"""Lower bounds of the seconds of any schedule, and the seconds of one training after the other."""
 
 from __future__ import annotations
 
@@ -11,43 +11,49 @@ from rlgraph.passes.pipelines.timetable import Timetable, timetable
 
 
 def least_seconds(problem: Problem) -> float:
-    """A bound of the makespan: of each model alone, and of each stage with all its work between the time when the first
-    micro-batch can reach it and the least that is left after its last one."""
-    found = [max(_way(model), _work([(model, model.stages - 1)])) for model in problem.models]
+    """Return a lower bound of the makespan: the largest of each model alone and of each stage, which does all its work
+    between the time when the first micro-batch can reach it and the least time that is left after its last one."""
+    seconds = [max(_way(model), _work([(model, model.stages - 1)])) for model in problem.models]
     for stage in range(problem.stages):
-        found.append(_work([(each.model, each.stages.index(stage)) for each in problem.lines if stage in each.stages]))
-    return max(found)
+        seconds.append(
+            _work([(line.model, line.stages.index(stage)) for line in problem.lines if stage in line.stages])
+        )
+    return max(seconds)
 
 
 def _way(model: Model) -> float:
-    """Of a micro-batch through all stages and back."""
+    """Return the seconds of a micro-batch through all stages and back."""
     return model.stages * (model.forward + model.backward - model.weight) + model.seconds("W")
 
 
-def _work(here: Sequence[tuple[Model, int]]) -> float:
-    """Of a stage, which is so far behind the first one of each of these models.
+def _work(models: Sequence[tuple[Model, int]]) -> float:
+    """Return the least seconds in which a stage is done, given each of its models with the stage's distance from the
+    model's first stage.
 
-    Either its last micro-batch has its way back before it, or what comes last are gradients of weights, for which
-    nobody waits: then it has them all to do, or does them while the last one is on its way.
+    Either its last micro-batch still has to travel back, or gradients of weights come last, for which nobody waits:
+    then they are all left to do, or are done while the last micro-batch travels.
     """
-    began = min(at * model.seconds("F") for model, at in here)
-    work = [(model.micro_batches * (model.forward + model.backward - model.weight)) for model, _ in here]
-    apart = sum(model.micro_batches * model.weight for model, _ in here)
-    back = min(at * model.seconds("I") + model.seconds("W") for model, at in here)
-    least = min(0.0 if model.weight else at * model.seconds("B") for model, at in here)
-    return began + sum(work) + max(back, apart + least)
+    first_s = min(distance * model.seconds("F") for model, distance in models)
+    work = [(model.micro_batches * (model.forward + model.backward - model.weight)) for model, _ in models]
+    weights_s = sum(model.micro_batches * model.weight for model, _ in models)
+    travel_s = min(distance * model.seconds("I") + model.seconds("W") for model, distance in models)
+    last_s = min(0.0 if model.weight else distance * model.seconds("B") for model, distance in models)
+    return first_s + sum(work) + max(travel_s, weights_s + last_s)
 
 
 def serial_seconds(problem: Problem) -> float:
-    """One model after the other, each by 1F1B, with one chunk on a stage and backwards that are whole."""
+    """Return the seconds of one model after the other, each by 1F1B, with one chunk on a stage and unsplit
+    backwards."""
     return sum(_alone(model).makespan for model in problem.models)
 
 
 def serial_memory(problem: Problem) -> float:
-    """Of the fullest stage, one model after the other by 1F1B. No bound: fewer may be in flight, for more seconds."""
+    """Return the memory of the fullest stage with one model after the other by 1F1B. It is no bound: fewer
+    micro-batches may be in flight, for more seconds."""
     return max(max(_alone(model).peaks) for model in problem.models)
 
 
 def _alone(model: Model) -> Timetable:
+    """Return the timetable of a single replica by 1F1B."""
     plain = replace(model, copies=1, reverse=False, chunks=1, weight=0.0)
     return timetable(Problem((plain,)), one_f_one_b(plain))

@@ -1,4 +1,5 @@
-"""Models whose seconds and memory are counted, not measured: what every stage knows, so that all come to the same."""
+"""Models whose seconds and memory are counted, not measured, so that all stages compute the same lists without asking
+each other."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ from rlgraph.passes.pipelines.problem import Model
 def counted(
     shape: Shape, kind: ModelKind, stages: int, micro_batches: int, *, recompute: bool = False, turned: bool = False
 ) -> Model:
-    """Of seconds and memory only the ratio to other models' counts. Seconds go with the parameters, those backward with
-    twice as many, or as all that is computed again; memory with the hidden states of the layers. Models of one pipeline
-    are trained on the same rows, so that a micro-batch of one that has more of them is smaller."""
+    """Return a model of which only the ratios to other models' counts mean something. Seconds are proportional to the
+    parameters; a backward takes twice as many as a forward, three times with recomputation. Memory is proportional to
+    the hidden states of the layers. Models of one pipeline are trained on the same rows, so that a model with more
+    micro-batches has smaller ones."""
     work = float(count(shape, kind))
-    whole = Model(
+    model = Model(
         "",
         stages,
         1,
@@ -25,13 +27,13 @@ def counted(
         memory=float(shape.layers * shape.hidden),
         reverse=turned,
     )
-    return batched(whole, micro_batches)
+    return batched(model, micro_batches)
 
 
 def batched(whole: Model, micro_batches: int) -> Model:
-    """A model that is counted with one micro-batch, which has all rows, with as many as there are. That holds for
-    models that are split unlike, too: those of one pipeline lie on the same devices, and a model with more copies has
-    fewer rows in each."""
+    """Return `whole`, which is counted with one micro-batch of all rows, split into `micro_batches`. That holds for
+    heterogeneous meshes, too: models of one pipeline lie on the same devices, and a model with more replicas has fewer
+    rows in each."""
     return replace(
         whole,
         micro_batches=micro_batches,

@@ -1,8 +1,8 @@
-"""Schedules by rule: whoever is free takes what is most urgent. What is urgent is drawn at random, and what did well is
-drawn from again.
+"""List scheduling by rules: a free stage takes the most urgent work. Rules are drawn at random, and those that did well
+are varied further.
 
-The rule is list scheduling. A backward frees memory, and a micro-batch that is far from its end has others behind it:
-how much either counts, and how many micro-batches each model may have in flight, are the numbers that are drawn.
+A backward frees memory, and a micro-batch that is far from its end has others behind it: how much either counts, and
+how many micro-batches each model may have in flight, are the numbers of a rule that are drawn.
 """
 
 from __future__ import annotations
@@ -23,117 +23,125 @@ _NEVER = 1e30
 
 @dataclass(frozen=True, slots=True)
 class Rule:
+    """The numbers that decide which work of a stage is the most urgent."""
+
     urgency: tuple[tuple[float, float], ...]
-    """Seconds that each model's forwards and backwards are put off, beyond what is still to come of their
-    micro-batch."""
+    """For each model the seconds by which its forwards and its backwards are put off, beyond what is still to come of
+    their micro-batch."""
     behind: float
-    """How much those behind it count."""
+    """How much the micro-batches behind one count."""
     ahead: tuple[int, ...]
-    """Micro-batches of each model that may be in flight beyond those of 1F1B."""
+    """For each model the micro-batches that may be in flight beyond those of 1F1B."""
     noise: float
-    """Seconds."""
+    """Seconds of the random part of urgency."""
     memory: float
-    """Of a stage."""
+    """The memory of a stage."""
     weights: tuple[float, ...] = ()
-    """Seconds that gradients of each model's weights are put off, where they are apart; if it is not said, until
-    nothing else can be done."""
+    """Seconds that the gradients of each model's weights are put off, where they are separate; if empty, until nothing
+    else can be done."""
 
     def late(self, model: int) -> float:
+        """Return the seconds by which the gradients of a model's weights are put off."""
         return self.weights[model] if self.weights else _NEVER
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
+    """A schedule that a rule made, with its seconds and the memory of its fullest stage."""
+
     makespan: float
     peak: float
     lists: Lists
 
 
 def dispatched(problem: Problem, rule: Rule, draw: random.Random) -> Dispatched | None:
-    """What comes out; None where it comes to a stop, since nobody has room for what would free some."""
-    kinds = [problem.models.index(line.model) for line in problem.lines]
+    """Return the schedule that a rule makes; None where it gets stuck because no stage has memory for the work that
+    would free some."""
+    model_numbers = [problem.models.index(line.model) for line in problem.lines]
     paths = [line.path for line in problem.lines]
-    # Backward, forward, and the gradients of weights where they are apart, each with its seconds.
-    does: list[list[tuple[Entry, float]]] = []
-    here: list[list[tuple[int, int, list[int], float, float, float | None, float, float, int, int]]]
-    here = [[] for _ in range(problem.stages)]
+    # Backward, forward, and the gradients of weights where they are separate, each with its seconds.
+    actions: list[list[tuple[Entry, float]]] = []
+    candidates: list[list[tuple[int, int, list[int], float, float, float | None, float, float, int, int]]]
+    candidates = [[] for _ in range(problem.stages)]
     state: list[list[list[int]]] = []
-    """Of each line, along its path: forwards that came, backwards that came, forwards, backwards and gradients of
-    weights begun."""
+    """For each line, along its path: forwards that came, backwards that came, and forwards, backwards and gradients of
+    weights that were begun."""
     for number, line in enumerate(problem.lines):
-        model, (forward, backward) = line.model, rule.urgency[kinds[number]]
+        model, (forward, backward) = line.model, rule.urgency[model_numbers[number]]
         goes, returns, *apart = model.parts
         ahead_s, back_s = model.seconds(goes), model.seconds(returns)
-        last, each = len(paths[number]) - 1, (ahead_s + back_s) * rule.behind
+        last, delay = len(paths[number]) - 1, (ahead_s + back_s) * rule.behind
         state.append([[0 if at else model.micro_batches, 0, 0, 0, 0] for at in range(last + 1)])
         for at, stage in enumerate(paths[number]):
             left = (last - at) * ahead_s + (last + 1) * back_s
-            most = min(model.micro_batches, last + 1 - at + rule.ahead[kinds[number]])
-            # Those behind a micro-batch are fewer, the later it comes.
-            behind = (model.micro_batches - 1) * each
-            first, again = (put_off - path - behind for put_off, path in ((forward, left), (backward, at * back_s)))
-            weights = rule.late(kinds[number]) - behind if apart else None
+            most = min(model.micro_batches, last + 1 - at + rule.ahead[model_numbers[number]])
+            # The later a micro-batch comes, the fewer are behind it.
+            behind = (model.micro_batches - 1) * delay
+            f_base, b_base = (put_off - path - behind for put_off, path in ((forward, left), (backward, at * back_s)))
+            weights = rule.late(model_numbers[number]) - behind if apart else None
             parts = (returns, goes, *apart)
-            does.append([(Entry(number, part, at // model.stages), model.seconds(part)) for part in parts])
-            own = state[number][at]
+            actions.append([(Entry(number, part, at // model.stages), model.seconds(part)) for part in parts])
+            counts = state[number][at]
             memory = model.memory / model.chunks
-            here[stage].append((number, at, own, first, again, weights, each, memory, most, len(does) - 1))
-    lists: list[list[Entry]] = [[] for _ in here]
-    held, peaks, busy = [0.0] * len(here), [0.0] * len(here), [False] * len(here)
+            candidates[stage].append(
+                (number, at, counts, f_base, b_base, weights, delay, memory, most, len(actions) - 1)
+            )
+    lists: list[list[Entry]] = [[] for _ in candidates]
+    held, peaks, busy = [0.0] * len(candidates), [0.0] * len(candidates), [False] * len(candidates)
     events: list[tuple[float, int, int, int, int, int]] = []
-    now, count, room, noise, drawn = 0.0, 0, rule.memory * (1 + 1e-9), rule.noise, draw.random
-    free: Iterable[int] = range(len(here))
+    now, count, room, noise, uniform = 0.0, 0, rule.memory * (1 + 1e-9), rule.noise, draw.random
+    free: Iterable[int] = range(len(candidates))
     while True:
         for stage in free:
             if busy[stage]:
                 continue
-            best, chosen, what = math.inf, None, _BACK
-            for entry in here[stage]:
-                _, _, (ahead, back, gone, returned, weighted), first, again, weights, each, memory, most, _ = entry
+            best, chosen, kind = math.inf, None, _BACK
+            for entry in candidates[stage]:
+                _, _, (ahead, back, gone, returned, weighted), f_base, b_base, weights, delay, memory, most, _ = entry
                 if returned < back:
-                    value = again + returned * each + (drawn() * noise if noise else 0.0)
+                    value = b_base + returned * delay + (uniform() * noise if noise else 0.0)
                     if value < best:
-                        best, chosen, what = value, entry, _BACK
+                        best, chosen, kind = value, entry, _BACK
                 if gone < ahead and gone - returned < most and held[stage] + memory <= room:
-                    value = first + gone * each + (drawn() * noise if noise else 0.0)
+                    value = f_base + gone * delay + (uniform() * noise if noise else 0.0)
                     if value < best:
-                        best, chosen, what = value, entry, _AHEAD
+                        best, chosen, kind = value, entry, _AHEAD
                 if weights is not None and weighted < returned:
-                    value = weights + weighted * each + (drawn() * noise if noise else 0.0)
+                    value = weights + weighted * delay + (uniform() * noise if noise else 0.0)
                     if value < best:
-                        best, chosen, what = value, entry, _WEIGHTS
+                        best, chosen, kind = value, entry, _WEIGHTS
             if chosen is None:
                 continue
-            number, at, own, _, _, weights, _, memory, _, line_part = chosen
-            entry_done, seconds = does[line_part][what]
-            if what == _AHEAD:
-                own[2] += 1
+            number, at, counts, _, _, weights, _, memory, _, action = chosen
+            entry_done, seconds = actions[action][kind]
+            if kind == _AHEAD:
+                counts[2] += 1
                 held[stage] += memory
                 peaks[stage] = max(peaks[stage], held[stage])
             else:
-                own[3 if what == _BACK else 4] += 1
-                if what == _WEIGHTS or weights is None:
+                counts[3 if kind == _BACK else 4] += 1
+                if kind == _WEIGHTS or weights is None:
                     held[stage] -= memory
             lists[stage].append(entry_done)
             busy[stage], count = True, count + 1
-            heapq.heappush(events, (now + seconds, count, stage, number, at, what))
+            heapq.heappush(events, (now + seconds, count, stage, number, at, kind))
         if not events:
             break
         now, ended = events[0][0], set[int]()
         while events and events[0][0] == now:
-            _, _, stage, number, at, what = heapq.heappop(events)
+            _, _, stage, number, at, kind = heapq.heappop(events)
             busy[stage] = False
             ended.add(stage)
             stages = paths[number]
-            if what == _WEIGHTS:
+            if kind == _WEIGHTS:
                 continue
-            if what == _BACK and at:
+            if kind == _BACK and at:
                 state[number][at - 1][1] += 1
                 ended.add(stages[at - 1])
-            elif what == _AHEAD and at + 1 < len(stages):
+            elif kind == _AHEAD and at + 1 < len(stages):
                 state[number][at + 1][0] += 1
                 ended.add(stages[at + 1])
-            elif what == _AHEAD:
+            elif kind == _AHEAD:
                 state[number][at][1] += 1
         free = sorted(ended)
     if count < problem.work:
@@ -149,22 +157,24 @@ def by_rule(
     over: Callable[[], bool],
     kept: Rule | None = None,
 ) -> Rule | None:
-    """Tries rules until it is `over`, first plain ones, or beginning near the one that is `kept`; whether what one
-    makes is to be drawn from `better` says. memory: of a stage, what is drawn around. The rule that did best."""
+    """Try rules until `over()`, first the plain ones, or, where a rule is `kept`, rules near it, and return the rule
+    that did best. `better` says whether a schedule is good enough to vary its rule. memory: that of a stage, around
+    which memory is drawn."""
     first = plain(problem, memory) if kept is None else iter(())
     while not over():
         rule = next(first, None)
         if rule is None:
             rule = _fresh(problem, memory, draw) if kept is None or draw.random() < 0.15 else _near(problem, kept, draw)
-        found = dispatched(problem, rule, draw)
-        if found and better(found):
+        schedule = dispatched(problem, rule, draw)
+        if schedule and better(schedule):
             kept = rule
     return kept
 
 
 def plain(problem: Problem, memory: float) -> Iterator[Rule]:
-    """Those without anything drawn: what has most to come is most urgent. Two models that are alike, in opposite
-    directions, come to the bound so, with half as many micro-batches again in flight as one after the other."""
+    """Yield the rules without random numbers, by which the micro-batch with most work to come is the most urgent. Two
+    equal models in opposite directions reach the bound with them, with half as many micro-batches again in flight as
+    one after the other."""
     stages = problem.stages
     for ahead in sorted({0, 1, stages // 4, stages // 2}, reverse=True):
         for room in (math.inf, 1.5, 1.25, 1.0):
@@ -173,9 +183,9 @@ def plain(problem: Problem, memory: float) -> Iterator[Rule]:
 
 
 def urgent(problem: Problem) -> Iterator[Rule]:
-    """A few more without anything drawn, by which two models with few micro-batches often come to the bound: the
-    backwards of every other model and the forwards of those between go before all else; the first model does; the
-    forwards of those with the smallest micro-batches do."""
+    """Yield a few more rules without random numbers, by which two models with few micro-batches often reach the bound.
+    First come the backwards of every other model and the forwards of those between; or the first model; or the forwards
+    of those with the smallest micro-batches."""
     soon, count = -2 * _spread(problem), len(problem.models)
     small = min(model.forward for model in problem.models)
     turns = tuple((soon, 0.0) if number % 2 else (0.0, soon) for number in range(count))
@@ -215,15 +225,15 @@ def _room(problem: Problem, memory: float, draw: random.Random) -> float:
 
 
 def _near(problem: Problem, rule: Rule, draw: random.Random) -> Rule:
-    """The same with one number changed."""
+    """Return the rule with one number changed."""
     which, model = draw.random(), draw.randrange(len(problem.models))
     if which < 0.6:
-        urgency = [list(each) for each in rule.urgency]
+        urgency = [list(pair) for pair in rule.urgency]
         urgency[model][draw.randrange(2)] += draw.gauss(0, _spread(problem) * draw.choice((0.03, 0.1, 0.3)))
         return replace(rule, urgency=tuple((forward, backward) for forward, backward in urgency))
     if which > 0.9:
         share = draw.choice((0.85, 0.93, 0.97, 1.05))
-        least = max(each.memory for each in problem.models)
+        least = max(other.memory for other in problem.models)
         return replace(rule, memory=max(least, min(share * rule.memory, problem.room)))
     fresh = _fresh(problem, rule.memory, draw)
     if which < 0.7:

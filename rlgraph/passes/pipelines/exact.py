@@ -1,4 +1,5 @@
-"""Schedules by constraints: CP-SAT of OR-Tools (Apache-2.0), where it is installed. It proves what it can.
+"""Schedules by constraint programming: CP-SAT of OR-Tools (Apache-2.0), where it is installed. It proves optimality
+where it can.
 
 A line's micro-batches keep their order on every stage, since all of them are alike.
 """
@@ -15,10 +16,11 @@ from rlgraph.passes.pipelines.problem import Problem
 from rlgraph.passes.pipelines.timetable import Entry, Lists, timetable
 
 TICKS = 1 << 24
-"""Of the longest schedule, at most: durations that are no multiples of one are rounded up."""
+"""The longest schedule has at most this many ticks: durations that are no multiples of a tick are rounded up."""
 
 
 def installed() -> bool:
+    """Return whether OR-Tools is installed."""
     return find_spec("ortools") is not None
 
 
@@ -30,58 +32,59 @@ def by_constraints(
     memory: tuple[float, float] | None,
     work: float,
 ) -> tuple[Lists | None, float]:
-    """A schedule that ends `within` so many seconds, and is as short as possible, but no shorter than `least`; or, with
-    `memory`, one that needs as little as possible between these two amounts.
+    """Return a schedule that takes at most `within` seconds and is as short as possible, but no shorter than `least`;
+    or, with `memory`, one that needs as little as possible between these two amounts. None where none was found with so
+    much `work`. Also return the work that it took.
 
-    start: one that is known. None where nothing was found with so much work, which is counted by the solver and not by
-    the clock: on a busy machine the same comes out, later. And the work that it took.
+    start: a schedule to begin with. Work is counted by the solver and not by the clock: on a busy machine the result is
+    the same, only later.
     """
     from ortools.sat.python import cp_model
 
     tick, unit = _unit([m.seconds(part) for m in problem.models for part in m.parts], within), 1.0
     most = memory[1] if memory else problem.capacity
     if most is not None:
-        unit = _unit([each.memory / each.chunks for each in problem.models if each.memory] or [1.0], most)
+        unit = _unit([trained.memory / trained.chunks for trained in problem.models if trained.memory] or [1.0], most)
     model, horizon = cp_model.CpModel(), math.floor(within / tick * (1 + 1e-12))
     stages: list[list[Any]] = [[] for _ in range(problem.stages)]
-    kept: list[list[tuple[Any, int]]] = [[] for _ in range(problem.stages)]
+    held_intervals: list[list[tuple[Any, int]]] = [[] for _ in range(problem.stages)]
     entries: list[list[tuple[Any, Entry]]] = [[] for _ in range(problem.stages)]
     ends = []
-    known = _times(problem, start) if start else {}
+    hints = _times(problem, start) if start else {}
     for number, line in enumerate(problem.lines):
-        each = line.model
-        forward, backward, weight = (math.ceil(each.seconds(x) / tick * (1 - 1e-12)) for x in ("F", "I", "W"))
-        goes, returns, *later = each.parts
-        amount = math.ceil(each.memory / each.chunks / unit * (1 - 1e-12))
-        last: list[tuple[Any, ...]] = []
-        for micro in range(each.micro_batches):
-            made: list[tuple[Any, ...]] = []
-            for at, stage in enumerate(line.path):
-                chunk = at // each.stages
-                own: list[Any] = []
-                for part, long in ((goes, forward), (returns, backward), *((part, weight) for part in later)):
-                    var, entry = model.new_int_var(0, max(0, horizon - long), ""), Entry(number, part, chunk)
-                    if known:
-                        model.add_hint(var, min(horizon, round(known[stage, entry][micro] / tick)))
-                    entries[stage].append((var, entry))
-                    stages[stage].append(model.new_fixed_size_interval_var(var, long, ""))
-                    if last:
-                        model.add(last[at][len(own)] + long <= var)
-                    own.append(var)
-                ahead, back, *_ = own
-                if at:
-                    model.add(made[-1][0] + forward <= ahead)
-                    model.add(back + backward <= made[-1][1])
+        trained = line.model
+        forward, backward, weight = (math.ceil(trained.seconds(kind) / tick * (1 - 1e-12)) for kind in ("F", "I", "W"))
+        goes, returns, *later = trained.parts
+        amount = math.ceil(trained.memory / trained.chunks / unit * (1 - 1e-12))
+        previous: list[tuple[Any, ...]] = []
+        for micro in range(trained.micro_batches):
+            micro_batch: list[tuple[Any, ...]] = []
+            for position, stage in enumerate(line.path):
+                chunk = position // trained.stages
+                variables: list[Any] = []
+                for part, duration in ((goes, forward), (returns, backward), *((part, weight) for part in later)):
+                    variable, entry = model.new_int_var(0, max(0, horizon - duration), ""), Entry(number, part, chunk)
+                    if hints:
+                        model.add_hint(variable, min(horizon, round(hints[stage, entry][micro] / tick)))
+                    entries[stage].append((variable, entry))
+                    stages[stage].append(model.new_fixed_size_interval_var(variable, duration, ""))
+                    if previous:
+                        model.add(previous[position][len(variables)] + duration <= variable)
+                    variables.append(variable)
+                ahead, back, *_ = variables
+                if position:
+                    model.add(micro_batch[-1][0] + forward <= ahead)
+                    model.add(back + backward <= micro_batch[-1][1])
                 if later:
-                    model.add(back + backward <= own[2])
-                end = own[2] + weight if later else back + backward
+                    model.add(back + backward <= variables[2])
+                end = variables[2] + weight if later else back + backward
                 if amount and (memory is not None or problem.capacity is not None):
                     size = model.new_int_var(0, horizon, "")
-                    kept[stage].append((model.new_interval_var(ahead, size, end, ""), amount))
-                made.append(tuple(own))
-            model.add(made[-1][0] + forward <= made[-1][1])
-            last = made
-        ends += [each_end[2] + weight for each_end in last] if later else [last[0][1] + backward]
+                    held_intervals[stage].append((model.new_interval_var(ahead, size, end, ""), amount))
+                micro_batch.append(tuple(variables))
+            model.add(micro_batch[-1][0] + forward <= micro_batch[-1][1])
+            previous = micro_batch
+        ends += [each_end[2] + weight for each_end in previous] if later else [previous[0][1] + backward]
     for intervals in stages:
         model.add_no_overlap(intervals)
     room: Any
@@ -95,38 +98,38 @@ def by_constraints(
             model.add(each_end <= end)
         model.minimize(end)
     if room is not None:
-        for held in kept:
+        for held in held_intervals:
             model.add_cumulative([interval for interval, _ in held], [amount for _, amount in held], room)
     solver = cp_model.CpSolver()
     solver.parameters.max_deterministic_time = max(0.05, work)
-    # Its strategies take turns: side by side it would depend on the threads which of them is the first to find
-    # something.
+    # Its strategies take turns: in parallel, which of them is the first to find something would depend on the threads.
     solver.parameters.num_workers = 2
     solver.parameters.interleave_search = True
-    # It would take Ctrl-C from Python, and leave the system's way with it, which ends a run that is not saved.
+    # It would replace Python's handler of Ctrl-C by the system's, which ends the process before a run is saved.
     solver.parameters.catch_sigint_signal = False
     status, taken = solver.solve(model), solver.response_proto.deterministic_time
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None, taken
-    return tuple(tuple(entry for _, entry in sorted(_timed(solver, each))) for each in entries), taken
+    return tuple(tuple(entry for _, entry in sorted(_timed(solver, on_stage))) for on_stage in entries), taken
 
 
 def _times(problem: Problem, lists: Lists) -> dict[tuple[int, Entry], list[float]]:
-    """For each stage and what it does, when micro-batches begin."""
-    found: dict[tuple[int, Entry], list[float]] = {}
-    for stage, (own, starts) in enumerate(zip(lists, timetable(problem, lists).starts, strict=True)):
-        for entry, start in zip(own, starts, strict=True):
-            found.setdefault((stage, entry), []).append(start)
-    return found
+    """Return for each stage and kind of entry the times at which the micro-batches begin."""
+    begins: dict[tuple[int, Entry], list[float]] = {}
+    for stage, (entries, starts) in enumerate(zip(lists, timetable(problem, lists).starts, strict=True)):
+        for entry, start in zip(entries, starts, strict=True):
+            begins.setdefault((stage, entry), []).append(start)
+    return begins
 
 
 def _timed(solver: Any, entries: Sequence[tuple[Any, Entry]]) -> list[tuple[int, Entry]]:
-    return [(solver.value(var), entry) for var, entry in entries]
+    """Return the entries with the start times that the solver found."""
+    return [(solver.value(variable), entry) for variable, entry in entries]
 
 
 def _unit(amounts: Sequence[float], most: float) -> float:
-    """The largest number that divides all amounts, or the smallest of which `TICKS` make the most."""
+    """Return the largest number that divides all amounts, or `most / TICKS` where that is larger."""
     exact = [Fraction(str(amount)) for amount in amounts]
-    below = math.lcm(*(each.denominator for each in exact))
-    unit = math.gcd(*(int(each * below) for each in exact)) / below
+    denominator = math.lcm(*(fraction.denominator for fraction in exact))
+    unit = math.gcd(*(int(fraction * denominator) for fraction in exact)) / denominator
     return unit if most / unit <= TICKS else most / TICKS

@@ -1,4 +1,5 @@
-"""A schedule in which pipelines fill each other's bubbles: short, and of those that are one with little memory."""
+"""Searches for a schedule in which pipelines fill each other's bubbles: a short one and, of the short ones, one with
+little memory."""
 
 from __future__ import annotations
 
@@ -15,37 +16,42 @@ from rlgraph.passes.pipelines.published import in_turn
 from rlgraph.passes.pipelines.timetable import Lists, timetable
 
 SMALL = 1500
-"""Forwards and backwards of a problem, on all stages, that constraints are given from the start."""
+"""Problems of up to this many forwards and backwards, on all stages, are given to the constraint solver from the
+start."""
 
 PACE = 100_000
-"""Forwards and backwards that rules put into lists with a unit of work."""
+"""The forwards and backwards that rules put into lists with a unit of work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fused:
+    """The schedule that was found, and what it is compared with."""
+
     lists: Lists
     makespan: float
     """Seconds."""
     peak: float
-    """Of the fullest stage."""
+    """Memory of the fullest stage."""
     bound: float
     """Seconds that no schedule can beat."""
     serial: float
     """Seconds of one model after the other, each by 1F1B."""
     serial_peak: float
-    """Of the fullest stage then."""
+    """Memory of the fullest stage then."""
     in_turn: float
-    """Seconds of one model after the other, each by what is published for its chunks and halves."""
+    """Seconds of one model after the other, each by the published schedule for its chunks and halves."""
     in_turn_peak: float
-    """Of the fullest stage then."""
+    """Memory of the fullest stage then."""
 
 
 def fused(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int = 0) -> Fused | None:
-    """Searches with so much work at most, of which a unit takes about a second of an idle core; None where nothing was
-    found that keeps to the capacity. Work is counted, and no seconds: one problem has one list on every machine.
+    """Return the best schedule found with at most so much work, of which a unit takes about a second of an idle core;
+    None where none was found that keeps to the capacity. Work is counted, not seconds: a problem has the same lists on
+    every machine.
 
-    Of schedules that are at most `within` longer than the shortest one, the one that needs the least memory. The search
-    ends sooner where a schedule is as short as any can be, and needs no more memory than one model after the other.
+    Of schedules that are at most `within` longer than the shortest one, it is the one that needs the least memory. The
+    search ends early where a schedule is as short as any can be, and needs no more memory than one model after the
+    other.
     """
     bound, spare = least_seconds(problem), serial_memory(problem)
     best: Dispatched | None = None
@@ -54,15 +60,15 @@ def fused(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int 
     def perfect() -> bool:
         return best is not None and best.makespan <= bound * (1 + 1e-9) and best.peak <= spare * (1 + 1e-9)
 
-    def better(found: Dispatched | None) -> bool:
+    def better(schedule: Dispatched | None) -> bool:
         nonlocal best
-        if found is None or (best and _rank(found, shortest) > _rank(best, shortest)):
+        if schedule is None or (best and _rank(schedule, shortest) > _rank(best, shortest)):
             return False
-        best = found
+        best = schedule
         return True
 
     def until(rest: float) -> Callable[[], bool]:
-        """Whether no rule is tried any more: so much work is left."""
+        """Return a function that says whether to stop trying rules, because only the work `rest` is left."""
 
         def over() -> bool:
             nonlocal left
@@ -74,17 +80,17 @@ def fused(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int 
         return over
 
     def constrained(
-        asked: Problem, start: Lists | None, longest: float, memory: tuple[float, float] | None, most: float
+        to_solve: Problem, start: Lists | None, longest: float, memory: tuple[float, float] | None, most: float
     ) -> bool:
-        """Whether constraints find something better."""
+        """Return whether the constraint solver finds something better."""
         nonlocal left
-        least = shortest if asked is not problem else bound
-        lists, taken = exact.by_constraints(asked, start, longest, least, memory, most)
+        least = shortest if to_solve is not problem else bound
+        lists, taken = exact.by_constraints(to_solve, start, longest, least, memory, most)
         left -= taken
         return better(_dispatched(problem, lists))
 
     shortest = (1 + within) * bound
-    # What is published of each model, one after the other.
+    # The published schedule of each model, one after the other.
     first = _dispatched(problem, in_turn(problem))
     assert first
     if first.peak <= problem.room * (1 + 1e-9):
@@ -93,11 +99,11 @@ def fused(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int 
     draw, share = random.Random(seed), 0.1 if small else 0.5
     rule = by_rule(problem, spare, draw, better, until((1 - share) * work))
     if best and not small:
-        # As short as that, with less memory.
+        # Look for one as short as that with less memory.
         shortest = max(shortest, best.makespan)
         by_rule(problem, spare, draw, better, until(0.05 * work), rule)
     if exact.installed() and best is None:
-        # Rules come to a stop where there is hardly room for one; one after the other there always is.
+        # Rules get stuck where memory hardly suffices for one micro-batch; one after the other it always suffices.
         one_by_one = sum(
             line.model.micro_batches * line.model.stages * (line.model.forward + line.model.backward)
             for line in problem.lines
@@ -106,7 +112,7 @@ def fused(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int 
     if best is None:
         return None
     if small and not perfect():
-        # Where there is one as short as any, and no fuller than one model after the other, it is often found at once.
+        # A schedule as short as any can be, that is no fuller than one model after the other, is often found at once.
         tight = replace(problem, capacity=min(spare, problem.room))
         if not constrained(tight, None, shortest, None, 0.4 * left) and best.makespan > shortest:
             constrained(problem, best.lists, best.makespan, None, 0.6 * left)
@@ -127,17 +133,17 @@ def fused(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int 
 
 @lru_cache(maxsize=256)
 def drawn(problem: Problem) -> Lists:
-    """Of a number of rules, the schedule that is shortest and, of those within 1% of the shortest possible one, needs
-    the least memory: the same one wherever it is asked for."""
+    """Return, of a number of rules' schedules, the shortest one and, of those within 1% of the shortest possible one,
+    the one with the least memory: it is the same wherever it is computed."""
     shortest, spare = 1.01 * least_seconds(problem), serial_memory(problem)
     best: Dispatched | None = None
     left = max(20, 20_000 // problem.work)
 
-    def better(found: Dispatched) -> bool:
+    def better(schedule: Dispatched) -> bool:
         nonlocal best
-        if best and _rank(found, shortest) >= _rank(best, shortest):
+        if best and _rank(schedule, shortest) >= _rank(best, shortest):
             return False
-        best = found
+        best = schedule
         return True
 
     def over() -> bool:
@@ -150,13 +156,13 @@ def drawn(problem: Problem) -> Lists:
     return best.lists
 
 
-def _rank(found: Dispatched, shortest: float) -> tuple[float, float, float]:
-    """The lesser the better. shortest: seconds below which memory counts for more."""
-    return max(found.makespan, shortest), found.peak, found.makespan
+def _rank(schedule: Dispatched, shortest: float) -> tuple[float, float, float]:
+    """Return the sort key of a schedule, smaller is better. shortest: seconds below which memory counts for more."""
+    return max(schedule.makespan, shortest), schedule.peak, schedule.makespan
 
 
 def _dispatched(problem: Problem, lists: Lists | None) -> Dispatched | None:
     if lists is None:
         return None
-    found = timetable(problem, lists)
-    return Dispatched(found.makespan, max(found.peaks), lists)
+    table = timetable(problem, lists)
+    return Dispatched(table.makespan, max(table.peaks), lists)

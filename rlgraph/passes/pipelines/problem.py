@@ -1,7 +1,8 @@
 """What is to be scheduled: models whose trainings do not depend on each other, on the stages that they share.
 
-A model's copies lie one behind the other along the stages, each in one direction or the other: pipelines in both
-directions fill each other's bubbles, since one of them begins where the other one ends (RLHFuse, arXiv 2409.13221).
+A model's replicas lie one behind the other along the stages, all in one direction or all in the other: pipelines
+in both directions fill each other's bubbles, since one of them begins where the other one ends (RLHFuse,
+arXiv 2409.13221).
 """
 
 from __future__ import annotations
@@ -12,34 +13,36 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 Part = Literal["F", "B", "I", "W"]
-"""Forward; backward; of backward only the gradient of the inputs; only that of the weights."""
+"""Forward (F); backward (B); of a backward only the gradients of inputs (I), or only those of weights (W)."""
 
 MOST = 500_000
-"""Forwards and backwards of a problem that is read: lists of more take minutes and gigabytes."""
+"""The most forwards and backwards of a problem that is read: lists of more take minutes and gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
+    """A model to be trained, with the seconds and memory of a micro-batch on one of its stages."""
+
     name: str
     stages: int
-    """Of one copy."""
+    """Of one replica."""
     micro_batches: int
-    """Of one copy."""
+    """Of one replica."""
     forward: float
     """Seconds of a micro-batch on a stage, in all its chunks."""
     backward: float
     """Seconds of a micro-batch on a stage, in all its chunks."""
     copies: int = 1
     memory: float = 0.0
-    """That a micro-batch needs on a stage, in all its chunks, from the beginning of its forward to the end of its
+    """Memory of a micro-batch on a stage, in all its chunks, from the beginning of its forward to the end of its
     backward, both halves of it, in any unit."""
     reverse: bool = False
-    """The first stage of a copy is the last of those that it lies on."""
+    """Whether the first stage of a replica is the last of those that it lies on."""
     chunks: int = 1
-    """Parts of the model on each stage, all alike: a micro-batch goes so many times through all stages."""
+    """Parts of the model on each stage, all alike: a micro-batch goes through all stages once for each."""
     weight: float = 0.0
-    """Seconds of `backward` that gradients of weights take, where they are computed apart from those of inputs, for
-    which the stage before waits. 0: nothing is apart."""
+    """Seconds of `backward` that the gradients of weights take, where they are computed separately from those of
+    inputs, for which the stage before waits. 0: they are not separate."""
 
     def __post_init__(self) -> None:
         for name in ("stages", "micro_batches", "copies", "chunks"):
@@ -53,32 +56,35 @@ class Model:
             raise ValueError(f"`weight` of `{self.name}` is {self.weight}: it is a part of `backward`, {self.backward}")
 
     def seconds(self, part: Part) -> float:
-        """Of a micro-batch in one chunk."""
-        whole = {"F": self.forward, "B": self.backward, "I": self.backward - self.weight, "W": self.weight}
-        return whole[part] / self.chunks
+        """Return the seconds of a part of a micro-batch in one chunk."""
+        of_all_chunks = {"F": self.forward, "B": self.backward, "I": self.backward - self.weight, "W": self.weight}
+        return of_all_chunks[part] / self.chunks
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """That every micro-batch has in every chunk."""
+        """The parts that every micro-batch has in every chunk."""
         return ("F", "I", "W") if self.weight else ("F", "B")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A copy of a model."""
+    """A replica of a model, and the stages that it lies on."""
 
     model: Model
     stages: tuple[int, ...]
-    """That its micro-batches go through forward, in this order, once for each chunk; backward in the other one."""
+    """The stages in the order in which its micro-batches go forward, once for each chunk; backwards go the other
+    way."""
 
     @property
     def path(self) -> tuple[int, ...]:
-        """The stage of each chunk after chunk, first all first ones."""
+        """The stages of a forward: all with the first chunk, then all with the second, and so on."""
         return self.stages * self.model.chunks
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
+    """The models that share the stages of a pipeline, and the memory of a stage."""
+
     models: tuple[Model, ...]
     capacity: float | None = None
     """The memory of a stage for what the micro-batches in flight keep."""
@@ -92,21 +98,23 @@ class Problem:
 
     @property
     def room(self) -> float:
-        """The capacity, where there is one; else there is room for everything."""
+        """The capacity, or infinity where there is none."""
         return math.inf if self.capacity is None else self.capacity
 
     @property
     def stages(self) -> int:
+        """The number of stages that the models share."""
         return max(model.copies * model.stages for model in self.models)
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        found = []
+        """The replicas of all models, in the order of the models."""
+        lines = []
         for model in self.models:
             for copy in range(model.copies):
                 stages = range(copy * model.stages, (copy + 1) * model.stages)
-                found.append(Line(model, tuple(reversed(stages) if model.reverse else stages)))
-        return tuple(found)
+                lines.append(Line(model, tuple(reversed(stages) if model.reverse else stages)))
+        return tuple(lines)
 
     @property
     def owners(self) -> tuple[int, ...]:
@@ -115,18 +123,18 @@ class Problem:
 
     @property
     def work(self) -> int:
-        """How many forwards and backwards there are, on all stages, in all chunks; halves of a backward count each."""
+        """The number of forwards and backwards on all stages, in all chunks; halves of a backward count each."""
         return sum(
             len(model.parts) * model.copies * model.stages * model.chunks * model.micro_batches for model in self.models
         )
 
 
 def problem(data: Mapping[str, Any]) -> Problem:
-    """A problem as JSON has it: `models`, each with the fields of `Model`, and `capacity`.
+    """Return the problem that JSON data describe: `models`, each with the fields of `Model`, and `capacity`.
 
-    A model that does not say how many copies it has lies on all stages; one that does not say in which direction goes
-    the other way than the one before it. Raises ValueError where something is missing, unknown or absurd,
-    and where there are more than `MOST` forwards and backwards.
+    A model that does not say how many replicas it has lies on all stages; one that does not say its direction goes the
+    other way than the one before it. Raises ValueError where something is missing, unknown or absurd, and where there
+    are more than `MOST` forwards and backwards.
     """
     unknown = set(_keys(data, "the problem")) - {"models", "capacity"}
     if unknown or "models" not in data:
@@ -134,41 +142,41 @@ def problem(data: Mapping[str, Any]) -> Problem:
     if not isinstance(data["models"], list):
         raise ValueError("`models` is no list")
     stages = 0
-    for number, each in enumerate(data["models"]):
-        copies = each.get("copies", 1) if isinstance(each, Mapping) else 1
-        _checked(each, number)
-        stages = max(stages, copies * each["stages"])
+    for number, described in enumerate(data["models"]):
+        copies = described.get("copies", 1) if isinstance(described, Mapping) else 1
+        _checked(described, number)
+        stages = max(stages, copies * described["stages"])
     models = []
-    for number, each in enumerate(data["models"]):
-        usual = {"name": f"model {number}", "copies": max(1, stages // each["stages"]), "reverse": number % 2 == 1}
-        models.append(Model(**{**usual, **each}))
+    for number, described in enumerate(data["models"]):
+        usual = {"name": f"model {number}", "copies": max(1, stages // described["stages"]), "reverse": number % 2 == 1}
+        models.append(Model(**{**usual, **described}))
     capacity = data.get("capacity")
     if capacity is not None and not _number(capacity):
         raise ValueError(f"`capacity` is {capacity!r:.60}: give a number")
-    found = Problem(tuple(models), capacity)
-    if found.work > MOST:
-        raise ValueError(f"there are {found.work:,} forwards and backwards: {MOST:,} at most")
-    return found
+    result = Problem(tuple(models), capacity)
+    if result.work > MOST:
+        raise ValueError(f"there are {result.work:,} forwards and backwards: {MOST:,} at most")
+    return result
 
 
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
 
 
-def _checked(each: Any, number: int) -> None:
+def _checked(described: Any, number: int) -> None:
     names = {field.name: str(field.type) for field in fields(Model)}
-    for key in _keys(each, f"model {number}"):
+    for key in _keys(described, f"model {number}"):
         if key not in names:
             raise ValueError(f"model {number} has `{key}`: it can have {', '.join(names)}")
-        value, kind = each[key], names[key]
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        fits = {"int": whole, "float": _number(value), "bool": isinstance(value, bool), "str": isinstance(value, str)}
+        value, kind = described[key], names[key]
+        integer = isinstance(value, int) and not isinstance(value, bool)
+        fits = {"int": integer, "float": _number(value), "bool": isinstance(value, bool), "str": isinstance(value, str)}
         if not fits[kind]:
             raise ValueError(f"`{key}` of model {number} is {value!r:.60}: give {_KINDS[kind]}")
-    missing = [key for key in ("stages", "micro_batches", "forward", "backward") if key not in each]
+    missing = [key for key in ("stages", "micro_batches", "forward", "backward") if key not in described]
     if missing:
         raise ValueError(f"model {number} lacks `{missing[0]}`")
-    if each["stages"] < 1:
-        raise ValueError(f"model {number} has {each['stages']} stages")
+    if described["stages"] < 1:
+        raise ValueError(f"model {number} has {described['stages']} stages")
 
 
 def _keys(data: Any, what: str) -> list[str]:

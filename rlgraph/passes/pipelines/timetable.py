@@ -1,7 +1,6 @@
-"""A schedule is data: for each stage what it does one after the other. What follows from it is worked out here.
+"""A schedule as data: for each stage the list of what it does. Times and memory are computed from it.
 
-Of a line's micro-batches the next one is meant each time, in each chunk and each part of the work, so that an entry
-need not name it.
+An entry always means the next micro-batch of its line, in its chunk and its part of the work, and need not name it.
 """
 
 from __future__ import annotations
@@ -17,85 +16,87 @@ class Entry(NamedTuple):
     """What a stage does with the next micro-batch."""
 
     line: int
-    """Its number."""
+    """The number of the line."""
     part: Part
     chunk: int = 0
-    """Of those that the stage has of the line."""
+    """Which of the line's chunks on this stage."""
 
     def __str__(self) -> str:
-        """`1F`, and for the third chunk `1.2F`."""
+        """Return `1F`, and for the third chunk `1.2F`."""
         return f"{self.line}.{self.chunk}{self.part}" if self.chunk else f"{self.line}{self.part}"
 
 
 Lists = tuple[tuple[Entry, ...], ...]
-"""Of each stage."""
+"""For each stage its entries, one after the other."""
 
 
 class Stuck(ValueError):
-    """Stages wait for each other, or something is left out."""
+    """Raised where stages wait for each other, or something is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
+    """The times of a schedule, and the memory that it needs."""
+
     starts: tuple[tuple[float, ...], ...]
-    """Of each stage's entries, seconds."""
+    """For each stage the starts of its entries, in seconds."""
     makespan: float
     """Seconds."""
     peaks: tuple[float, ...]
-    """Of each stage: the most memory that micro-batches in flight need."""
+    """For each stage the most memory that micro-batches in flight need."""
 
 
 def timetable(problem: Problem, lists: Sequence[Sequence[Entry]]) -> Timetable:
-    """Everything as early as its list permits. Raises Stuck."""
+    """Return the timetable in which everything begins as early as its list permits. Raises Stuck."""
     lines = problem.lines
-    place = [{stage: at for at, stage in enumerate(line.stages)} for line in lines]
-    ahead: list[list[list[float]]] = [[[] for _ in line.path] for line in lines]
-    back: list[list[list[float]]] = [[[] for _ in line.path] for line in lines]
-    """For each line, along its path, when micro-batches had gone forward, and when gradients of inputs were there."""
-    apart, weights = ([[0 for _ in line.path] for line in lines] for _ in range(2))
-    """How many of these were computed alone, and how many of weights afterwards."""
+    positions = [{stage: position for position, stage in enumerate(line.stages)} for line in lines]
+    forwards: list[list[list[float]]] = [[[] for _ in line.path] for line in lines]
+    backwards: list[list[list[float]]] = [[[] for _ in line.path] for line in lines]
+    """For each line, along its path, when forwards ended, and when gradients of inputs were computed."""
+    inputs, weights = ([[0 for _ in line.path] for line in lines] for _ in range(2))
+    """How many gradients of inputs were computed separately, and how many of weights afterwards."""
     starts: list[list[float]] = [[] for _ in lists]
     free, held, peaks = [0.0] * len(lists), [0.0] * len(lists), [0.0] * len(lists)
-    waiting = {stage for stage, own in enumerate(lists) if own}
+    waiting = {stage for stage, entries in enumerate(lists) if entries}
     moved = True
     while moved:
         moved = False
         for stage in sorted(waiting):
             while len(starts[stage]) < len(lists[stage]):
                 line, part, chunk = lists[stage][len(starts[stage])]
-                model, on = lines[line].model, place[line].get(stage)
-                if on is None:
+                model, stage_index = lines[line].model, positions[line].get(stage)
+                if stage_index is None:
                     raise Stuck(f"`{model.name}` has nothing to do on stage {stage}")
                 if not 0 <= chunk < model.chunks:
                     raise Stuck(f"`{model.name}` has no chunk {chunk}")
-                at = chunk * model.stages + on
-                gone, returned = ahead[line][at], back[line][at]
+                position = chunk * model.stages + stage_index
+                forward_done, backward_done = forwards[line][position], backwards[line][position]
                 if part == "F":
-                    before = ahead[line][at - 1] if at else [0.0] * model.micro_batches
-                    if len(gone) >= len(before):
+                    upstream = forwards[line][position - 1] if position else [0.0] * model.micro_batches
+                    if len(forward_done) >= len(upstream):
                         break
-                    ready = before[len(gone)]
+                    ready = upstream[len(forward_done)]
                 elif part == "W":
-                    if weights[line][at] >= apart[line][at]:
+                    if weights[line][position] >= inputs[line][position]:
                         break
                     ready = 0.0
                 else:
-                    before = back[line][at + 1] if at + 1 < len(ahead[line]) else gone
-                    if len(returned) >= min(len(before), len(gone)):
+                    upstream = backwards[line][position + 1] if position + 1 < len(forwards[line]) else forward_done
+                    if len(backward_done) >= min(len(upstream), len(forward_done)):
                         break
-                    ready = before[len(returned)]
+                    ready = upstream[len(backward_done)]
                 start = max(free[stage], ready)
                 free[stage] = start + model.seconds(part)
                 starts[stage].append(start)
                 if part == "F":
-                    gone.append(free[stage])
+                    forward_done.append(free[stage])
                     held[stage] += model.memory / model.chunks
                     peaks[stage] = max(peaks[stage], held[stage])
                 elif part == "W":
-                    weights[line][at] += 1
+                    weights[line][position] += 1
                 else:
-                    returned.append(free[stage])
-                    apart[line][at] += part == "I"
+                    backward_done.append(free[stage])
+                    inputs[line][position] += part == "I"
                 if part in "BW":
                     held[stage] -= model.memory / model.chunks
                 moved = True
@@ -103,15 +104,17 @@ def timetable(problem: Problem, lists: Sequence[Sequence[Entry]]) -> Timetable:
                 waiting.discard(stage)
     if waiting:
         raise Stuck(f"stage {min(waiting)} waits for ever")
-    for number, each_line in enumerate(lines):
-        every = all(len(each) == each_line.model.micro_batches for each in (*ahead[number], *back[number]))
-        if not every or weights[number] != apart[number]:
+    for number, checked_line in enumerate(lines):
+        complete = all(
+            len(ends) == checked_line.model.micro_batches for ends in (*forwards[number], *backwards[number])
+        )
+        if not complete or weights[number] != inputs[number]:
             raise Stuck("not every micro-batch goes forward and backward on every stage")
     return Timetable(tuple(map(tuple, starts)), max(free), tuple(peaks))
 
 
 WAYS: dict[Part, str] = {"F": "forward", "B": "backward", "I": "backward (inputs)", "W": "backward (weights)"}
-"""For people."""
+"""The names of the parts for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +124,18 @@ class Piece:
     stage: int
     entry: Entry
     number: int
-    """Of the micro-batch, of its line, from 0 on."""
+    """The number of the micro-batch in its line, counted from 0."""
     start: float
-    """Seconds, as `end`."""
+    """Seconds, as is `end`."""
     end: float
 
 
 def pieces(problem: Problem, lists: Lists, table: Timetable) -> Iterator[Piece]:
-    """Of each stage in the order of its list. table: of these lists."""
+    """Yield the pieces of each stage in the order of its list. table: the timetable of these lists."""
     lines = problem.lines
-    for stage, (own, starts) in enumerate(zip(lists, table.starts, strict=True)):
-        done = {entry: 0 for entry in own}
-        for entry, start in zip(own, starts, strict=True):
+    for stage, (entries, starts) in enumerate(zip(lists, table.starts, strict=True)):
+        done = {entry: 0 for entry in entries}
+        for entry, start in zip(entries, starts, strict=True):
             end = start + lines[entry.line].model.seconds(entry.part)
             yield Piece(stage, entry, done[entry], start, end)
             done[entry] += 1

@@ -1,1 +1,1 @@
-"""From a graph and a schedule to a plan; what the schedule leaves out is searched for."""
+"""Makes a plan of a graph and a schedule; what the schedule leaves open is searched for."""

@@ -1,4 +1,4 @@
-"""Which rows begin first, as a schedule says it, and whether the engines of a plan can be told."""
+"""The order in which rows begin to be generated, as a schedule says it, and which engines of a plan can follow it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from rlgraph.passes.placement.tails import sampling
 
 
 def admits_of(schedule: Schedule) -> tuple[Admit, ...]:
+    """Return the orders of admission of a schedule."""
     return tuple(Admit(line.table, line.by, line.name) for line in schedule.admits)
 
 
 def called(schedule: Schedule) -> tuple[str, ...]:
-    """Functions of the program that say how long rows will be."""
+    """Return the functions of the program that predict the lengths of rows."""
     return tuple(line.name for line in schedule.admits if line.by == "function")
 
 
 def admit_problems(schedule: Schedule, plan: Plan, program: Program) -> Iterator[Diagnostic]:
-    """Lines that a plan cannot follow."""
+    """Yield the errors for lines that a plan cannot follow."""
     for line in schedule.admits:
         admit = plan.admit(line.table)
         for message, hint in faults_of(admit, plan, program) if admit else ():
@@ -31,7 +32,7 @@ def admit_problems(schedule: Schedule, plan: Plan, program: Program) -> Iterator
 
 
 def faults_of(admit: Admit, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
-    """What is wrong with an order of admission: a message and a hint."""
+    """Yield what is wrong with an order of admission: a message and a hint."""
     for group in dict.fromkeys(sampling(admit.table, plan, program)):
         if not engine(group.engine).orders:
             able = [spec.name for spec in preferred("generate") if spec.orders]
@@ -40,16 +41,16 @@ def faults_of(admit: Admit, plan: Plan, program: Program) -> Iterator[tuple[str,
 
 
 def unknown_names(admit: Admit, program: Program) -> Iterator[tuple[str, str, str]]:
-    """Of a plan that comes from elsewhere the fields that name nothing, each with a message and a hint."""
-    made = {
+    """Yield the fields that name nothing in a plan that comes from elsewhere, each with a message and a hint."""
+    generated = {
         node.name.split(".")[0]
         for phase in program.phases
         for node in phase.graph.walk()
         if NODES[node.op].generates and NODES[node.op].streams
     }
-    if admit.table not in made:
-        yield "table", f"no table that is generated is called `{admit.table:.60}`", nearest(admit.table[:60], made)
-    functions = [each.name for each in program.outside if each.kind == "func"]
+    if admit.table not in generated:
+        yield "table", f"no table that is generated is called `{admit.table:.60}`", nearest(admit.table[:60], generated)
+    functions = [declared.name for declared in program.outside if declared.kind == "func"]
     if admit.by == "function" and admit.name not in functions:
         yield "name", f"no function is called `{admit.name:.60}`", nearest(admit.name[:60], functions)
     if admit.by == "column" and not admit.name:

@@ -15,25 +15,28 @@ from rlgraph.passes.placement.place import Shapes, config_of
 
 
 def least_memory(program: Program, plan: Plan, shapes: Shapes) -> int:
-    """Bytes of weights, gradients and moments in all processes together. Models whose shape is not known count as
-    nothing."""
-    return sum(_rank(program, plan, group, shapes) * group.mesh.size for group in plan.groups)
+    """Return the bytes of weights, gradients and moments in all processes together. Models whose shape is not known
+    count as nothing."""
+    return sum(_rank_bytes(program, plan, group, shapes) * group.mesh.size for group in plan.groups)
 
 
-def _rank(program: Program, plan: Plan, group: Group, shapes: Shapes) -> int:
+def _rank_bytes(program: Program, plan: Plan, group: Group, shapes: Shapes) -> int:
+    """Return the bytes of each rank of a group."""
     trained = {role.model for role in plan.roles if NODES[role.operation].trains and role.group == group.name}
-    alike = group.mesh.length("cp")
-    sharing = alike * group.mesh.length("dp") if group.models and engine(group.engine).shards_optimizer else 1
-    found, bases = 0, set[str]()
+    context = group.mesh.length("cp")
+    optimizer_shards = (
+        context * group.mesh.length("dp") if group.models and engine(group.engine).shards_optimizer else 1
+    )
+    total, bases = 0, set[str]()
     for name in group.models:
         shape = shapes.get(name)
         if isinstance(shape, Shape):
             config = config_of(program.model(name), shape, program)
-            size = group.mesh.copy_size // alike
+            size = group.mesh.copy_size // context
             state = optimizer_bytes(config.optimizer)
-            kept = state.gradient + state.moments // sharing if name in trained else 0
-            found += config.adapter_bytes + trained_parameters(shape, config.kind) // size * kept
+            trained_bytes = state.gradient + state.moments // optimizer_shards if name in trained else 0
+            total += config.adapter_bytes + trained_parameters(shape, config.kind) // size * trained_bytes
             if not config.base or config.base not in bases:
-                found += count(shape, config.kind) // size * config.item
+                total += count(shape, config.kind) // size * config.item
             bases.add(config.base if group.models and engine(group.engine).lends(group.mesh) else "")
-    return found
+    return total

@@ -1,4 +1,5 @@
-"""Plans beside the best one, which may be better than it with streams or tails: a search lays out whole batches."""
+"""Plans next to the best one that may be better than it with streams or tails, since a search schedules whole
+batches."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from rlgraph.passes.placement.choose import Choice, candidates, planned, problem
 
 
 def streamed(schedule: Schedule) -> tuple[str, ...]:
-    """Tables of which rows go on before all have ended."""
+    """Return the tables of which rows go on before all rows are generated."""
     return tuple(dict.fromkeys([line.table for line in schedule.streams] + [line.table for line in schedule.tails]))
 
 
 def without_open(schedule: Schedule) -> Schedule:
-    """Without the streams and tails of which it leaves something to the plan."""
+    """Return the schedule without the streams and tails that leave something to the plan."""
     tails = tuple(line for line in schedule.tails if not line.open)
     moved = {line.table for line in tails}
     streams = tuple(line for line in schedule.streams if not line.open or line.table in moved)
@@ -23,21 +24,22 @@ def without_open(schedule: Schedule) -> Schedule:
 
 
 def beside(choices: Sequence[Choice], most: int, ends: float) -> Iterator[Choice]:
-    """The best plans of so many ways to share pools that are none of those of some choices, the best first, for the
-    question of the last one. ends: of their searches; raises OutOfTime where that is too early for one."""
+    """Yield the best plans, best first, for up to `most` partitions that none of `choices` has, for the question of the
+    last choice. ends: the end of their searches; raises OutOfTime where that is too early for a plan."""
     question = replace(choices[-1].question, apart=())
-    problem, seen = problem_of(question), {each.found.blocks for each in choices if not each.question.apart}
-    every = candidates(problem, question)
+    problem, seen = problem_of(question), {choice.found.blocks for choice in choices if not choice.question.apart}
+    partitions = candidates(problem, question)
     for _ in range(most):
-        found = search_until(ends, problem, question, [blocks for blocks in every if blocks not in seen])
-        if found is None:
+        result = search_until(ends, problem, question, [blocks for blocks in partitions if blocks not in seen])
+        if result is None:
             return
-        seen.add(found.blocks)
-        yield Choice(planned(question, problem, found), found, problem, question)
+        seen.add(result.blocks)
+        yield Choice(planned(question, problem, result), result, problem, question)
 
 
 def soonest(choice: Choice) -> float:
-    """What is minimized, as if all that takes the rows of its tables as they come began with the first of them."""
-    asked, found = choice.question, choice.found
-    problem = problem_of(replace(asked, streamed=streamed(asked.schedule)))
-    return problem.value(problem.whole(found.blocks, found.options, found.pieces), found.blocks, found.devices)
+    """Return the value that is minimized, if all that takes the rows of streamed tables one by one began with the first
+    of them."""
+    question, result = choice.question, choice.found
+    problem = problem_of(replace(question, streamed=streamed(question.schedule)))
+    return problem.value(problem.whole(result.blocks, result.options, result.pieces), result.blocks, result.devices)

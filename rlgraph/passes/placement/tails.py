@@ -1,4 +1,4 @@
-"""Tails of a schedule, and the copies that a plan has for them."""
+"""The tails of a schedule: the replicas on which a plan finishes the last rows of a table."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from rlgraph.ir.types import is_model
 from rlgraph.ops.nodes import NODES, planned_as
 
 UNDER = 0.2
-"""Share of the rows that move where nobody says another one, and no cluster is there to choose by: RLHFuse's
-(arXiv 2409.13221, section 4)."""
+"""The share of the rows that move where nobody says another one, and there is no cluster to choose by: RLHFuse's (arXiv
+2409.13221, section 4)."""
 
 ON = 4
-"""One of so many copies goes on then."""
+"""One of this many replicas goes on then."""
 
 
 def tails_of(schedule: Schedule, plan: Plan, program: Program) -> tuple[Tail, ...]:
-    """Those of a schedule, where a plan has so many copies; what it does not say is as above. Where it leaves the
-    copies to the plan, and there is one, the table has none."""
-    found = []
+    """Return the tails of a schedule with the replicas of a plan, with `UNDER` and `ON` for what it does not say. Where
+    it leaves the replicas to the plan and the plan has only one, the table has no tail."""
+    tails = []
     for line in schedule.tails:
         copies = copies_of(line.table, plan, program)
         if copies == 1 and line.on is None:
             continue
         under = UNDER if line.under is None else line.under
-        found.append(Tail(line.table, under, max(1, copies // ON) if line.on is None else line.on))
-    return tuple(found)
+        tails.append(Tail(line.table, under, max(1, copies // ON) if line.on is None else line.on))
+    return tuple(tails)
 
 
 def tail_problems(schedule: Schedule, plan: Plan, program: Program) -> Iterator[Diagnostic]:
-    """Lines that a plan cannot follow."""
+    """Yield the errors for lines that a plan cannot follow."""
     for line in schedule.tails:
         tail = plan.tail(line.table)
         for message, hint in faults_of(tail, plan, program) if tail else ():
@@ -42,7 +42,7 @@ def tail_problems(schedule: Schedule, plan: Plan, program: Program) -> Iterator[
 
 
 def faults_of(tail: Tail, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
-    """What is wrong with a tail: a message and a hint."""
+    """Yield what is wrong with a tail: a message and a hint."""
     for group in dict.fromkeys(sampling(tail.table, plan, program)):
         copies = group.mesh.length("dp")
         if not engine(group.engine).streams:
@@ -56,16 +56,16 @@ def faults_of(tail: Tail, plan: Plan, program: Program) -> Iterator[tuple[str, s
 
 
 def copies_of(table: str, plan: Plan, program: Program) -> int:
-    """Data-parallel copies that sample a table, at most."""
+    """Return the largest number of data-parallel replicas that sample a table."""
     return max(group.mesh.length("dp") for group in sampling(table, plan, program))
 
 
 def sampling(table: str, plan: Plan, program: Program) -> Iterator[Group]:
-    """The groups that sample a table."""
+    """Yield the groups that sample a table."""
     for phase in program.phases:
         types = phase.graph.values()
         for node in phase.graph.walk():
             if NODES[node.op].generates and node.name.split(".")[0] == table:
-                held = types[node.inputs[0]]
-                assert is_model(held)
-                yield plan.role(held.name, planned_as(node.op))
+                model = types[node.inputs[0]]
+                assert is_model(model)
+                yield plan.role(model.name, planned_as(node.op))

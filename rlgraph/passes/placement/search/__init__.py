@@ -1,1 +1,2 @@
-"""From tasks and a cluster to the fastest plan: who shares devices, how many, and how each model is split."""
+"""Searches for the fastest plan of some tasks on a cluster: who shares devices, how many, and how each model is
+split."""

@@ -1,4 +1,4 @@
-"""What no plan of some allocations can beat: every task is as fast as some option makes it, whichever that is."""
+"""Lower bounds for the plans of some allocations: every task is as fast as the option that is fastest at it."""
 
 from __future__ import annotations
 
@@ -16,61 +16,61 @@ from rlgraph.passes.placement.search.option import Option, Ranks, unbeaten
 from rlgraph.passes.placement.search.problem import Block, Blocks, Problem
 
 Devices = tuple[tuple[tuple[int, ...], int], ...]
-"""Islands, one or several as one, and the most devices there."""
+"""Node groups, one or several joined into one, with the most devices there."""
 
 
 class Candidates:
     """Options of one component, any of which may be chosen: fastest first, at least one. What bounds ask of them is
-    worked out once."""
+    computed once."""
 
     def __init__(self, options: Sequence[Option], devices: Devices = ()) -> None:
-        """devices: where these are all that there may be."""
+        """devices: where these are all options that there may be."""
         self.options, self.devices = options, devices
         self.brought: dict[tuple[Candidates, bool], tuple[float, Sequence[float]]] = {}
-        """Transfers of weights from these to others, which may share their pool."""
+        """The transfers of weights from these to others, which may share their pool."""
 
     @cached_property
     def least(self) -> Sequence[float]:
         """The least seconds of each task."""
-        return self.options[0].seconds if len(self.options) == 1 else least([each.seconds for each in self.options])
+        return self.options[0].seconds if len(self.options) == 1 else least([option.seconds for option in self.options])
 
     @cached_property
     def copies(self) -> int:
-        """The most that one has."""
+        """The largest number of replicas of an option."""
         return max(option.copies for option in self.options)
 
     @cached_property
     def splits(self) -> Sequence[Candidates]:
-        """Those whose splits are as one for transfers of weights, which do not depend on the rest."""
-        found: dict[tuple[object, ...], list[Option]] = {}
+        """The options in groups whose splits are equal for transfers of weights, which do not depend on the rest."""
+        groups: dict[tuple[object, ...], list[Option]] = {}
         for option in self.options:
-            found.setdefault(option.split.weights, []).append(option)
-        return [self] if len(found) == 1 else [Candidates(own) for own in found.values()]
+            groups.setdefault(option.split.weights, []).append(option)
+        return [self] if len(groups) == 1 else [Candidates(group) for group in groups.values()]
 
 
 Choices = Mapping[int, Candidates]
-"""Of components."""
+"""The candidates of each component."""
 
 
 class Shared:
-    """Options of a component of one split that shares its pipeline with others."""
+    """Options of one split of a component that shares its pipeline with others."""
 
     def __init__(self, options: Sequence[Option], seconds: Sequence[Sequence[float]]) -> None:
-        """seconds: the least of the tasks of each."""
+        """seconds: the least seconds of the tasks of each option."""
         self.options, self.seconds = options, seconds
         self.least = least(seconds)
-        """Of each task."""
+        """The least seconds of each task."""
 
     @cached_property
     def fastest(self) -> Option:
-        """None of them is faster at anything."""
+        """An option that none of them beats at any task."""
         return self.options[0].lasting(self.least)
 
     @cached_property
     def candidates(self) -> Candidates:
-        """Those that no other one beats, each with its least seconds."""
-        known = dict(zip(self.options, self.seconds, strict=True))
-        lasting = [option.lasting(known[option]) for option in unbeaten(self.options)]
+        """The options that no other one dominates, each with its least seconds."""
+        seconds_of = dict(zip(self.options, self.seconds, strict=True))
+        lasting = [option.lasting(seconds_of[option]) for option in unbeaten(self.options)]
         return Candidates(sorted(lasting, key=attrgetter("order")))
 
 
@@ -80,16 +80,16 @@ class Pool:
 
     choices: Choices
     alone: Choices
-    """Where no training shares its pipeline with another one."""
+    """The options where no training shares its pipeline with another one."""
     shared: Mapping[int, Mapping[Ranks, Shared]]
-    """Of components that may, where they do, by how all of a pipeline are split."""
+    """For components that may share their pipeline, the options where they do, by how all of a pipeline are split."""
 
 
 class Bounds:
-    """Of one problem."""
+    """The bounds of one problem."""
 
     def __init__(self, problem: Problem, incumbent: Incumbent, way: int = 0) -> None:
-        """way: which of the problems that are searched together."""
+        """way: the index among the problems that are searched together."""
         self.problem, self.incumbent, self.way = problem, incumbent, way
         self.fuses = bool(problem.fusing.partners)
         """Whether trainings may share a pipeline."""
@@ -98,55 +98,60 @@ class Bounds:
         self._anywhere: dict[tuple[int, Devices], Candidates] = {}
 
     def choices(self, blocks: Blocks, devices: Sequence[int]) -> Choices | None:
-        """Of all components, with so many devices of each pool; None if a pool cannot hold its own. One that has no
-        pool yet may have any of these."""
-        found: dict[int, Candidates] = {}
+        """Return the candidates of all components, with so many devices of each pool; None if a pool cannot hold its
+        own. A component that has no pool yet may have any of these."""
+        result: dict[int, Candidates] = {}
         if unplaced := self.problem.unplaced(blocks):
             largest: dict[tuple[int, ...], int] = {}
             for block, size in zip(blocks, devices, strict=True):
                 largest[block.islands] = max(size, largest.get(block.islands, 0))
-            found = {number: self.anywhere(number, tuple(sorted(largest.items()))) for number in unplaced}
-            if not all(own.options for own in found.values()):
+            result = {number: self.anywhere(number, tuple(sorted(largest.items()))) for number in unplaced}
+            if not all(candidates.options for candidates in result.values()):
                 return None
         for block, most in zip(blocks, devices, strict=True):
-            own = self.pool(block, most)
-            if own is None:
+            pool = self.pool(block, most)
+            if pool is None:
                 return None
-            found |= own.choices
-        return found
+            result |= pool.choices
+        return result
 
     def anywhere(self, number: int, devices: Devices) -> Candidates:
-        """The options of a component on any of some pools: devices of the largest one on each island."""
+        """Return the options of a component on any of some pools: devices of the largest one on each node group."""
         if (number, devices) not in self._anywhere:
             component, joined = self.problem.components[number], self.problem.cluster.joined
-            own = [self.problem.options.of(component, joined(at), size) for at, size in devices]
-            found = Candidates(sorted(chain.from_iterable(own), key=attrgetter("order")), devices)
-            self._anywhere[number, devices] = found
+            options = [self.problem.options.of(component, joined(islands), size) for islands, size in devices]
+            candidates = Candidates(sorted(chain.from_iterable(options), key=attrgetter("order")), devices)
+            self._anywhere[number, devices] = candidates
         return self._anywhere[number, devices]
 
     def alone(self, blocks: Blocks, devices: Sequence[int]) -> Choices:
-        """The same where no trainings share a pipeline."""
+        """Return the candidates where no trainings share a pipeline."""
         pools = [self.pool(block, most) for block, most in zip(blocks, devices, strict=True)]
-        return {number: own for pool in pools if pool for number, own in pool.alone.items()}
+        return {number: candidates for pool in pools if pool for number, candidates in pool.alone.items()}
 
     def sharings(self, blocks: Blocks, devices: Sequence[int]) -> Iterator[tuple[Pieces, Mapping[int, Shared]]]:
-        """Which trainings may share a pipeline, and how it is split: the options of those that do."""
+        """Yield which trainings may share a pipeline, and how it is split: the options of those that do."""
         pools = [self.pool(block, most) for block, most in zip(blocks, devices, strict=True)]
-        shared = {number: own for pool in pools if pool for number, own in pool.shared.items()}
+        shared = {number: by_ranks for pool in pools if pool for number, by_ranks in pool.shared.items()}
         for pieces in self.problem.fusing.sharings([block.components for block in blocks]):
-            known = [[shared.get(number, {}) for number in piece] for piece in pieces]
-            splits = [[ranks for ranks in first if all(ranks in own for own in rest)] for first, *rest in known]
+            pieces_shared = [[shared.get(number, {}) for number in piece] for piece in pieces]
+            splits = [
+                [ranks for ranks in first if all(ranks in by_ranks for by_ranks in rest)]
+                for first, *rest in pieces_shared
+            ]
             for chosen in product(*splits):
-                own = zip(pieces, chosen, strict=True)
-                yield pieces, {number: shared[number][ranks] for piece, ranks in own for number in piece}
+                split_pieces = zip(pieces, chosen, strict=True)
+                yield pieces, {number: shared[number][ranks] for piece, ranks in split_pieces for number in piece}
 
     def fitting(self, block: Block, devices: int) -> Choices | None:
-        """Of each component of a pool the options that fit beside the least of the others; None if one has none."""
-        own = self.pool(block, devices)
-        return None if own is None else own.choices
+        """Return for each component of a pool the options that fit next to the least of the others; None if one has
+        none."""
+        pool = self.pool(block, devices)
+        return None if pool is None else pool.choices
 
     def pool(self, block: Block, devices: int) -> Pool | None:
-        """These, and what they are where trainings share a pipeline."""
+        """Return the options that fit into a pool, and those where trainings share a pipeline; None if a component has
+        none."""
         key = (block.components, block.islands, devices)
         if key not in self._fit:
             self._fit[key] = self._fitting(block, devices)
@@ -154,65 +159,67 @@ class Bounds:
 
     def _fitting(self, block: Block, devices: int) -> Pool | None:
         island = self.problem.island(block)
-        found = {
+        all_options = {
             number: self.problem.options.of(self.problem.components[number], island, devices)
             for number in block.components
         }
-        if not all(found.values()):
+        if not all(all_options.values()):
             return None
-        held = {number: self.held(number, own) for number, own in found.items()}
+        held = {number: self.held(number, options) for number, options in all_options.items()}
         room = usable(island, self.problem.constants) - sum(held.values())
-        asleep = {number: min(option.host for option in own) for number, own in found.items()}
-        beds = self.problem.options.lodges(island) - sum(asleep.values())
+        offloaded = {number: min(option.host for option in options) for number, options in all_options.items()}
+        host_room = self.problem.options.lodges(island) - sum(offloaded.values())
         fit = {
             number: [
-                each
-                for option in own
-                if (each := option.within(room + held[number], host=beds + asleep[number])) is not None
+                fitted
+                for option in options
+                if (fitted := option.within(room + held[number], host=host_room + offloaded[number])) is not None
             ]
-            for number, own in found.items()
+            for number, options in all_options.items()
         }
         if not all(fit.values()):
             return None
-        alone = {number: Candidates(own) for number, own in fit.items()}
+        alone = {number: Candidates(options) for number, options in fit.items()}
         if not self.fuses:
             return Pool(alone, alone, {})
         shared = self._shared(block, devices, {number: room + held[number] for number in fit})
         both = {
-            number: Candidates([*alone[number].options, *(each.fastest for each in own.values())])
-            for number, own in shared.items()
+            number: Candidates([*alone[number].options, *(options.fastest for options in by_ranks.values())])
+            for number, by_ranks in shared.items()
         }
         return Pool(alone | both, alone, shared)
 
     def held(self, number: int, options: Sequence[Option]) -> float:
-        """The least bytes that a component leaves to no other one of its pool."""
+        """Return the least bytes that a component takes from the others of its pool."""
         return min(option.resident for option in options)
 
     def _shared(self, block: Block, devices: int, rooms: Mapping[int, float]) -> dict[int, dict[Ranks, Shared]]:
-        """Of the options of a pool those that may share a pipeline with others of them. rooms: of each component bytes
-        beside the least of the others."""
-        fusing, found = self.problem.fusing, dict[int, dict[Ranks, Shared]]()
+        """Return the options of a pool that may share a pipeline with others of them. rooms: for each component the
+        bytes besides the least of the others."""
+        fusing, result = self.problem.fusing, dict[int, dict[Ranks, Shared]]()
         splits: dict[int, dict[Ranks, list[Option]]] = {}
         for number in block.components:
             if fusing.partners.get(number, frozenset()).isdisjoint(block.components):
                 continue
             component, island, room = self.problem.components[number], self.problem.island(block), rooms[number]
             fit = {
-                split: [each for each in options if each.peak <= room]
+                split: [option for option in options if option.peak <= room]
                 for split, options in self.problem.options.sharing(component, island, devices).items()
             }
             splits[number] = {split: options for split, options in fit.items() if options}
-        for number, own in splits.items():
+        for number, by_split in splits.items():
             partners = {other: splits[other] for other in fusing.partners[number] if other in splits}
-            for split, options in own.items():
-                if beside := {other: each[split] for other, each in partners.items() if split in each}:
-                    # The first of those that may share a pipeline has what all of them wait together.
+            for split, options in by_split.items():
+                if beside := {
+                    other: other_splits[split] for other, other_splits in partners.items() if split in other_splits
+                }:
+                    # What all of those that may share a pipeline wait together is counted for the first of them.
                     others = fusing.others(beside) if number < min(partners) else None
-                    found.setdefault(number, {})[split] = self._together(number, options, others)
-        return found
+                    result.setdefault(number, {})[split] = self._together(number, options, others)
+        return result
 
     def _together(self, number: int, options: Sequence[Option], others: Others | None) -> Shared:
-        """Options of one split in a pipeline with others."""
+        """Return options of one split as they are in a pipeline with others."""
         key = (*map(id, options), others)
         if key not in self._lasting:
             seconds = [self.problem.fusing.least(number, option, others) for option in options]
@@ -226,26 +233,26 @@ class Bounds:
         choices: Choices,
         taken: Mapping[int, Sequence[float]] = MappingProxyType({}),
     ) -> float:
-        """Each transfer of weights is as fast as some pair of options makes it, too. devices: the least of each
-        pool. taken: seconds of the tasks of some components."""
+        """Return a bound by which each transfer of weights is as fast as the fastest pair of options makes it, too.
+        devices: the fewest of each pool. taken: seconds of the tasks of some components."""
         colocation = self.problem.colocation(blocks)
-        durations = {number: own.least for number, own in choices.items()}
+        durations = {number: candidates.least for number, candidates in choices.items()}
         syncs = []
         for source, target in self.problem.syncs:
             sync, durations[target] = self.soonest(source, target, choices, colocation.home)
             syncs.append(sync)
         durations |= taken
-        copies = {number: own.copies for number, own in choices.items()} if colocation.trips else {}
+        copies = {number: candidates.copies for number, candidates in choices.items()} if colocation.trips else {}
         return self.problem.value(self.problem.least(durations, syncs, colocation, copies), blocks, devices)
 
     def sharp(self, blocks: Blocks, devices: Sequence[int], choices: Choices) -> float:
-        """The same, with one split for all that a component does. Weights that are brought tie two components together:
-        how the one that trains is split decides how fast they come."""
-        found = self.loose(blocks, devices, choices)
+        """Return a better bound, with one split for all that a component does. Weights that are brought tie two
+        components together: the split of the one that trains decides how fast they come."""
+        bound = self.loose(blocks, devices, choices)
         home = self.problem.colocation(blocks).home
         source = next((source for source, target in self.problem.syncs if self.waits(target, home)), None)
-        if source is None or found >= self.incumbent.enough() or len(choices[source].splits) == 1:
-            return found
+        if source is None or bound >= self.incumbent.enough() or len(choices[source].splits) == 1:
+            return bound
         targets = [
             (ends, choices[ends[1]], together)
             for ends in self.problem.syncs
@@ -253,78 +260,85 @@ class Bounds:
             for together in _together(ends, home)
         ]
         return min(
-            self.loose(blocks, devices, {**choices, source: own}) for own in self.unlike(choices[source], targets)
+            self.loose(blocks, devices, {**choices, source: split}) for split in self.unlike(choices[source], targets)
         )
 
     def unlike(
         self, source: Candidates, targets: Sequence[tuple[tuple[int, int], Candidates, bool]]
     ) -> list[Candidates]:
-        """Of the splits of a component that is trained those that no other one beats in what it takes itself, and in
-        when its weights are there. targets: who needs them, and whether that one shares its pool."""
-        known: list[tuple[float, ...]] = []
-        found = []
-        for own in source.splits:
-            key = tuple(own.least)
+        """Return the splits of a component that is trained that no other one dominates in what it takes itself, and in
+        when its weights have arrived. targets: who needs them, and whether that one shares its pool."""
+        keys: list[tuple[float, ...]] = []
+        splits = []
+        for split in source.splits:
+            key = tuple(split.least)
             for ends, target, together in targets:
-                brought = [self.problem.sync(ends, own.options[0], at.options[0], together) for at in target.splits]
-                whole = [[wait + each for each in at.least] for wait, at in zip(brought, target.splits, strict=True)]
-                key = (min(brought), *least(whole), *key)
+                brought = [
+                    self.problem.sync(ends, split.options[0], target_split.options[0], together)
+                    for target_split in target.splits
+                ]
+                arrivals = [
+                    [wait + task_s for task_s in target_split.least]
+                    for wait, target_split in zip(brought, target.splits, strict=True)
+                ]
+                key = (min(brought), *least(arrivals), *key)
             if self.problem.options.apart:
-                key = (*key, -own.copies)
-            if not any(all(map(le, other, key)) for other in known):
-                known.append(key)
-                found.append(own)
-        return found
+                key = (*key, -split.copies)
+            if not any(all(map(le, other, key)) for other in keys):
+                keys.append(key)
+                splits.append(split)
+        return splits
 
     def waits(self, number: int, home: Mapping[int, int]) -> bool:
-        """Whether a component may have to wait for weights."""
+        """Return whether a component may have to wait for weights."""
         return True
 
     def soonest(
         self, source: int, target: int, choices: Choices, home: Mapping[int, int]
     ) -> tuple[float, Sequence[float]]:
-        """The fastest transfer of weights between some options, and the least seconds of the tasks that need them; of a
-        component that has no pool yet, whichever it may get."""
-        known = [self.brought(source, target, choices, together) for together in _together((source, target), home)]
-        return known[0] if len(known) == 1 else (min(wait for wait, _ in known), choices[target].least)
+        """Return the fastest transfer of weights between some options, and the least seconds of the tasks that need
+        them; of a component that has no pool yet, in whichever pool it may get."""
+        answers = [self.brought(source, target, choices, together) for together in _together((source, target), home)]
+        return answers[0] if len(answers) == 1 else (min(wait for wait, _ in answers), choices[target].least)
 
     def brought(self, source: int, target: int, choices: Choices, together: bool) -> tuple[float, Sequence[float]]:
-        """The fastest transfer of weights between some options, and the least seconds of the tasks that need them.
-        together: in one pool."""
-        known, key = choices[source].brought, (choices[target], together)
-        if key not in known:
-            known[key] = self._brought(source, target, choices, together)
-        return known[key]
+        """Return the fastest transfer of weights between some options, and the least seconds of the tasks that need
+        them. together: whether they are in one pool."""
+        cache, key = choices[source].brought, (choices[target], together)
+        if key not in cache:
+            cache[key] = self._brought(source, target, choices, together)
+        return cache[key]
 
     def _brought(self, source: int, target: int, choices: Choices, together: bool) -> tuple[float, Sequence[float]]:
-        sources, own = [each.options[0] for each in choices[source].splits], choices[target]
+        sources, candidates = [split.options[0] for split in choices[source].splits], choices[target]
         fastest = {
-            each.options[0].split.weights: min(
-                self.problem.sync((source, target), option, each.options[0], together) for option in sources
+            split.options[0].split.weights: min(
+                self.problem.sync((source, target), option, split.options[0], together) for option in sources
             )
-            for each in own.splits
+            for split in candidates.splits
         }
         sync = min(fastest.values())
         if target not in self.problem.leading:
-            return sync, own.least
-        # What brings the weights fast may generate slowly: no option has both. One task is told so. The host may be at
-        # work for longer than the weights are on their way.
-        least, host = list(own.least), self.problem.opening
-        whole = [
-            min(max(host, fastest[each.split.weights]) + each.seconds[at] for each in own.options) - max(host, sync)
-            for at in range(len(least))
+            return sync, candidates.least
+        # An option to which weights come fast may generate slowly: no option has both, which one task is made to count.
+        # The host may work for longer than the weights travel.
+        least, host = list(candidates.least), self.problem.opening
+        together_s = [
+            min(max(host, fastest[option.split.weights]) + option.seconds[task] for option in candidates.options)
+            - max(host, sync)
+            for task in range(len(least))
         ]
-        at = max(range(len(least)), key=lambda place: whole[place] - least[place])
-        least[at] = whole[at]
+        task = max(range(len(least)), key=lambda index: together_s[index] - least[index])
+        least[task] = together_s[task]
         return sync, least
 
 
 def _together(ends: tuple[int, int], home: Mapping[int, int]) -> list[bool]:
-    """Whether two components share a pool; both, where one of them has none yet."""
-    own = [home.get(each) for each in ends]
-    return [True, False] if None in own else [own[0] == own[1]]
+    """Return whether two components share a pool; both answers, where one of them has none yet."""
+    pools = [home.get(component) for component in ends]
+    return [True, False] if None in pools else [pools[0] == pools[1]]
 
 
 def least(rows: Sequence[Sequence[float]]) -> list[float]:
-    """The least of each column."""
+    """Return the least value of each column."""
     return [min(column) for column in zip(*rows, strict=True)]

@@ -1,4 +1,4 @@
-"""The best options of the components of one allocation: a depth-first search."""
+"""A depth-first search for the best options of the components of one allocation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_TRIES = 4000
 """Choices of options that are looked at for one allocation; a bound stands for the rest."""
 
 FEW_TRIES = 200
-"""The same for all between two of them, which are then looked at by halves."""
+"""Choices that are looked at for all allocations between two, which are then looked at by halves."""
 
 LONG = 8
 """After so many ranges that were given up the next one gets `MOST_TRIES`, and those after it as long as that is enough:
@@ -28,19 +28,19 @@ where hardly any size matters, halves are as hard to tell apart as the whole."""
 
 
 class Tries:
-    """How many choices are looked at for a range, by how it went with those before."""
+    """The number of choices that are looked at for a range, by how it went with those before."""
 
     def __init__(self) -> None:
         self.most, self._given_up = FEW_TRIES, 0
 
     def given_up(self) -> None:
-        """They were not enough."""
+        """Record that the choices were not enough."""
         self._given_up += 1
         self.most = MOST_TRIES if self._given_up % LONG == 0 else FEW_TRIES
 
 
 class Fathoming:
-    """Of one allocation, or of all that are between two of them."""
+    """The search of one allocation, or of all that are between two of them."""
 
     def __init__(
         self,
@@ -53,22 +53,22 @@ class Fathoming:
         tight: bool = True,
         tries: int = MOST_TRIES,
     ) -> None:
-        """devices: the least of each pool. most: the most, with which it has room for all its components. tight:
+        """devices: the fewest of each pool. most: the most, with which it has room for all its components. tight:
         whether pools may be fuller than `TIGHT`. tries: choices that are looked at."""
         self.boxes, self.bounds, self.watch = boxes, bounds, watch
         self.blocks, self.devices, self.most = blocks, devices, most
         self.problem, self.incumbent = bounds.problem, bounds.incumbent
         self.colocation = self.problem.colocation(blocks)
-        whole = [usable(self.problem.island(block), self.problem.constants) for block in blocks]
-        self.calm = [TIGHT * room for room in whole]
-        self.rooms = whole if tight else self.calm
+        usable_bytes = [usable(self.problem.island(block), self.problem.constants) for block in blocks]
+        self.calm = [TIGHT * room for room in usable_bytes]
+        self.rooms = usable_bytes if tight else self.calm
         self.beds = [self.problem.options.lodges(self.problem.island(block)) for block in blocks]
         self.left = tries
         self.fathomed = True
 
     def run(self) -> bool:
-        """Keeps the best plan if it beats what is known. Whether it is fathomed: not where some plan could be better
-        with more devices than the least."""
+        """Keep the best plan if it beats the best one so far. Return whether the allocations are done: not where some
+        plan could be better with more devices than the least."""
         alone = self.bounds.alone(self.blocks, self.most)
         self.begin((), alone)
         late: dict[Pieces, list[Sequence[float]]] = {}
@@ -76,29 +76,33 @@ class Fathoming:
             if not self.fathomed:
                 break
             if not self.hopeless(shared, late.setdefault(pieces, [])):
-                self.begin(pieces, {**alone, **{number: own.candidates for number, own in shared.items()}})
+                self.begin(pieces, {**alone, **{number: options.candidates for number, options in shared.items()}})
         return self.fathomed
 
     def begin(self, pieces: Pieces, choices: Choices) -> None:
-        """With trainings that share pipelines."""
+        """Search the plans in which the trainings of `pieces` share pipelines."""
         self.pieces, self.choices = pieces, choices
         self.sequence = sorted(choices, key=lambda number: -sum(choices[number].options[0].seconds))
-        self.least = {number: min(option.resident for option in own.options) for number, own in choices.items()}
-        self.lying = {number: min(option.host for option in own.options) for number, own in choices.items()}
+        self.least = {
+            number: min(option.resident for option in candidates.options) for number, candidates in choices.items()
+        }
+        self.lying = {
+            number: min(option.host for option in candidates.options) for number, candidates in choices.items()
+        }
         self._fitting: dict[tuple[int, float, float, float], Candidates | None] = {}
         left = {number: self.fitting(number, {}) for number in self.sequence}
-        self.choose({}, {number: own for number, own in left.items() if own is not None})
+        self.choose({}, {number: candidates for number, candidates in left.items() if candidates is not None})
 
     def hopeless(self, shared: Mapping[int, Shared], late: list[Sequence[float]]) -> bool:
-        """Whether no plan with these pipelines is good enough, as they are split. late: seconds of others of which none
-        is, which become more."""
-        own = {number: each.least for number, each in shared.items()}
-        seconds = [each for least in own.values() for each in least]
+        """Return whether no plan with these pipelines, split like this, is good enough. late: seconds of others that
+        are not; these are added if they are not either."""
+        taken = {number: options.least for number, options in shared.items()}
+        seconds = [task_s for task_seconds in taken.values() for task_s in task_seconds]
         if any(all(map(le, other, seconds)) for other in late):
             return True
-        # What else depends on the split is not asked for.
-        whole = self.bounds.choices(self.blocks, self.most)
-        value = self.bounds.loose(self.blocks, self.devices, whole, own) if whole else 0.0
+        # All else that depends on the split is not counted.
+        choices = self.bounds.choices(self.blocks, self.most)
+        value = self.bounds.loose(self.blocks, self.devices, choices, taken) if choices else 0.0
         if value < self.incumbent.enough():
             return False
         self.incumbent.drop(value)
@@ -106,8 +110,8 @@ class Fathoming:
         return True
 
     def choose(self, chosen: dict[int, Option], choices: Choices) -> None:
-        """The options of the components that have none yet. choices: those that fit beside what is chosen, of all
-        components."""
+        """Choose the options of the components that have none yet. choices: those that fit next to what is chosen, of
+        all components."""
         self.left -= 1
         self.watch.look(self.incumbent.state)
         if len(choices) < len(self.sequence):
@@ -119,7 +123,7 @@ class Fathoming:
         if value >= self.incumbent.enough() or self.left < 0:
             self.incumbent.drop(value)
             return
-        # A bound stands for other lists, also for those of options that need no less of anything.
+        # The bound also holds for other lists, and for options that need no less of anything.
         lists = self.listed(chosen, choices)
         if lists and self.bounds.loose(self.blocks, self.devices, choices, lists) >= self.incumbent.enough():
             self.incumbent.drop(value)
@@ -131,15 +135,15 @@ class Fathoming:
                 self.choose({**chosen, wide: half}, part)
             return
         if len(chosen) == len(self.sequence):
-            chosen = {number: _whole(choices[number].options[0]) for number in chosen}
+            chosen = {number: _with_largest_cache(choices[number].options[0]) for number in chosen}
             devices = self.needed(chosen)
             if devices is None:
-                # There are not so many devices together: with fewer of some, it may be as fast as it seems, or not.
+                # The cluster has too few devices for all: with fewer of some, the plan may be as fast as it seems.
                 self.fathomed = False
                 return
             self.keep(chosen, devices)
             if devices != self.devices and self.problem.goal != "time":
-                # The bound is of a price for fewer devices.
+                # The bound is that of a price for fewer devices.
                 self.fathomed = False
             if lists:
                 self.incumbent.drop(value)
@@ -156,44 +160,49 @@ class Fathoming:
                 return
 
     def beside(self, last: int, chosen: Mapping[int, Option], choices: Choices) -> Choices:
-        """What is left of the choices after the last option that was chosen: only its own pool has less room."""
-        found = {**choices, last: Candidates((chosen[last],))}
+        """Return what is left of the choices after the last option that was chosen: only its own pool has less room."""
+        remaining = {**choices, last: Candidates((chosen[last],))}
         for number in self.blocks[self.colocation.home[last]].components:
             if number in chosen and chosen[number].settled:
                 continue
-            own = self.fitting(number, chosen)
-            if own is None:
-                del found[number]
+            candidates = self.fitting(number, chosen)
+            if candidates is None:
+                del remaining[number]
             else:
-                found[number] = own
+                remaining[number] = candidates
         for piece in self.pieces:
             if last in piece and all(number in chosen for number in piece):
-                taken = self.problem.fusing.shared(piece, {each: _alone(chosen[each]) for each in piece}, least)
-                found |= {each: Candidates((_alone(chosen[each]).lasting(taken[each]),)) for each in piece}
-        return found
+                taken = self.problem.fusing.shared(
+                    piece, {member: _unshared(chosen[member]) for member in piece}, least
+                )
+                remaining |= {
+                    member: Candidates((_unshared(chosen[member]).lasting(taken[member]),)) for member in piece
+                }
+        return remaining
 
     def listed(self, chosen: Mapping[int, Option], choices: Choices) -> dict[int, Sequence[float]]:
-        """Seconds of the tasks of those that share a pipeline, if they are chosen, by lists that are made at once."""
-        found = dict[int, Sequence[float]]()
+        """Return the seconds of the tasks of those that share a pipeline, once they are chosen, by lists that are quick
+        to make."""
+        seconds = dict[int, Sequence[float]]()
         for piece in self.pieces:
             if all(number in chosen for number in piece):
-                alone = {number: _alone(choices[number].options[0]) for number in piece}
-                found |= self.problem.fusing.shared(piece, alone, about)
-        return found
+                alone = {number: _unshared(choices[number].options[0]) for number in piece}
+                seconds |= self.problem.fusing.shared(piece, alone, about)
+        return seconds
 
     def wide(self, chosen: Mapping[int, Option], choices: Choices) -> int | None:
-        """Where pools have no room for the largest caches of all that is chosen, the component whose cache matters
-        most."""
+        """Return the component whose cache matters most, where a pool has no room for the largest caches of all that is
+        chosen."""
         for block, room in zip(self.blocks, self.rooms, strict=True):
-            own = [choices[number].options[0] for number in block.components]
-            if all(each.settled for each in own) or peak([each.largest for each in own]) <= room:
+            options = [choices[number].options[0] for number in block.components]
+            if all(option.settled for option in options) or peak([option.largest for option in options]) <= room:
                 continue
             return max(block.components, key=lambda number: choices[number].options[0].range_s)
         return None
 
     def fitting(self, number: int, chosen: Mapping[int, Option]) -> Candidates | None:
-        """The options of a component that fit into its pool beside what is chosen, and the least of what is not; None
-        if there are none."""
+        """Return the options of a component that fit into its pool next to what is chosen, and the least of what is
+        not; None if there are none."""
         block = self.colocation.home[number]
         left, active, host = self.rooms[block], 0.0, self.beds[block]
         for other in self.blocks[block].components:
@@ -214,7 +223,8 @@ class Fathoming:
         return self._fitting[key]
 
     def needed(self, chosen: Mapping[int, Option]) -> tuple[int, ...] | None:
-        """The fewest devices of each pool with which it has room for its options; None: the cluster has not so many."""
+        """Return the fewest devices of each pool with which it has room for its options; None if the cluster has
+        fewer."""
         wanted = list(self.devices)
         for number, option in chosen.items():
             home = self.colocation.home[number]
@@ -222,38 +232,39 @@ class Fathoming:
         return tuple(wanted) if tuple(wanted) == self.devices else self.boxes.least(self.blocks, wanted)
 
     def keep(self, chosen: Mapping[int, Option], devices: tuple[int, ...]) -> None:
-        """A plan with so many devices of each pool, if it beats the best one."""
-        own = [chosen[number] for number in sorted(chosen)]
-        if self.pieces not in self.problem.sharings(self.blocks, own):
+        """Keep a plan with so many devices of each pool, if it beats the best one."""
+        options = [chosen[number] for number in sorted(chosen)]
+        if self.pieces not in self.problem.sharings(self.blocks, options):
             return
-        if not lodged(self.problem, self.blocks, devices, own):
-            # Pools with more devices than the least may lie on other nodes.
+        if not lodged(self.problem, self.blocks, devices, options):
+            # Pools with more devices than the least may be on other nodes.
             self.fathomed &= self.devices == self.most
             return
-        seconds = self.problem.whole(self.blocks, own, self.pieces, about)
+        seconds = self.problem.whole(self.blocks, options, self.pieces, about)
         value = self.problem.value(seconds, self.blocks, devices)
         tight = any(
             peak([chosen[number] for number in block.components]) > calm
             for block, calm in zip(self.blocks, self.calm, strict=True)
         )
         self.incumbent.keep(
-            Found(self.blocks, devices, tuple(own), seconds, value, 0.0, 0, tight, self.bounds.way, self.pieces)
+            Found(self.blocks, devices, tuple(options), seconds, value, 0.0, 0, tight, self.bounds.way, self.pieces)
         )
 
 
-def _alone(option: Option) -> Option:
-    """The same that shares no pipeline."""
+def _unshared(option: Option) -> Option:
+    """Return the option without a shared pipeline."""
     return option.alone or option
 
 
-def _whole(option: Option) -> Option:
-    """The same with its largest cache."""
-    return _alone(option) if option.settled else option.largest
+def _with_largest_cache(option: Option) -> Option:
+    """Return the option with its largest cache."""
+    return _unshared(option) if option.settled else option.largest
 
 
-def _within(own: Candidates, left: float, active: float, host: float) -> Candidates | None:
-    """Those that fit into so many bytes beside what others need while they work, and into so many of a node's host."""
-    fit = [each for option in own.options if (each := option.within(left, active, host)) is not None]
-    if len(fit) == len(own.options) and all(map(is_, fit, own.options)):
-        return own
+def _within(candidates: Candidates, left: float, active: float, host: float) -> Candidates | None:
+    """Return the options that fit into so many bytes, next to what others need while they work, and into so many of a
+    node's host."""
+    fit = [fitted for option in candidates.options if (fitted := option.within(left, active, host)) is not None]
+    if len(fit) == len(candidates.options) and all(map(is_, fit, candidates.options)):
+        return candidates
     return Candidates(fit) if fit else None

@@ -1,4 +1,4 @@
-"""A plan that was found, with caches as large as their rows can fill, where memory is left."""
+"""Enlarges the caches of a plan that was found to what their rows can fill, where memory is left."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import Problem
 
 NEAR = 1 << 20
-"""Bytes that may be left."""
+"""The bytes that may be left."""
 
 
 def filled(problem: Problem, found: Found) -> Found:
-    """The search counts with the mean of lengths: with more room no row waits on a copy that has longer ones. No device
-    gets tight for that."""
+    """Return the plan with larger caches. The search uses the mean of lengths: with more room no row waits on a replica
+    that has longer ones. No device gets tight by it."""
     options = list(found.options)
     for block in found.blocks:
         room = TIGHT * usable(problem.island(block), problem.constants)
@@ -24,7 +24,7 @@ def filled(problem: Problem, found: Found) -> Found:
                 others = [options[other] for other in block.components if other != number]
                 left = room - sum(other.resident for other in others)
                 active = max((max(other.active, default=0.0) for other in others), default=0.0)
-                options[number] = _larger(problem, number, options[number], left, active)
+                options[number] = _enlarged(problem, number, options[number], left, active)
     if options == list(found.options):
         return found
     seconds = problem.whole(found.blocks, options, found.pieces)
@@ -33,15 +33,16 @@ def filled(problem: Problem, found: Found) -> Found:
     return replace(found, options=tuple(options), seconds=seconds, value=value, bound=bound)
 
 
-def _larger(problem: Problem, number: int, option: Option, left: float, active: float) -> Option:
-    """With the largest cache of use that leaves it so many bytes, beside what others need while they work."""
+def _enlarged(problem: Problem, number: int, option: Option, left: float, active: float) -> Option:
+    """Return the option with the largest useful cache that fits into the bytes `left`, together with what others need
+    while they work."""
     component, low = problem.components[number], option.deployment.kv_bytes
     high = int(problem.options.filling(component, option.strategy.deployment, option.copies, longest=True))
     while high - low > NEAR:
         middle = (low + high) // 2
-        other = option.with_cache(middle)
-        if other.resident + max(active, *other.active) <= left:
-            option, low = other, middle
+        larger = option.with_cache(middle)
+        if larger.resident + max(active, *larger.active) <= left:
+            option, low = larger, middle
         else:
             high = middle
     return option

@@ -1,4 +1,4 @@
-"""What a search knows so far: the best plan, and what no plan can beat."""
+"""The state of a search: the best plan so far, and what no plan can beat."""
 
 from __future__ import annotations
 
@@ -16,66 +16,66 @@ class Found:
 
     blocks: Blocks
     devices: tuple[int, ...]
-    """Of each block."""
+    """The devices of each block."""
     options: tuple[Option, ...]
-    """For each component."""
+    """The option of each component."""
     seconds: float
     value: float
-    """Seconds, or dollars, of a step."""
+    """The seconds, or dollars, of a step."""
     bound: float
     """No plan has a smaller value."""
     looked: int
-    """Allocations and ranges that were looked at."""
+    """The number of allocations and ranges that were looked at."""
     tight: bool = False
-    """Whether a pool of it is fuller than `TIGHT`."""
+    """Whether one of its pools is fuller than `TIGHT`."""
     way: int = 0
-    """Of which of the problems that were searched it is a plan."""
+    """The index, among the problems that were searched together, of the one that this is a plan of."""
     pieces: Pieces = ()
-    """Trainings that share a pipeline."""
+    """The trainings that share a pipeline."""
     before: Found | None = None
-    """The best plan in which none do, or none that are split unlike; of such plans alone is the bound, then, and the
-    gap."""
+    """The best plan in which no trainings share a pipeline, or none with heterogeneous meshes; the bound and the gap
+    are then those of such plans alone."""
 
     @property
     def searched(self) -> Found:
-        """The best of the plans of which the bound is."""
+        """The best of the plans that the bound is about."""
         return self.before.searched if self.before else self
 
     @property
     def gap(self) -> float:
-        """By which share of its value the plan may miss the best one."""
+        """The share of its value by which the plan may miss the best one."""
         value = self.searched.value
         return max(0.0, 1 - self.bound / value) if value else 0.0
 
 
 class Incumbent:
-    """The best plan so far, and the bounds of what was dropped."""
+    """The best plan so far, and the bounds of what was pruned."""
 
     def __init__(self, gap: float, spare: float = 0.0) -> None:
-        """gap: how far from the best plan is near enough, as a share. spare: by how much of it a tight plan has to be
-        better than one that is not."""
+        """gap: how far from the best plan is near enough, as a share. spare: the share of it by which a tight plan has
+        to be better than one that is not."""
         self.gap, self.spare = gap, spare
         self.best: Found | None = None
         self.looked = 0
         self.lowest = math.inf
-        """The least bound of what was dropped."""
+        """The least bound of what was pruned."""
         self.left = 0.0
-        """The least bound of what was not looked at yet."""
+        """The least bound of what is still open."""
 
     def enough(self) -> float:
-        """Bounds from here on are not worth looking at."""
+        """Return the bound from which on nothing is worth looking at."""
         if self.best is None:
             return math.inf
         enough = self.best.value * (1 - self.gap)
-        # One that is not tight may be better although it takes longer.
+        # A plan that is not tight may be better although it takes longer.
         return enough / (1 - self.spare) if self.best.tight else enough
 
     def drop(self, bound: float) -> None:
-        """Something with this bound is not looked at."""
+        """Record that something with this bound is pruned."""
         self.lowest = min(self.lowest, bound)
 
     def keep(self, found: Found) -> None:
-        """A plan, if it beats the best one; the other one is not looked at any more."""
+        """Keep a plan if it beats the best one; the loser of the two is pruned."""
         best = self.best
         if best is None:
             self.best = found
@@ -85,26 +85,26 @@ class Incumbent:
         else:
             self.drop(found.value)
 
-    def _beats(self, found: Found, best: Found) -> bool:
-        if found.tight == best.tight:
-            return found.value < best.value
-        if found.tight:
-            return found.value < best.value * (1 - self.spare)
-        if found.value < best.value:
+    def _beats(self, plan: Found, best: Found) -> bool:
+        if plan.tight == best.tight:
+            return plan.value < best.value
+        if plan.tight:
+            return plan.value < best.value * (1 - self.spare)
+        if plan.value < best.value:
             return True
-        # What was dropped as near enough to the tight one has to be so beside this one.
-        near = found.value * (1 - max(self.gap, self.spare)) <= self.lowest
-        return near and found.value * (1 - self.spare) <= best.value
+        # What was pruned as near enough to the tight one has to be near enough to this one.
+        near = plan.value * (1 - max(self.gap, self.spare)) <= self.lowest
+        return near and plan.value * (1 - self.spare) <= best.value
 
     def proven(self) -> float:
-        """What no plan can beat, as far as it is known."""
+        """Return the value that no plan can beat, as far as it is proven."""
         return min(self.lowest, self.left, self.best.value if self.best else math.inf)
 
     def found(self) -> Found | None:
-        """The best plan, with what is proven of it."""
+        """Return the best plan, with the bound that is proven of it."""
         return self.best and replace(self.best, bound=self.proven(), looked=self.looked)
 
     def state(self) -> tuple[float | None, float]:
-        """Seconds of the best plan so far, and its gap."""
-        found = self.found()
-        return (found.seconds, found.gap) if found else (None, 1.0)
+        """Return the seconds of the best plan so far, and its gap."""
+        plan = self.found()
+        return (plan.seconds, plan.gap) if plan else (None, 1.0)

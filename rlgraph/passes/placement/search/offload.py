@@ -1,14 +1,14 @@
-"""In which pools anything could be gained if models slept in the host's memory, by bounds alone: of a large problem,
-whose options with and without sleeping are too many to be compared.
+"""Finds the pools in which offloading models could gain anything, by bounds alone: in a large problem the options with
+and without offloading are too many to be compared.
 
-Who sleeps leaves its room to others, and comes back for its work. Bounds take the options of models that stay, which
-are known from the search for a plan in which all do, and
+An offloaded model leaves its room to others, and is brought back for its work. The bounds use the options of models
+that stay, which are known from the search for a plan in which all do, and
 
-    1. count none of what other models keep, and nothing that it takes to come back. What cannot be better so cannot be
-       better;
-    2. of the partitions that are left: only who comes back for nothing sleeps, as who is brought new weights in any
-       case, and others keep what they keep; or one other model sleeps at least, takes what that takes, and nothing is
-       counted of what others keep. A plan in which models sleep is one of these.
+    1. count nothing of what other models keep, and nothing for bringing models back. What cannot be better then cannot
+       be better at all;
+    2. for the partitions that are left: either only models that come back for nothing are offloaded, since they are
+       brought new weights in any case, and others keep what they keep; or at least one other model is offloaded and
+       takes the time for that, and nothing is counted of what others keep. A plan that offloads models is one of these.
 """
 
 from __future__ import annotations
@@ -28,28 +28,32 @@ from rlgraph.passes.placement.search.search import Fuse, Search
 def could_sleep(
     problem: Problem, candidates: Sequence[Blocks], found: Found, gap: float, seconds: float, fuse: Fuse
 ) -> tuple[list[Blocks], float]:
-    """Those partitions in which plans whose models sleep may be better than one that was found by `gap`, a share of its
-    value, and the least bound of the others. problem: where none may sleep. Raises OutOfTime."""
+    """Return those partitions in which plans that offload models may be better than the plan `found` by `gap`, a share
+    of its value, and the least bound of the others. problem: one in which none may be offloaded. Raises OutOfTime."""
 
-    def among(blocks: Sequence[Blocks], free: frozenset[int], resting: int | None = None) -> _Sleepers:
-        search = _Sleepers(problem, blocks, found, gap, seconds, fuse, free, resting)
+    def among(blocks: Sequence[Blocks], free: frozenset[int], resting: int | None = None) -> _OffloadSearch:
+        search = _OffloadSearch(problem, blocks, found, gap, seconds, fuse, free, resting)
         search.watched()
         return search
 
-    everyone = range(len(problem.components))
-    first = among(candidates, frozenset(everyone))
-    if not first.could:
-        return [], first.incumbent.proven()
-    left = [blocks for blocks in candidates if blocks in first.could]
-    brought = frozenset(number for number in everyone if problem.components[number].brought)
-    later = [among(left, brought)] if brought else []
-    later += [among(left, frozenset(everyone), number) for number in everyone if number not in brought]
-    could = set[Blocks]().union(*(each.could for each in later))
-    return [blocks for blocks in left if blocks in could], min(each.incumbent.proven() for each in (first, *later))
+    all_components = range(len(problem.components))
+    unlimited = among(candidates, frozenset(all_components))
+    if not unlimited.could:
+        return [], unlimited.incumbent.proven()
+    remaining = [blocks for blocks in candidates if blocks in unlimited.could]
+    brought = frozenset(number for number in all_components if problem.components[number].brought)
+    limited = [among(remaining, brought)] if brought else []
+    limited += [
+        among(remaining, frozenset(all_components), number) for number in all_components if number not in brought
+    ]
+    could = set[Blocks]().union(*(search.could for search in limited))
+    return [blocks for blocks in remaining if blocks in could], min(
+        search.incumbent.proven() for search in (unlimited, *limited)
+    )
 
 
-class _Sleepers(Search):
-    """Looks at ranges of devices until they are dropped, or at one allocation that cannot be."""
+class _OffloadSearch(Search):
+    """A search that splits ranges of devices until they are pruned, or one allocation cannot be."""
 
     def __init__(
         self,
@@ -67,7 +71,7 @@ class _Sleepers(Search):
         super().__init__(problem, candidates, gap, seconds, fuse=fuse, known=found)
 
     def bounding(self, problem: Problem, way: int) -> Bounds:
-        return _Rooms(problem, self.incumbent, self.free, self.resting)
+        return _OffloadBounds(problem, self.incumbent, self.free, self.resting)
 
     def bound(self, way: int, blocks: Blocks, box: Box) -> float:
         return float("inf") if blocks in self.could else super().bound(way, blocks, box)
@@ -83,8 +87,9 @@ class _Sleepers(Search):
         return low == high
 
 
-class _Rooms(Bounds):
-    """Where some components keep nothing from others, and one of them has to come for its work."""
+class _OffloadBounds(Bounds):
+    """Bounds in which some components leave all memory to others, and one of them has to be brought back for its
+    work."""
 
     def __init__(self, problem: Problem, incumbent: Incumbent, free: frozenset[int], resting: int | None) -> None:
         super().__init__(problem, incumbent)
@@ -94,25 +99,25 @@ class _Rooms(Bounds):
         return 0.0 if number in self.free else super().held(number, options)
 
     def _fitting(self, block: Block, devices: int) -> Pool | None:
-        found, number = super()._fitting(block, devices), self.resting
-        if found is None or number is None or number not in block.components:
-            return found
-        coming = [each for option in found.alone[number].options for each in self._coming(number, option)]
-        own = {number: Candidates(sorted(coming, key=attrgetter("order")))}
-        # Who shares a pipeline does not sleep.
-        shared = {other: each for other, each in found.shared.items() if other != number}
-        return Pool({**found.choices, **own}, {**found.alone, **own}, shared)
+        pool, number = super()._fitting(block, devices), self.resting
+        if pool is None or number is None or number not in block.components:
+            return pool
+        options = [option_ for option in pool.alone[number].options for option_ in self._brought_back(number, option)]
+        returning = {number: Candidates(sorted(options, key=attrgetter("order")))}
+        # A training that shares a pipeline is not offloaded.
+        shared = {sharer: option_ for sharer, option_ in pool.shared.items() if sharer != number}
+        return Pool({**pool.choices, **returning}, {**pool.alone, **returning}, shared)
 
-    def _coming(self, number: int, option: Option) -> Iterator[Option]:
-        """The same with what it takes to come for its tasks, and to go; where it reads apart from its training, of
-        either of the two."""
-        whole, tasks = self.problem.components[number], dict.fromkeys(self.problem.components[number].tasks, 0.0)
+    def _brought_back(self, number: int, option: Option) -> Iterator[Option]:
+        """Yield the option with the seconds for bringing it back for its tasks and offloading it again; where it reads
+        separately from its training, once for each of the two."""
+        component_, tasks = self.problem.components[number], dict.fromkeys(self.problem.components[number].tasks, 0.0)
         if isinstance(option, Apart):
-            _, trained, read = self.problem.options.parts[id(whole)]
+            _, trained, read = self.problem.options.parts[id(component_)]
             parts: list[tuple[Component, Option]] = [(trained, option.trainer), (read, option.reader)]
         else:
-            parts = [(whole, option)]
+            parts = [(component_, option)]
         for component, part in parts:
             moved = self.problem.options.coming(component, part.strategy, part.copies)
-            more = tasks | dict(zip(component.tasks, moved, strict=True))
-            yield option.lasting([taken + more[task] for taken, task in zip(option.seconds, tasks, strict=True)])
+            added = tasks | dict(zip(component.tasks, moved, strict=True))
+            yield option.lasting([seconds + added[task] for seconds, task in zip(option.seconds, tasks, strict=True)])

@@ -1,4 +1,4 @@
-"""One way to do a component's work on some devices: how it is split, what it takes, and what it needs."""
+"""An option: one way to do a component's work on some devices, with its split, what it takes, and what it needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlgraph.passes.placement.search.caches import Caches
 Key = tuple[float, ...]
 
 Ranks = tuple[str, int, Mesh, int]
-"""An engine, an island, and how many copies of which mesh."""
+"""An engine, a node group, the mesh of a replica, and the number of replicas."""
 
 
 class Split(NamedTuple):
@@ -29,25 +29,26 @@ class Split(NamedTuple):
     engine: str
     island: int
     mesh: Mesh
-    """Of a copy."""
+    """The mesh of a replica."""
     copies: int
     shared: bool
-    """Another component of the same model that is split so in the same pool has the same weights."""
+    """Whether another component of the same model with the same split in the same pool has the same weights."""
     weights: tuple[object, ...]
     """What a transfer of its weights depends on."""
 
     @property
     def ranks(self) -> Ranks:
-        """What those have in common that share a pipeline."""
+        """What the options that share a pipeline have in common."""
         return self[:4]
 
 
 class Option:
-    """A component's work done on some devices. Its bytes are counted when somebody asks: most options are dropped
+    """A component's work done on some devices. Its bytes are computed when they are asked for: most options are pruned
     before.
 
-    Of a generating engine it stands for a range of caches: it needs what it does with the smallest of them, and is as
-    fast as with the largest."""
+    An option of a generating engine stands for a range of caches: it needs what it does with the smallest of them, and
+    is as fast as with the largest.
+    """
 
     __slots__ = (
         *(
@@ -74,12 +75,12 @@ class Option:
     resident: float
     """Bytes on each device while the pool does other work."""
     active: tuple[float, ...]
-    """More bytes, during each of its tasks."""
+    """Additional bytes during each of its tasks."""
     peak: float
     key: Key
-    """Of options of one kind the one that is the lesser in each number is at least as good."""
+    """Of two options of one kind, the one that is no greater in each number is at least as good."""
     order: tuple[float, bool, float, tuple[float, ...]]
-    """Fastest first."""
+    """The sort key of options, fastest first."""
 
     def __init__(
         self,
@@ -94,36 +95,39 @@ class Option:
         high: Strategy | None = None,
         hosted: Key = (),
     ) -> None:
-        """often: how many times each of the component's tasks is done in a step. moved: of each the seconds of a step
-        in which an off-loaded model comes for it, and goes. kind, sent: what decides how fast weights and rows come
-        from here, or to here. high: with the largest cache, where `strategy` has the smallest.
-        hosted: bytes of the memory of a node's host, the fullest one's; nothing where no model may sleep."""
+        """often: how many times each of the component's tasks is done in a step. moved: for each task the seconds of a
+        step in which an offloaded model is brought back for it, and offloaded again. kind, sent: what decides how fast
+        weights and rows come from here, or to here. high: the strategy with the largest cache, where `strategy` has the
+        smallest. hosted: bytes of the memory of a node's host, the fullest one's; empty where no model may be
+        offloaded."""
         self.strategy, self.copies, self.offload, self.often, self.moved = strategy, copies, offload, often, moved
         self.high = high or strategy
         self.alone: Option | None = None
-        """The same, where this one shares its pipeline."""
-        self.seconds = self._taken(self.high)
-        """Of each of the component's tasks, as often as it is done in a step."""
+        """The same option without a shared pipeline, where this one shares its pipeline."""
+        self.seconds = self._task_seconds(self.high)
+        """Seconds of each of the component's tasks, as often as it is done in a step."""
         self.total = sum(self.seconds)
-        self.slowest = self.seconds if self.high is strategy else self._taken(strategy)
+        self.slowest = self.seconds if self.high is strategy else self._task_seconds(strategy)
         self.split = split
         self.kind, self.sent = kind, sent
         self.hosted, self.host = hosted, sum(hosted)
         resident, active = self._bytes(*strategy.floor(copies))
-        # What is as fast with its smallest cache and with its largest one is as fast in between, of one split.
+        # Options of one split that are as fast with the smallest cache and with the largest one are as fast in between.
         self.floor: Key = (resident, *active, *hosted, *self.seconds, *(self.slowest if strategy.caches else ()), *sent)
-        """No number of the key is less than these, which are known earlier."""
+        """Lower bounds of the numbers of the key, which are known earlier."""
         self.beaten: Option | None = None
-        """By this one, wherever it is there."""
+        """The option that dominates this one, wherever it is there."""
         self.counted = False
-        """Whether its bytes are."""
+        """Whether its bytes are computed."""
         self._deployment: Deployment | None = None
         self._filled: tuple[tuple[float, ...], ...] = ()
         self._ranges: dict[tuple[int, int], Option] = {}
 
-    def _taken(self, strategy: Strategy) -> tuple[float, ...]:
+    def _task_seconds(self, strategy: Strategy) -> tuple[float, ...]:
         once = strategy.seconds(self.copies)
-        return tuple([each * often + moved for each, often, moved in zip(once, self.often, self.moved, strict=True)])
+        return tuple(
+            [task_s * times + moving_s for task_s, times, moving_s in zip(once, self.often, self.moved, strict=True)]
+        )
 
     # In a pipeline with others
 
@@ -133,29 +137,29 @@ class Option:
         return self.strategy.fuses and not self.offload
 
     def lasting(self, seconds: Sequence[float]) -> Option:
-        """The same in a pipeline in which its tasks take so long."""
-        found = copy(self)
-        found.alone, found.seconds, found.total = self, tuple(seconds), sum(seconds)
-        found.order = (found.total, *self.order[1:])
-        return found
+        """Return the option in a pipeline in which its tasks take so long."""
+        option = copy(self)
+        option.alone, option.seconds, option.total = self, tuple(seconds), sum(seconds)
+        option.order = (option.total, *self.order[1:])
+        return option
 
     @property
     def filled(self) -> tuple[tuple[float, ...], ...]:
-        """The least seconds of each task in a pipeline in which others work while its stages wait for each other, and
-        of a training all else of which more is no better: seconds by which its longest micro-batch takes longer than
-        others, of a forward and of a backward of one."""
+        """The least seconds of each task in a pipeline in which others work while its stages wait for each other. Of a
+        training also all else of which more is no better: the seconds by which its longest micro-batch takes longer
+        than others, and those of a forward and of a backward of one."""
         if not self._filled:
-            taken = zip(self.strategy.tasks, self.seconds, self.often, strict=True)
+            tasks = zip(self.strategy.tasks, self.seconds, self.often, strict=True)
             self._filled = tuple(
                 [
-                    tuple([often * each for each in task.filled(self.copies)]) if task.update else (own,)
-                    for task, own, often in taken
+                    tuple([times * part for part in task.filled(self.copies)]) if task.update else (seconds,)
+                    for task, seconds, times in tasks
                 ]
             )
         return self._filled
 
     def __getattr__(self, name: str) -> object:
-        # Of a slot that is still empty.
+        # Reached where a slot is still empty.
         if name not in Option.__annotations__:
             raise AttributeError(name)
         self.resident, self.active = self._bytes(*self.strategy.needs(self.copies))
@@ -166,9 +170,10 @@ class Option:
         return object.__getattribute__(self, name)
 
     def _bytes(self, held: float, active: tuple[float, ...]) -> tuple[float, tuple[float, ...]]:
-        """What stays and what comes beside it, where a model needs so much. A process is there all the time."""
+        """Return what stays and what comes in addition, for a model that needs so much. A process is there all the
+        time."""
         process = self.strategy.held(self.copies)
-        return (float(process), tuple(held + each for each in active)) if self.offload else (held + process, active)
+        return (float(process), tuple(held + extra for extra in active)) if self.offload else (held + process, active)
 
     # The range of its caches
 
@@ -179,35 +184,36 @@ class Option:
 
     @property
     def range_s(self) -> float:
-        """By how many seconds it is faster with the largest cache than with the smallest."""
+        """The seconds by which it is faster with the largest cache than with the smallest."""
         return sum(self.slowest) - self.total
 
     @property
     def largest(self) -> Option:
-        """With the largest cache."""
+        """The option with the largest cache."""
         return self.between(self.high.cache, self.high.cache)
 
     @property
     def halves(self) -> tuple[Option, Option]:
-        """The upper and the lower half."""
+        """The upper and the lower half of the range."""
         low, high = self.strategy.cache, self.high.cache
         middle = (low + high) // 2
         return self.between(middle + 1, high), self.between(low, middle)
 
     def within(self, left: float, active: float = 0.0, host: float = inf) -> Option | None:
-        """With the caches with which it needs so many bytes at most. active: what others need at least while they work,
-        beside what stays. host: of the memory of a node's host. None: not even the smallest."""
+        """Return the option with the caches with which it needs so many bytes at most; None if not even the smallest
+        fits. active: what others need at least while they work, besides what stays. host: bytes of the memory of a
+        node's host."""
         if self.host > host or self.resident + max(active, *self.active) > left:
             return None
         if self.settled:
             return self
         assert self.strategy.caches
         caches, low = self.strategy.caches, self.strategy.cache
-        # What an off-loaded model has is there while nothing else works.
-        beside = max(self.active) if self.offload else max(active, *self.active)
-        high = min(self.high.cache, caches.below(caches.size(low) + left - self.resident - beside))
+        # What an offloaded model has is there while nothing else works.
+        others_active = max(self.active) if self.offload else max(active, *self.active)
+        high = min(self.high.cache, caches.below(caches.size(low) + left - self.resident - others_active))
         if not self._fits(high, left, active):
-            # It needs more than its cache for more rows: the largest that fits is between these.
+            # With more rows it needs more than its cache: the largest cache that fits is between these.
             fit = low
             while high - fit > 1:
                 middle = (fit + high) // 2
@@ -216,10 +222,10 @@ class Option:
         return self if high == self.high.cache else self.between(low, high)
 
     def with_cache(self, size: int) -> Option:
-        """With a cache of so many bytes."""
+        """Return the option with a cache of so many bytes."""
         assert self.strategy.caches
-        made = self.strategy.caches.made(self.strategy.cache, size)
-        return self._like(made, None)
+        strategy = self.strategy.caches.made(self.strategy.cache, size)
+        return self._like(strategy, None)
 
     def _fits(self, cache: int, left: float, active: float) -> bool:
         assert self.strategy.caches
@@ -227,20 +233,20 @@ class Option:
         return resident + max(active, *more) <= left
 
     def between(self, low: int, high: int) -> Option:
-        """From one cache to another."""
+        """Return the option with the range from one cache to another."""
         if (low, high) not in self._ranges:
             assert self.strategy.caches or low == high
-            one, other = (
+            low_strategy, high_strategy = (
                 self.strategy.caches.strategy(number) if self.strategy.caches else self.strategy
                 for number in (low, high)
             )
-            made = self._like(one, other)
-            made._ranges = self._ranges
-            self._ranges[low, high] = made
+            option = self._like(low_strategy, high_strategy)
+            option._ranges = self._ranges
+            self._ranges[low, high] = option
         return self._ranges[low, high]
 
     def _like(self, strategy: Strategy, high: Strategy | None) -> Option:
-        """The same with other caches, which no host keeps."""
+        """Return the option with other caches, which no host keeps."""
         split, sent = self.split, self.sent
         return Option(
             strategy, self.copies, split, self.offload, self.often, self.moved, self.kind, sent, high, self.hosted
@@ -248,7 +254,7 @@ class Option:
 
     @property
     def deployment(self) -> Deployment:
-        """Of all copies."""
+        """The deployment of all replicas."""
         if self._deployment is None:
             self._deployment = self.strategy.deployment.copied(self.copies)
         return self._deployment
@@ -259,12 +265,13 @@ class Option:
 
     @property
     def devices(self) -> int:
-        """In a row that it lies among."""
+        """The length of the row of devices that it lies among."""
         return self.island.span(self.strategy.deployment.tp, self.strategy.size, self.copies)
 
 
 class Apart(Option):
-    """A model is trained by some processes of a pool, and read by others, which are brought its weights before."""
+    """An option in which a model is trained by some processes of a pool, and read by others, to which its weights are
+    brought before."""
 
     __slots__ = ("reader", "trainer")
 
@@ -297,11 +304,11 @@ class Apart(Option):
 
     @property
     def fuses(self) -> bool:
-        """What is searched shares pipelines only where one split does all."""
+        """False: the search shares pipelines only where one split does all."""
         return False
 
     def between(self, low: int, high: int) -> Option:
-        """It has no caches."""
+        """Return the option itself: it has no caches."""
         return self
 
     @property
@@ -310,7 +317,7 @@ class Apart(Option):
 
 
 class Strategy:
-    """A split and its settings, for any number of copies; `deployment` is of one."""
+    """A split and its settings, for any number of replicas; `deployment` is that of one."""
 
     __slots__ = (
         *(
@@ -343,89 +350,90 @@ class Strategy:
         fuses: bool = False,
         fewest: int = 1,
     ) -> None:
-        """process: bytes of a device that it takes beside tensors, with one copy and with several. alike: of the same
-        split with other settings. fuses: it trains on stages which another training may share. fewest: copies that it
-        has at least."""
+        """process: bytes of a device that it takes besides tensors, with one replica and with several. alike: a
+        strategy of the same split with other settings. fuses: whether it trains on stages which another training may
+        share. fewest: the fewest replicas that it has."""
         self.fuses = fuses
         self.deployment, self.process = deployment, process
         self.size = deployment.size
-        """Devices of a copy."""
+        """Devices of a replica."""
         self.tasks, self.memory = tuple(tasks), tuple(memory)
         """What each of the component's tasks takes, and what it needs."""
         self.idle = tuple(idle)
-        """Of what the component does outside of the step, for which it is there all the same."""
+        """The memory of what the component does outside of the step, for which it is there all the same."""
         inner = deployment.island.inner
         self.beyond = max(fewest - 1, inner.copies(deployment.tp, self.size, inner.devices) if inner else 0)
-        """There are more copies than this; on several islands the last one would have none of so many."""
+        """There are more replicas than this; of fewer, the last of several node groups would have none."""
         self.near = 0 if inner else self.room(deployment.island.per_node)
-        """Copies that one node has room for, where all may lie on one."""
+        """Replicas that one node has room for, where all may lie on one."""
         self._seconds: dict[int, tuple[float, ...]] = {}
-        """By the copies."""
+        """By the number of replicas."""
         self.made: dict[int, tuple[Option, ...]] = {}
-        """The options that were worked out, by their copies."""
+        """The options that were computed, by their number of replicas."""
         self.paying: dict[int, list[int]] = {}
-        """Numbers of copies that are worth it, by the most that there may be."""
+        """Numbers of replicas that are worth trying, by the most that there may be."""
         self._floors: dict[tuple[int, bool, int], tuple[float, tuple[float, ...]]] = alike._floors if alike else {}
-        """By the copies, and the settings that matter."""
+        """By the number of replicas, and the settings that matter."""
         self.sent: dict[int, tuple[Split, object, Key]] = (
             alike.sent if alike and alike.deployment.mesh == deployment.mesh else {}
         )
-        """What decides how fast its weights travel, by the copies."""
+        """What decides how fast its weights travel, by the number of replicas."""
         self.caches: Caches | None = None
-        """That it can have, of a generating engine, and the number of the one that it has."""
+        """The caches that it can have, of a generating engine; `cache` is the number of the one that it has."""
         self.cache = 0
         self.fewer: list[int] | None = None
-        """`lighter` of all numbers that there may be, once it is known."""
+        """The result of `lighter` for all numbers that there may be, once it is known."""
 
     def room(self, devices: int) -> int:
-        """How many copies so many devices in a row have room for."""
+        """Return how many replicas so many devices in a row have room for."""
         return self.deployment.island.copies(self.deployment.tp, self.size, devices)
 
     def needs(self, copies: int) -> tuple[float, tuple[float, ...]]:
-        """Bytes that stay on each device of so many copies unless the model is off-loaded, and more of them during each
-        of the component's tasks."""
-        return _together([each.totals(copies) for each in self.memory], [each.totals(copies) for each in self.idle])
+        """Return the bytes that stay on each device of so many replicas unless the model is offloaded, and the
+        additional ones during each of the component's tasks."""
+        return _together([model.totals(copies) for model in self.memory], [model.totals(copies) for model in self.idle])
 
     def kept(self, copies: int) -> float:
-        """Bytes that the hosts of so many copies keep while the model sleeps, on the fullest node."""
+        """Return the bytes that the hosts of so many replicas keep while the model is offloaded, on the fullest
+        node."""
         tp = self.deployment.tp
         parts = self.deployment.island.parts or (self.deployment.island,)
         most = max(part.per_node if tp > part.per_node else part.per_node // tp * tp for part in parts)
-        kept = max((each.kept(copies) for each in (*self.memory, *self.idle)), default=0.0)
-        return kept * min(most, copies * self.size)
+        replica_bytes = max((model.kept(copies) for model in (*self.memory, *self.idle)), default=0.0)
+        return replica_bytes * min(most, copies * self.size)
 
     def seconds(self, copies: int) -> tuple[float, ...]:
-        """Of each of the component's tasks, once."""
+        """Return the seconds of each of the component's tasks, once."""
         if copies not in self._seconds:
             self._seconds[copies] = tuple([task.seconds(copies) for task in self.tasks])
         return self._seconds[copies]
 
     def floor(self, copies: int) -> tuple[float, tuple[float, ...]]:
-        """What they need at least, which takes less to know."""
+        """Return a lower bound of `needs` that is quicker to compute."""
         key = (copies, self.deployment.recompute, self.deployment.kv_bytes)
         if key not in self._floors:
             self._floors[key] = _together(
-                [each.floor(copies) for each in self.memory], [each.floor(copies) for each in self.idle]
+                [model.floor(copies) for model in self.memory], [model.floor(copies) for model in self.idle]
             )
         return self._floors[key]
 
     def least(self, copies: int) -> float:
-        """Bytes of a device that at most so many copies need at least."""
-        return self.process[0] + max((sum(each.floor(copies)) for each in self.memory), default=0.0)
+        """Return the least bytes of a device that at most so many replicas need."""
+        return self.process[0] + max((sum(model.floor(copies)) for model in self.memory), default=0.0)
 
     def held(self, copies: int) -> int:
-        """Bytes that a process of so many copies has beside tensors. Two components that are split alike share their
-        processes; the search does not count on that."""
+        """Return the bytes that a process of so many replicas has besides tensors. Two components that are split alike
+        share their processes; the search does not count on that."""
         return self.process[copies > 1]
 
     def at(self, copies: int) -> Strategy:
-        """Of so many copies."""
+        """Return the strategy for so many replicas."""
         return self
 
     def lighter(self, numbers: Sequence[int]) -> list[int]:
-        """Of numbers of copies, most first, those that may need less memory than the number before: the rows that each
-        copy has may be cut into smaller micro-batches, or one copy has nobody to exchange with."""
-        loads = [[*chain.from_iterable(each.load(copies) for each in self.memory)] for copies in numbers]
+        """Return, of numbers of replicas, most first, those that may need less memory than the number before: the rows
+        of each replica may be cut into smaller micro-batches, or one replica has no other to exchange with."""
+        loads = [[*chain.from_iterable(model.load(copies) for model in self.memory)] for copies in numbers]
         return [
             fewer
             for (more, fewer), (heavy, light) in zip(pairwise(numbers), pairwise(loads), strict=True)
@@ -436,7 +444,8 @@ class Strategy:
 def _together(
     memory: Sequence[tuple[float, float]], idle: Sequence[tuple[float, float]]
 ) -> tuple[float, tuple[float, ...]]:
-    """What stays of all that is done with a model, and what comes beside it during each of its tasks."""
+    """Return the memory that stays for all that is done with a model, and the additional memory during each of its
+    tasks."""
     held = 0.0
     for stays, _ in (*memory, *idle):
         if stays > held:
@@ -445,64 +454,64 @@ def _together(
 
 
 def undominated(found: Iterable[Option], fit: float, host: float = inf) -> list[Option]:
-    """Of those with so many bytes at most the ones that no other one beats in every task's time and memory, in how fast
-    the model's weights come if they are brought from here or to here, and in how many links rows have to other islands;
-    fastest first. host: most bytes of a node's host."""
-    left: dict[Option, None] = {}
+    """Return the options of at most `fit` bytes that no other one dominates in every task's time and memory, in how
+    fast the model's weights come if they are brought from here or to here, and in how many links rows have to other
+    node groups; fastest first. host: the most bytes of a node's host."""
+    remaining: dict[Option, None] = {}
     kinds: dict[object, list[tuple[Key, Option]]] = defaultdict(list)
     for option in sorted(found, key=attrgetter("total")):
-        best = option.beaten
-        while best and best not in left:
-            best = best.beaten
-        if best or option.host > host:
+        dominator = option.beaten
+        while dominator and dominator not in remaining:
+            dominator = dominator.beaten
+        if dominator or option.host > host:
             continue
         others = kinds[option.kind]
-        # What a faster one beats whatever it needs is not asked for its bytes.
-        if not option.counted and _beaten(option, option.floor, others):
+        # The bytes of an option that a faster one dominates in any case are not computed.
+        if not option.counted and _dominated(option, option.floor, others):
             continue
-        if option.peak > fit or _beaten(option, option.key, others):
+        if option.peak > fit or _dominated(option, option.key, others):
             continue
-        left[option] = None
+        remaining[option] = None
         others.append((option.key, option))
-    kept: list[Option] = []
-    # One that takes as long as another may beat it though it came later.
-    for _, alike in groupby(left, attrgetter("total")):
-        kept += _first(list(alike))
-    return kept
+    result: list[Option] = []
+    # An option that takes as long as another may dominate it though it came later.
+    for _, equally_fast in groupby(remaining, attrgetter("total")):
+        result += _undominated_of_equal(list(equally_fast))
+    return result
 
 
-def _first(alike: list[Option]) -> list[Option]:
-    """Of options that take as long as each other those that no other one beats, in their order."""
-    if len(alike) == 1:
-        return alike
-    kept: dict[object, list[tuple[Key, Option]]] = defaultdict(list)
-    found = []
-    for option in sorted(alike, key=attrgetter("order")):
-        others = kept[option.kind]
-        if not _beaten(option, option.key, others):
+def _undominated_of_equal(equally_fast: list[Option]) -> list[Option]:
+    """Return, of options that take equally long, those that no other one dominates, in their order."""
+    if len(equally_fast) == 1:
+        return equally_fast
+    keys: dict[object, list[tuple[Key, Option]]] = defaultdict(list)
+    result = []
+    for option in sorted(equally_fast, key=attrgetter("order")):
+        others = keys[option.kind]
+        if not _dominated(option, option.key, others):
             others.append((option.key, option))
-            found.append(option)
-    return found
+            result.append(option)
+    return result
 
 
 def unbeaten(found: Iterable[Option]) -> list[Option]:
-    """Of options of one split, which may share a pipeline, those that no other one beats there."""
-    kept: list[tuple[Key, Option]] = []
+    """Return, of options of one split, which may share a pipeline, those that no other one dominates there."""
+    result: list[tuple[Key, Option]] = []
     for option in sorted(found, key=attrgetter("order")):
         key = (*option.key, *chain.from_iterable(option.filled))
-        if not any(all(map(le, other, key)) for other, _ in kept):
-            kept.append((key, option))
-    return [option for _, option in kept]
+        if not any(all(map(le, other, key)) for other, _ in result):
+            result.append((key, option))
+    return [option for _, option in result]
 
 
-def _beaten(option: Option, key: Key, others: list[tuple[Key, Option]]) -> bool:
-    """Whether one of the others is at least as good as an option with this key."""
-    held = key[0]
-    for at, (own, other) in enumerate(others):
-        # Most of them are told apart by what stays, which takes less to see.
-        if own[0] <= held and all(map(le, own, key)):
-            # What beats one option often beats the next.
-            others.insert(0, others.pop(at))
+def _dominated(option: Option, key: Key, others: list[tuple[Key, Option]]) -> bool:
+    """Return whether one of the others is at least as good as an option with this key."""
+    resident = key[0]
+    for index, (other_key, other) in enumerate(others):
+        # Most of them differ in the bytes that stay, which are quicker to compare.
+        if other_key[0] <= resident and all(map(le, other_key, key)):
+            # An option that dominates one often dominates the next.
+            others.insert(0, others.pop(index))
             option.beaten = other
             return True
     return False

@@ -1,4 +1,4 @@
-"""How a component can be split over so many devices, what each strategy takes, and what it needs."""
+"""The options of a component: how it can be split over so many devices, what each strategy takes, and what it needs."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ Sharing = Mapping[Ranks, Sequence[Option]]
 """Options that may share a pipeline, by how they are split."""
 
 MICROS: tuple[int, ...] = (1, 2, 4, 8)
-"""Longest rows that fit into a micro-batch."""
+"""The numbers of longest rows that fit into the micro-batches that are tried."""
 
 TOKENS = 8192
-"""Of the longest row, that each of the ranks has at least over which the tokens of rows are split."""
+"""The fewest tokens of the longest row for each of the ranks over which the tokens of rows are split."""
 
 EACH = 16
-"""Copies of a model that is trained up to which each number of them is tried."""
+"""Replicas of a trained model up to which every number of them is tried."""
 
 FASTER = 0.9
-"""As long, beside those who train a model, others may take to read it that are worth weights of their own."""
+"""The share of the trainers' own seconds that separate readers may take to be worth weights of their own."""
 
 _NODES = 8
-"""Over which a copy's parameters are shared out at most, whatever its layers are split by."""
+"""The most nodes over which a replica's parameters are sharded, whatever its layers are split by."""
 
 
 class Options:
-    """The options of all components, worked out once for each number of devices."""
+    """The options of all components, computed once for each number of devices."""
 
     def __init__(
         self,
@@ -66,21 +66,22 @@ class Options:
         parts: Sequence[tuple[Component, Component, Component]] = (),
         fuses: Collection[str] = (),
     ) -> None:
-        """engines: those that may be chosen where the schedule names none. offload: models may be in the host's memory
-        while they are not at work. apart: rows may travel between islands, where more copies have more links. streams:
-        rows may come to a training while others are made, and gradients are added up meanwhile. parts: components that
-        train and read, with what trains and what reads of them: in a pool they may be split each in its own way. fuses:
-        models whose training may share a pipeline."""
+        """engines: those that may be chosen where the schedule names none. offload: whether models may be in the host's
+        memory while they are not at work. apart: whether rows may travel between node groups, where more replicas have
+        more links. streams: whether rows may come to a training while others are made, and gradients are added up
+        meanwhile. parts: components that train and read, each with its training part and its reading part, which may be
+        split differently in a pool. fuses: models whose training may share a pipeline."""
         self.tasks, self.constants, self.engines, self.offload = tasks, constants, engines, offload
         self.apart, self.streams, self.fuses = apart, streams, fuses
-        self.parts = {id(whole): (whole, trainer, reader) for whole, trainer, reader in parts}
+        self.parts = {id(undivided): (undivided, trainer, reader) for undivided, trainer, reader in parts}
         self._synced: dict[tuple[object, ...], float] = {}
         self._together: dict[tuple[object, ...], tuple[float, ...]] = {}
         self._reading: dict[tuple[int, Deployment], Strategy] = {}
         self._separate: dict[tuple[int, int, int], list[Option]] = {}
         self._apart: dict[tuple[int, int, int], Option] = {}
         self._components: dict[int, Component] = {}
-        """By their identities, by which the rest is known: several problems may share components, and options."""
+        """The components by their ids, which are the keys of the other caches: several problems may share components,
+        and options."""
         self._strategies: dict[tuple[int, int], list[list[Strategy]]] = {}
         self._splits: dict[Split, Split] = {}
         self._units: dict[int, list[float]] = {}
@@ -94,56 +95,57 @@ class Options:
         self._filled: dict[tuple[int, int], Sharing] = {}
 
     def of(self, component: Component, island: Island, devices: int) -> tuple[Option, ...]:
-        """The options of a component on at most so many devices of an island, none of which another one beats in
-        everything, fastest first. More devices have all the options of fewer."""
+        """Return the options of a component on at most so many devices of a node group, none of which another one
+        dominates, fastest first. More devices have all the options of fewer."""
         key = (id(component), id(island), devices)
         if key not in self._found:
             # Neighbouring numbers of devices often have the same options.
-            known = self.known(component, island)
-            rooms = [self.room(component, island, own[0].room(devices)) for own in known]
-            pair = [self.of(part, island, _rounded(devices)) for part in self.parts.get(id(component), ())[1:]]
-            # Of several islands it may need fewer.
+            strategies = self.known(component, island)
+            rooms = [self.room(component, island, same_split[0].room(devices)) for same_split in strategies]
+            part_options = [self.of(part, island, _rounded(devices)) for part in self.parts.get(id(component), ())[1:]]
+            # Of several node groups it may need fewer.
             inner = self.of(component, island.inner, min(devices, island.inner.devices)) if island.inner else ()
-            front = (id(component), id(island), *rooms, *map(id, pair), id(inner))
+            front = (id(component), id(island), *rooms, *map(id, part_options), id(inner))
             if front not in self._fronts:
-                found = [
+                options = [
                     option
-                    for room, own in zip(rooms, known, strict=True)
-                    for option in self.fitting(component, own, room)
+                    for room, same_split in zip(rooms, strategies, strict=True)
+                    for option in self.fitting(component, same_split, room)
                 ]
-                if pair:
-                    found += self.separate(component, *pair)
+                if part_options:
+                    options += self.separate(component, *part_options)
                 if inner:
-                    found = [*dict.fromkeys((*inner, *found))]
-                self._fronts[front] = tuple(undominated(found, usable(island, self.constants), self.lodges(island)))
+                    options = [*dict.fromkeys((*inner, *options))]
+                self._fronts[front] = tuple(undominated(options, usable(island, self.constants), self.lodges(island)))
             self._found[key] = self._fronts[front]
         return self._found[key]
 
     def sleeps(self, deployment: Deployment) -> bool:
-        """Whether a model may be in the host's memory while it is not at work. What is called a CPU's device memory is
-        that."""
+        """Return whether a model may be offloaded to the host's memory while it is not at work. What is called a CPU's
+        device memory is the host's memory already."""
         return self.offload and deployment.spec.sleeps and deployment.island.device.kind != "cpu"
 
     def lodges(self, island: Island) -> float:
-        """Bytes of a node's host for models that sleep; endless where none may."""
+        """Return the bytes of a node's host for offloaded models; infinity where none may be."""
         return lodges(island, self.constants) if self.offload else math.inf
 
     def sharing(self, component: Component, island: Island, devices: int) -> Sharing:
-        """By split those options that may share a pipeline; also some that others beat that share none."""
-        able = [own for own in self.known(component, island) if own[0].fuses]
-        rooms = [self.room(component, island, own[0].room(devices)) for own in able]
+        """Return, by split, the options that may share a pipeline; also some that others dominate that share none."""
+        fusible = [same_split for same_split in self.known(component, island) if same_split[0].fuses]
+        rooms = [self.room(component, island, same_split[0].room(devices)) for same_split in fusible]
         key = (id(component), id(island), *rooms)
         if key not in self._sharing:
-            found: dict[Ranks, Sequence[Option]] = {}
-            for own, room in zip(able, rooms, strict=True):
-                found |= self.filled(component, own, room)
+            result: dict[Ranks, Sequence[Option]] = {}
+            for same_split, room in zip(fusible, rooms, strict=True):
+                result |= self.filled(component, same_split, room)
             if island.inner:
-                found |= self.sharing(component, island.inner, min(devices, island.inner.devices))
-            self._sharing[key] = found
+                result |= self.sharing(component, island.inner, min(devices, island.inner.devices))
+            self._sharing[key] = result
         return self._sharing[key]
 
     def filled(self, component: Component, own: list[Strategy], most: int) -> Sharing:
-        """The same of the strategies of one mesh, where there is room for so many copies."""
+        """Return, by split, the options of the strategies of one mesh that may share a pipeline, where there is room
+        for so many replicas."""
         key = (id(own), most)
         if key not in self._filled:
             splits: dict[Ranks, list[Option]] = {}
@@ -154,12 +156,12 @@ class Options:
         return self._filled[key]
 
     def room(self, component: Component, island: Island, most: int) -> int:
-        """The fewest copies that there can be room for instead of `most` with no other `numbers`."""
+        """Return the fewest replicas that there can be room for instead of `most` with equal `numbers`."""
         few = max(EACH, island.per_node) + 1
         return most if most <= few else max(few, next(_copies(component, self.units(component), most), 0))
 
     def fitting(self, component: Component, own: list[Strategy], most: int) -> list[Option]:
-        """The same of the strategies of one split, where there is room for so many copies."""
+        """Return the options of the strategies of one split, where there is room for so many replicas."""
         key = (id(own), most)
         if key not in self._fitting:
             self._fitting[key] = [
@@ -171,7 +173,7 @@ class Options:
         return self._fitting[key]
 
     def separate(self, whole: Component, trainers: Sequence[Option], readers: tuple[Option, ...]) -> Iterator[Option]:
-        """Ways to train and read with a split of its own each, of those that are worth it: some of what is read is
+        """Yield the ways to train and read with a split of its own each that are worth it: some of what is read is
         there earlier by a tenth than if who trains it read, and no other reader is better in all."""
         for trainer in trainers:
             key = (id(whole), id(trainer), id(readers))
@@ -180,10 +182,10 @@ class Options:
             yield from self._separate[key]
 
     def beside(self, whole: Component, trainer: Option, readers: Sequence[Option]) -> Iterator[Option]:
-        """The same of one way to train."""
+        """Yield these ways for one way to train."""
         _, trained, read = self.parts[id(whole)]
-        together = [FASTER * each for each in self.together(whole, read, trainer)]
-        kept: list[Key] = []
+        together = [FASTER * task_s for task_s in self.together(whole, read, trainer)]
+        keys: list[Key] = []
         for reader in readers:
             if reader.total >= sum(together) and len(together) == 1:
                 break
@@ -192,42 +194,42 @@ class Options:
             seconds = (first + wait, *others)
             if trainer.split == reader.split or not any(map(lt, seconds, together)):
                 continue
-            own = (*seconds, reader.resident, *reader.active)
-            if any(all(map(le, other, own)) for other in kept):
+            reader_key = (*seconds, reader.resident, *reader.active)
+            if any(all(map(le, other, reader_key)) for other in keys):
                 continue
-            kept.append(own)
+            keys.append(reader_key)
             key = (id(whole), id(trainer), id(reader))
             if key not in self._apart:
-                taken = dict(zip(trained.tasks, trainer.seconds, strict=True)) | dict(
+                seconds_of = dict(zip(trained.tasks, trainer.seconds, strict=True)) | dict(
                     zip(read.tasks, seconds, strict=True)
                 )
-                needed = dict(zip(trained.tasks, trainer.active, strict=True))
-                needed |= zip(read.tasks, reader.active, strict=True)
+                bytes_of = dict(zip(trained.tasks, trainer.active, strict=True))
+                bytes_of |= zip(read.tasks, reader.active, strict=True)
                 kind, sent = _sent(whole, trainer.strategy.deployment, trainer.split)
                 self._apart[key] = Apart(
                     trainer,
                     reader,
-                    tuple([taken[task] for task in whole.tasks]),
-                    tuple([needed[task] for task in whole.tasks]),
+                    tuple([seconds_of[task] for task in whole.tasks]),
+                    tuple([bytes_of[task] for task in whole.tasks]),
                     kind,
                     (*sent, -trainer.copies) if self.apart else sent,
                 )
             yield self._apart[key]
 
     def together(self, whole: Component, read: Component, trainer: Option) -> tuple[float, ...]:
-        """Seconds of what is read, by those who train."""
+        """Return the seconds of what is read, by those who train."""
         key = (id(whole), trainer.strategy.deployment, trainer.copies)
         if key not in self._together:
-            own = id(whole), trainer.strategy.deployment
-            if own not in self._reading:
-                self._reading[own] = self.strategy(whole, trainer.strategy.deployment)
-            seconds = self._reading[own].seconds(trainer.copies)
-            known = dict(zip(whole.tasks, seconds, strict=True))
-            self._together[key] = tuple([known[task] * self.tasks[task].times for task in read.tasks])
+            strategy_key = id(whole), trainer.strategy.deployment
+            if strategy_key not in self._reading:
+                self._reading[strategy_key] = self.strategy(whole, trainer.strategy.deployment)
+            seconds = self._reading[strategy_key].seconds(trainer.copies)
+            seconds_of = dict(zip(whole.tasks, seconds, strict=True))
+            self._together[key] = tuple([seconds_of[task] * self.tasks[task].times for task in read.tasks])
         return self._together[key]
 
     def synced(self, component: Component, source: Option, target: Option) -> float:
-        """Seconds that weights take from some processes to others in their pool."""
+        """Return the seconds that weights take from some processes to others in their pool."""
         key = (id(component), source.split.weights, target.split.weights)
         if key not in self._synced:
             ends = source.deployment, target.deployment
@@ -235,7 +237,7 @@ class Options:
         return self._synced[key]
 
     def all(self, component: Component, island: Island, devices: int) -> Iterator[Option]:
-        """All options that may be worth it, also those that do not fit beside others."""
+        """Yield all options that may be worth it, also those that do not fit next to others."""
         if island.inner:
             yield from self.all(component, island.inner, min(devices, island.inner.devices))
         for strategy in chain.from_iterable(self.known(component, island)):
@@ -243,75 +245,78 @@ class Options:
                 yield from self.made(component, strategy, copies)
 
     def numbers(self, component: Component, strategy: Strategy, most: int) -> list[int]:
-        """How many copies a component can have where there is room for `most`, without those that are no faster than
-        more copies and need no less memory, of devices and of hosts."""
+        """Return how many replicas a component can have where there is room for `most`, without the numbers that are no
+        faster than more replicas and need no less memory, of devices and of hosts."""
         if isinstance(strategy, Parted):
-            every = self.copies(component, strategy.room(strategy.deployment.island.devices))
-            found = list(strategy.numbers(every, most))
+            all_numbers = self.copies(component, strategy.room(strategy.deployment.island.devices))
+            numbers = list(strategy.numbers(all_numbers, most))
             if self.sleeps(strategy.deployment) and not component.brought:
                 near = min(most, strategy.near)
-                found += [each for each in strategy.records(every) if each <= near and each not in found]
-            return found
-        found = list(self.paying(component, strategy, most))
-        # What copies exchange takes a step less of time where all of them are on one node.
+                numbers += [
+                    number for number in strategy.records(all_numbers) if number <= near and number not in numbers
+                ]
+            return numbers
+        numbers = list(self.paying(component, strategy, most))
+        # What replicas exchange takes a step less of time where all of them are on one node.
         if strategy.near < most:
             for copies in self.paying(component, strategy, strategy.near):
-                if copies in found:
+                if copies in numbers:
                     break
-                found.append(copies)
-        found += [each for each in self.lighter(component, strategy) if each <= most and each not in found]
+                numbers.append(copies)
+        numbers += [number for number in self.lighter(component, strategy) if number <= most and number not in numbers]
         if self.sleeps(strategy.deployment) and not component.brought:
-            # Fewer on a node put less to sleep there.
-            found += [each for each in self.copies(component, min(most, strategy.near)) if each not in found]
-        return [each for each in found if each > strategy.beyond] if strategy.beyond else found
+            # Fewer on a node offload less to it.
+            numbers += [number for number in self.copies(component, min(most, strategy.near)) if number not in numbers]
+        return [number for number in numbers if number > strategy.beyond] if strategy.beyond else numbers
 
     def paying(self, component: Component, strategy: Strategy, most: int) -> list[int]:
-        """Of at most so many copies those numbers that are faster than more of them, and the first that is not."""
+        """Return, of at most so many replicas, the numbers that are faster than more of them, and the first that is
+        not."""
         if most not in strategy.paying:
-            alike, found = _alike(component, strategy.deployment), []
-            before: tuple[float, ...] = ()
+            no_sync, numbers = _needs_no_sync(component, strategy.deployment), []
+            previous: tuple[float, ...] = ()
             for copies in self.copies(component, most):
                 if copies <= strategy.beyond:
                     break
-                found.append(copies)
+                numbers.append(copies)
                 seconds = self.made(component, strategy, copies)[0].seconds
-                # Fewer copies have less to exchange. Where that does not pay, still fewer do not pay either.
-                if before and not any(map(lt, seconds, before)) and not alike:
+                # Fewer replicas have less to exchange. Where that does not pay, still fewer do not pay either.
+                if previous and not any(map(lt, seconds, previous)) and not no_sync:
                     break
-                before = seconds
-            strategy.paying[most] = found
+                previous = seconds
+            strategy.paying[most] = numbers
         return strategy.paying[most]
 
     def known(self, component: Component, island: Island) -> list[list[Strategy]]:
-        """The strategies of a component on an island, those of each split together, worked out once."""
+        """Return the strategies of a component on a node group, those of each split together, computed once."""
         key = (id(component), id(island))
         if key not in self._strategies:
             self._components[id(component)] = component
-            same = groupby(
+            by_split = groupby(
                 self.strategies(component, island),
-                lambda each: (each.deployment.mesh, each.deployment.adapters, each.deployment.gather),
+                lambda strategy: (strategy.deployment.mesh, strategy.deployment.adapters, strategy.deployment.gather),
             )
-            self._strategies[key] = [list(own) for _, own in same]
+            self._strategies[key] = [list(same_split) for _, same_split in by_split]
         return self._strategies[key]
 
     def copies(self, component: Component, most: int) -> list[int]:
-        """`_copies`, worked out once."""
+        """Return the result of `_copies`, computed once."""
         key = (id(component), most)
         if key not in self._copies:
             self._copies[key] = list(_copies(component, self.units(component), most))
         return self._copies[key]
 
     def made(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
-        """The options of so many copies, worked out once."""
+        """Return the options of so many replicas, computed once."""
         if copies not in strategy.made:
             strategy.made[copies] = self.options(component, strategy, copies)
         return strategy.made[copies]
 
     def lighter(self, component: Component, strategy: Strategy) -> list[int]:
-        """Numbers of copies that may need less memory than more copies do."""
+        """Return the numbers of replicas that may need less memory than more replicas do."""
         if strategy.fewer is None:
             island = strategy.deployment.island
-            key = (id(component), id(island), strategy.process, *(each.loads for each in strategy.memory))
+            key = (id(component), id(island), strategy.process, *(model.loads for model in strategy.memory))
             if key not in self._lighter:
                 self._lighter[key] = strategy.lighter(self.copies(component, island.devices))
             strategy.fewer = self._lighter[key]
@@ -320,7 +325,7 @@ class Options:
     # What does not depend on the number of devices
 
     def strategies(self, component: Component, island: Island) -> Iterator[Strategy]:
-        """Every engine, every legal tp and pp, every setting."""
+        """Yield the strategies of every engine, every legal mesh and every setting."""
         fit = usable(island, self.constants)
         for deployment in self.splits(component, island):
             alike: Strategy | None = None
@@ -333,33 +338,36 @@ class Options:
                     yield from self.parted(component, strategy)
 
     def parted(self, component: Component, plain: Strategy) -> Iterator[Parted]:
-        """The same with several parts of the layers on each stage of a model that is trained, if it may have them."""
+        """Yield the strategy with several parts of the layers on each stage of a model that is trained, if it may have
+        them."""
         deployment = plain.deployment
-        said = component.pin is not None and "chunks" in component.pin.splits()
-        if component.work != "train" or said or deployment.pp == 1:
+        pinned = component.pin is not None and "chunks" in component.pin.splits()
+        if component.work != "train" or pinned or deployment.pp == 1:
             return
         sizes = parts(deployment.spec, component.config.shape, deployment.pp)
         if sizes:
 
             def divide(size: int) -> Strategy:
                 split = mesh(**(dict(deployment.mesh.axes) | {"chunks": size}))
-                found = self.strategy(component, replace(deployment, mesh=split), plain)
-                # Who shares a pipeline works while its stages wait: what is searched has one part there.
-                found.fuses = False
-                return found
+                strategy = self.strategy(component, replace(deployment, mesh=split), plain)
+                # A training that shares a pipeline works while other stages wait: the search gives it one part there.
+                strategy.fuses = False
+                return strategy
 
             yield Parted(plain, sizes, [self.tasks[number].times for number in component.tasks], divide)
 
     def splits(self, component: Component, island: Island) -> Iterator[Deployment]:
+        """Yield the deployments of a replica that engines can do, with every way of adapters and of gathering
+        parameters."""
         pin = component.pin
-        config, said, tokens = component.config, _said(component), _power(self.longest(component) // TOKENS)
+        config, pinned, tokens = component.config, _pinned_sizes(component), _power(self.longest(component) // TOKENS)
         for engine in [pin.engine] if pin and pin.engine else self.able(component, island.device.kind):
             widest = self.widest(component, engine, island)
-            for split in legal(config.shape, engine, config.kind, island.per_node, said, tokens, widest):
-                able = all(spec_of(engine).does(each, split.splits) for each in component.operations)
+            for split in legal(config.shape, engine, config.kind, island.per_node, pinned, tokens, widest):
+                can_do = all(spec_of(engine).does(operation, split.splits) for operation in component.operations)
                 rooms = [part.devices for part in island.parts or (island,)]
-                if able and split.size <= min(rooms):
-                    found = Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
+                if can_do and split.size <= min(rooms):
+                    deployment = Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
                     ways = adapted(
                         spec_of(engine),
                         config.shape,
@@ -370,11 +378,12 @@ class Options:
                     gathers: Sequence[str] = ("",)
                     if component.work == "train":
                         gathers = spec_of(engine).gathers(split, (pin.gather if pin else None) or "")
-                    yield from (replace(found, adapters=way, gather=gather) for gather in gathers for way in ways)
+                    yield from (replace(deployment, adapters=way, gather=gather) for gather in gathers for way in ways)
 
     def widest(self, component: Component, engine: str, island: Island) -> int:
-        """Ranks over which columns of a layer are split at most: those of two nodes, or with an engine that splits by
-        nothing else as many as leave half of each device beside the weights, of a model that needs so many."""
+        """Return the most ranks over which columns of a layer are split: those of two nodes, or with an engine that
+        splits by nothing else as many as leave half of each device besides the weights, for a model that needs so
+        many."""
         most, config = 2 * island.per_node, component.config
         if any(axis.splits in ("layers", "shards") and axis.name in spec_of(engine).axes for axis in AXES):
             return most
@@ -386,22 +395,22 @@ class Options:
         return most
 
     def able(self, component: Component, kind: DeviceKind = "gpu") -> list[str]:
-        """The engine that is preferred for a component's work, of those that can hold its model as it is said on a kind
-        of device."""
-        config, said = component.config, _said(component)
+        """Return the engine that is preferred for a component's work, of those that can hold its model on a kind of
+        device as the schedule says."""
+        config, pinned = component.config, _pinned_sizes(component)
         for spec in preferred(component.operations[0]):
-            there = spec.embedded or spec.name in self.engines
-            able = spec.operations.issuperset(component.operations)
+            available = spec.embedded or spec.name in self.engines
+            capable = spec.operations.issuperset(component.operations)
             if component.work == "train":
-                able &= config.optimizer.name in spec.optimizers
+                capable &= config.optimizer.name in spec.optimizers
             if config.shape.adapters and spec.adapters:
-                able &= bool(spec.adapts(config.shape, config.dtype, kind))
-            if there and able and legal(config.shape, spec.name, config.kind, 1, said):
+                capable &= bool(spec.adapts(config.shape, config.dtype, kind))
+            if available and capable and legal(config.shape, spec.name, config.kind, 1, pinned):
                 return [spec.name]
         return [embedded().name]
 
     def knobs(self, component: Component, deployment: Deployment) -> Iterator[Deployment]:
-        """Sizes of micro-batches, recomputation; the smallest cache."""
+        """Yield the deployment with every setting: sizes of micro-batches, recomputation, the smallest cache."""
         width = self.longest(component) + 1
         settings = deployment.spec.settings
         if component.work == "generate" and "kv_bytes" in settings:
@@ -410,84 +419,91 @@ class Options:
             yield replace(deployment, kv_bytes=math.ceil(cached(component.config, deployment) * room))
             return
         micros = component.work != "generate" and "micro_tokens" in settings
-        again = [False, True] if component.work == "train" and "recompute" in settings else [False]
+        recomputes = [False, True] if component.work == "train" and "recompute" in settings else [False]
         if component.pin and component.pin.recompute is not None and component.work == "train":
-            again = [each for each in again if each == component.pin.recompute]
+            recomputes = [setting for setting in recomputes if setting == component.pin.recompute]
         for tokens in [rows * width for rows in MICROS] if micros else [deployment.micro_tokens]:
-            for recompute in again:
+            for recompute in recomputes:
                 yield replace(deployment, micro_tokens=tokens, recompute=recompute)
 
     def whole(self, component: Component, deployment: Deployment, alike: Strategy | None = None) -> Strategy:
-        """A split and its settings, with the larger caches that it can have."""
+        """Return the strategy of a split and its settings, with the larger caches that it can have."""
         strategy = self.strategy(component, deployment, alike)
         if deployment.kv_bytes:
 
             def made(number: int, size: int) -> Strategy:
-                found = self.strategy(component, replace(deployment, kv_bytes=size), strategy)
-                found.caches, found.cache = strategy.caches, number
-                return found
+                larger = self.strategy(component, replace(deployment, kv_bytes=size), strategy)
+                larger.caches, larger.cache = strategy.caches, number
+                return larger
 
             strategy.caches = Caches(strategy, made)
         return strategy
 
     def strategy(self, component: Component, deployment: Deployment, alike: Strategy | None = None) -> Strategy:
-        """alike: the first one of the same split."""
+        """Return the strategy of a split and its settings. alike: the first one of the same split."""
         config, done = component.config, list(component.batches(self.tasks))
-        early = self.streams and deployment.spec.accumulates
+        accumulates = self.streams and deployment.spec.accumulates
 
-        def needs(op: str, batches: Sequence[Batch], known: MemoryModel | None) -> MemoryModel:
-            return memory_model("accumulate" if early and NODES[op].trains else op, config, deployment, batches, known)
+        def memory_of(op: str, batches: Sequence[Batch], similar: MemoryModel | None) -> MemoryModel:
+            return memory_model(
+                "accumulate" if accumulates and NODES[op].trains else op, config, deployment, batches, similar
+            )
 
-        resting = [op for op in component.operations if op not in dict(done)]
-        found = [
-            task_model(op, config, deployment, self.constants, batches, own)
-            for (op, batches), own in zip_longest(done, alike.tasks if alike else ())
+        idle_operations = [op for op in component.operations if op not in dict(done)]
+        models = [
+            task_model(op, config, deployment, self.constants, batches, similar)
+            for (op, batches), similar in zip_longest(done, alike.tasks if alike else ())
         ]
-        memory = [needs(op, batches, own) for (op, batches), own in zip_longest(done, alike.memory if alike else ())]
-        idle = [needs(op, (), own) for op, own in zip_longest(resting, alike.idle if alike else ())]
+        memory = [
+            memory_of(op, batches, similar)
+            for (op, batches), similar in zip_longest(done, alike.memory if alike else ())
+        ]
+        idle = [memory_of(op, (), similar) for op, similar in zip_longest(idle_operations, alike.idle if alike else ())]
         if alike:
-            held = alike.process
+            process = alike.process
         else:
-            held = deployment.process(self.constants), deployment.copied(2).process(self.constants)
+            process = deployment.process(self.constants), deployment.copied(2).process(self.constants)
         fuses = component.work == "train" and component.model in self.fuses
         fuses = fuses and deployment.pp > 1 and deployment.spec.fuses and not deployment.island.parts
-        return Strategy(deployment, found, memory, idle, held, alike, fuses, component.fewest)
+        return Strategy(deployment, models, memory, idle, process, alike, fuses, component.fewest)
 
     def batches(self, component: Component) -> list[Batch]:
-        return [batch for _, each in component.batches(self.tasks) for batch in each]
+        """Return the rows of all operations that a component does."""
+        return [batch for _, batches in component.batches(self.tasks) for batch in batches]
 
     def longest(self, component: Component) -> int:
-        """Tokens of its longest row."""
+        """Return the tokens of its longest row."""
         return int(max((batch.row.longest for batch in component.tried(self.tasks)), default=1.0))
 
     def filling(self, component: Component, deployment: Deployment, copies: int, longest: bool = False) -> float:
-        """Bytes of the cache that its rows fill in the end, with which it is as fast as with more. longest: if all of
-        them are the longest."""
+        """Return the bytes of the cache that its rows fill in the end, with which it is as fast as with more. longest:
+        if all of them are the longest."""
         most, rows = at_once(deployment), self.batches(component)
         tokens = [
-            min(most, each.share(copies)) * (each.row.longest if longest else each.prompt.mean + each.response.mean)
-            for each in rows
+            min(most, batch.share(copies)) * (batch.row.longest if longest else batch.prompt.mean + batch.response.mean)
+            for batch in rows
         ]
         return cached(component.config, deployment) * max(tokens, default=0.0)
 
     def stays(self, component: Component) -> tuple[float, ...]:
-        """How often in a step it comes to its devices for each of its tasks, if it sleeps in between."""
+        """Return for each of its tasks how often in a step it comes to its devices, if it is offloaded in between."""
         if id(component) not in self._stays:
-            own = component.tasks
-            self._stays[id(component)] = tuple([stays(self.tasks, number, own) for number in own])
+            numbers = component.tasks
+            self._stays[id(component)] = tuple([stays(self.tasks, number, numbers) for number in numbers])
         return self._stays[id(component)]
 
     def units(self, component: Component) -> list[float]:
-        """How many rows tasks have that can be dealt out: samples of one prompt stay together."""
+        """Return the numbers of rows of its tasks that can be sharded: samples of one prompt stay together."""
         if id(component) not in self._units:
-            found = {batch.rows / batch.samples for batch in component.tried(self.tasks)}
-            self._units[id(component)] = sorted(found) or [1.0]
+            counts = {batch.rows / batch.samples for batch in component.tried(self.tasks)}
+            self._units[id(component)] = sorted(counts) or [1.0]
         return self._units[id(component)]
 
-    # What does
+    # What depends on the number of devices
 
     def options(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
-        """With the model staying there, and with the model in the host's memory in between."""
+        """Return the options of so many replicas: with the model staying on its devices and, where it may be, offloaded
+        in between."""
         strategy = strategy.at(copies)
         deployment = strategy.deployment
         times = tuple([self.tasks[number].times for number in component.tasks])
@@ -499,7 +515,7 @@ class Options:
         split, kind, sent = strategy.sent[copies]
         high = strategy
         if strategy.caches:
-            # With more than all of its rows fill it is no faster.
+            # With a cache of more than its rows fill it is no faster.
             high = strategy.caches.over(self.filling(component, deployment, copies))
             kind = kind, deployment.mesh, deployment.adapters
         still, sleeps = (0.0,) * len(times), self.sleeps(deployment)
@@ -511,21 +527,21 @@ class Options:
         return staying, Option(strategy, copies, split, True, times, moved, kind, sent, high, hosted)
 
     def coming(self, component: Component, strategy: Strategy, copies: int) -> tuple[float, ...]:
-        """Of each of its tasks the seconds of a step in which a model that sleeps comes for it, and goes."""
+        """Return for each of its tasks the seconds of a step in which an offloaded model is brought back for it, and
+        offloaded again."""
         deployment, (resident, _) = strategy.deployment, strategy.needs(copies)
         once = onload(component.kind, resident - deployment.kv_bytes, deployment, component.brought).seconds
-        return tuple([once * each for each in self.stays(component)])
+        return tuple([once * times for times in self.stays(component)])
 
 
 def _rounded(devices: int) -> int:
-    """The largest number that is no more, and has four digits or fewer between its first and its last one as a binary
-    number."""
+    """Return the largest number that is no more, and has only zeros after its first three binary digits."""
     more = max(0, devices.bit_length() - 3)
     return devices >> more << more
 
 
-def _said(component: Component) -> tuple[tuple[str, int], ...]:
-    """The sizes of a copy's axes that its schedule says."""
+def _pinned_sizes(component: Component) -> tuple[tuple[str, int], ...]:
+    """Return the sizes of a replica's axes that its schedule says."""
     return tuple((name, size) for name, size in component.pin.sizes if name != "dp") if component.pin else ()
 
 
@@ -539,9 +555,9 @@ def legal(
     tokens: int = 1,
     widest: int = 0,
 ) -> tuple[Mesh, ...]:
-    """The meshes that an engine can split one copy of a model by. said: sizes of axes that are not searched for.
-    tokens: most ranks over which those of a row are split. widest: those over which columns are, where two nodes are
-    too few."""
+    """Return the meshes that an engine can split one replica of a model by. said: sizes of axes that are not searched
+    for. tokens: the most ranks over which those of a row are split. widest: those over which columns are, where two
+    nodes are too few."""
     if problems(shape, engine, mesh(), kind):
         return ()
     axes = [axis for axis in AXES if axis.name in spec_of(engine).axes and axis.splits != "rows"]
@@ -549,7 +565,7 @@ def legal(
     if any(size > 1 and name not in [axis.name for axis in axes] for name, size in said):
         return ()
     # What is wrong with one axis does not depend on the others, if there are ranks along it.
-    able = [
+    axis_sizes = [
         [
             (axis.name, size)
             for size in ([sizes[axis.name]] if axis.name in sizes else _sizes(axis, shape, per_node, tokens, widest))
@@ -558,42 +574,43 @@ def legal(
         for axis in axes
     ]
     columns = spec_of(engine).columns
-    found = (mesh(**dict(sizes)) for sizes in product(*able))
-    found = (split for split in found if split.axes == split.spread or not problems(shape, engine, split, kind))
-    alone = (split for split in found if sum(split.length(axis) > 1 for axis in columns) < 2)
+    meshes = (mesh(**dict(sizes)) for sizes in product(*axis_sizes))
+    meshes = (split for split in meshes if split.axes == split.spread or not problems(shape, engine, split, kind))
+    unmixed = (split for split in meshes if sum(split.length(axis) > 1 for axis in columns) < 2)
     most = max(widest, _NODES * per_node)
-    return tuple(split for split in alone if said or split.length("fsdp") * split.length("tp") <= most)
+    return tuple(split for split in unmixed if said or split.length("fsdp") * split.length("tp") <= most)
 
 
 def _power(most: int) -> int:
-    """The largest power of two that is no more; 1 at least."""
+    """Return the largest power of two that is no more; 1 at least."""
     return 1 << max(0, most.bit_length() - 1)
 
 
 def _sizes(axis: MeshAxis, shape: Shape, per_node: int, tokens: int, widest: int) -> Sequence[int]:
-    """That are tried: of stages any, no parts of them, else powers of two, over two nodes at most, but for models that
-    are too large for that; what is shared out is also over whole nodes, up to eight. tokens, widest: as `legal` has
-    them."""
+    """Return the sizes of an axis that are tried: any number of stages, one part of them, else powers of two, over two
+    nodes at most, but for models that are too large for that; parameters are also sharded over whole nodes, up to
+    eight. tokens, widest: as `legal` has them."""
     if axis.splits == "layers":
         return range(1, min(shape.layers, 64) + 1)
     if axis.splits == "rounds":
         return [1]
     powers = [2**power for power in range(12) if 2**power <= max(widest, 2 * per_node)]
     if axis.splits == "tokens":
-        return [each for each in powers if each <= tokens]
+        return [power for power in powers if power <= tokens]
     if axis.splits == "shards":
         return sorted({*powers, *(per_node * nodes for nodes in (1, 2, 4, _NODES))})
     return powers
 
 
 def _copies(component: Component, units: Sequence[float], most: int) -> Iterator[int]:
-    """How many data-parallel copies a component can have, most first: what is pinned, or for each number of rows that
-    the fullest copy can have the fewest, since more copies would wait, and have to be told. Of models that are trained,
-    more copies may need less memory, and take less time to get new weights: all numbers up to `EACH` are there."""
-    said = component.pin.splits().get("dp") if component.pin else None
-    if said:
-        if said <= most:
-            yield said
+    """Yield how many data-parallel replicas a component can have, most first: what is pinned, or for each number of
+    rows that the fullest replica can have the fewest, since more replicas would wait, and need requests. Of trained
+    models, more replicas may need less memory, and take less time to get new weights: all numbers up to `EACH` are
+    there."""
+    pinned = component.pin.splits().get("dp") if component.pin else None
+    if pinned:
+        if pinned <= most:
+            yield pinned
         return
     while most > 0:
         fewest = max(math.ceil(count / math.ceil(count / most)) for count in units)
@@ -604,9 +621,9 @@ def _copies(component: Component, units: Sequence[float], most: int) -> Iterator
 
 
 def _split(component: Component, deployment: Deployment, copies: int) -> Split:
-    """Of so many copies; deployment: of one."""
+    """Return the split of so many replicas; deployment: that of one."""
     island, reach = deployment.island, deployment.size
-    own = deployment.engine, id(island), deployment.mesh, copies
+    ranks = deployment.engine, id(island), deployment.mesh, copies
     weights = (
         id(island),
         deployment.tp,
@@ -615,20 +632,20 @@ def _split(component: Component, deployment: Deployment, copies: int) -> Split:
         min(reach * copies, island.per_node),
         deployment.adapters,
     )
-    shared = _alike(component, deployment)
-    return Split(*own, shared, own if shared else weights)
+    shared = _needs_no_sync(component, deployment)
+    return Split(*ranks, shared, ranks if shared else weights)
 
 
 def _sent(component: Component, deployment: Deployment, split: Split) -> tuple[object, tuple[float, ...]]:
-    """What decides how fast weights come from so many copies of a component, or to them (`cost.time.sync`): of options
-    of the same kind, they come at least as fast with the one that is the lesser in each number. deployment: of a
-    copy."""
+    """Return what decides how fast weights come from so many replicas of a component, or to them (`cost.time.sync`): of
+    options of the same kind, they come at least as fast with the one that is no greater in each number. deployment:
+    that of a replica."""
     if not component.linked:
         return None, ()
     reach, per_node = deployment.size, deployment.island.per_node
-    if _alike(component, deployment) or per_node & (per_node - 1) or deployment.island.parts:
+    if _needs_no_sync(component, deployment) or per_node & (per_node - 1) or deployment.island.parts:
         # Tensors are split by powers of two, which may not divide such a node: only the same split is sure to be as
-        # good. So it is of several islands, from and to which others go that lie on one of them.
+        # good. The same holds for several node groups, with transfers from and to others that lie on one of them.
         return (split, deployment.adapters), ()
     width = -min(reach * split.copies, per_node)
     if component.brought:
@@ -637,8 +654,8 @@ def _sent(component: Component, deployment: Deployment, split: Split) -> tuple[o
     return deployment.tp, (width, deployment.pp, reach > per_node or per_node % reach != 0)
 
 
-def _alike(component: Component, deployment: Deployment) -> bool:
-    """Whether one engine trains and does what else is done with the model: with the same split in both, weights do not
-    travel at all."""
+def _needs_no_sync(component: Component, deployment: Deployment) -> bool:
+    """Return whether one engine trains and does what else is done with the model: with the same split in both, weights
+    do not travel at all."""
     generates = component.generates and deployment.spec.generates
     return component.trained and deployment.spec.trains and (generates or component.apart == "said")

@@ -1,4 +1,4 @@
-"""Which components can share a pool, and how large pools can be."""
+"""Which components can share a pool, how large pools can be, and where they lie."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def partitions(
     unplaced: Collection[int] = (),
     over: bool = False,
 ) -> Iterator[Blocks]:
-    """Every set partition of the components, its pools on every choice of islands. Pools of the schedule are there in
-    all of them, and hold what is pinned to them; where they cannot each lie on one island, they may lie over several.
-    unplaced: components that are left out. over: any pool may lie over several islands."""
+    """Yield every set partition of the components, with its pools on every choice of node groups. Pools of the schedule
+    are in all of them, and hold what is pinned to them; where they cannot each lie on one node group, they may lie over
+    several. unplaced: components that are left out. over: whether any pool may lie over several node groups."""
     names = [name for name, _ in fixed]
     held: list[list[int]] = [[] for _ in fixed]
     free = []
@@ -36,38 +36,40 @@ def partitions(
     taken = sum(devices for _, devices in fixed)
     more = cluster.devices > taken
     alone = [(number,) for number in range(len(cluster.islands))]
-    several = list(_neighbours(cluster))
-    astride = not lie(sorted([size for _, size in fixed], reverse=True), [each.devices for each in cluster.islands])
-    for shared in _spread(free, [list(own) for own in held], len(fixed), more):
-        pools = [(at, own) for at, own in enumerate(shared) if own]
-        choices = [alone + several if over or astride and at < len(fixed) else alone for at, _ in pools]
-        sizes = [fixed[at][1] if at < len(fixed) else 0 for at, _ in pools]
-        for islands in _on(choices, sizes, cluster, [island.devices for island in cluster.islands]):
+    runs = list(_neighbours(cluster))
+    may_span = not lie(
+        sorted([size for _, size in fixed], reverse=True), [island.devices for island in cluster.islands]
+    )
+    for shared in _distributed(free, [list(members) for members in held], len(fixed), more):
+        pools = [(pool, members) for pool, members in enumerate(shared) if members]
+        choices = [alone + runs if over or may_span and pool < len(fixed) else alone for pool, _ in pools]
+        sizes = [fixed[pool][1] if pool < len(fixed) else 0 for pool, _ in pools]
+        for islands in _island_choices(choices, sizes, cluster, [island.devices for island in cluster.islands]):
             yield tuple(
-                Block(tuple(own), last, *(fixed[at] if at < len(fixed) else ("", 0)), tuple(others))
-                for (at, own), (*others, last) in zip(pools, islands, strict=True)
+                Block(tuple(members), last, *(fixed[pool] if pool < len(fixed) else ("", 0)), tuple(others))
+                for (pool, members), (*others, last) in zip(pools, islands, strict=True)
             )
 
 
 def lie(pools: Sequence[int], rooms: Sequence[int]) -> bool:
-    """Whether pools of so many devices, the largest first, can each lie within one island; rooms: what is left of
-    these."""
+    """Return whether pools of so many devices, the largest first, can each lie within one node group; rooms: the
+    devices left of these."""
     return not pools or any(
-        lie(pools[1:], sorted([*rooms[:at], room - pools[0], *rooms[at + 1 :]]))
-        for at, room in enumerate(rooms)
-        if room >= pools[0] and room not in rooms[:at]
+        lie(pools[1:], sorted([*rooms[:index], room - pools[0], *rooms[index + 1 :]]))
+        for index, room in enumerate(rooms)
+        if room >= pools[0] and room not in rooms[:index]
     )
 
 
 def lie_over(pools: Sequence[int], cluster: Cluster) -> bool:
-    """Whether they can where each may lie over several."""
+    """Return whether the pools have room where each may lie over several node groups."""
     choices = [[(number,) for number in range(len(cluster.islands))] + list(_neighbours(cluster))] * len(pools)
-    return any(True for _ in _on(choices, pools, cluster, [island.devices for island in cluster.islands]))
+    return any(True for _ in _island_choices(choices, pools, cluster, [island.devices for island in cluster.islands]))
 
 
 def _neighbours(cluster: Cluster) -> Iterator[tuple[int, ...]]:
-    """Islands with devices of a kind that stand beside each other, of which a pool has all but the last one whole: that
-    is the one at either end."""
+    """Yield the runs of neighbouring node groups with one kind of device, of which a pool has all but the last one
+    whole: that is the one at either end."""
     kinds = [island.device.kind for island in cluster.islands]
     for low in range(len(kinds)):
         for high in range(low + 1, len(kinds)):
@@ -76,139 +78,155 @@ def _neighbours(cluster: Cluster) -> Iterator[tuple[int, ...]]:
                 yield (*range(low + 1, high + 1), low)
 
 
-def _on(
+def _island_choices(
     choices: Sequence[Sequence[tuple[int, ...]]], sizes: Sequence[int], cluster: Cluster, left: list[int]
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Every choice of islands for some pools on which these have room. sizes: of those that a schedule declares; 0: of
-    others. left: devices of each island."""
+    """Yield every choice of node groups for some pools on which these have room. sizes: those of pools that a schedule
+    declares; 0 for others. left: the free devices of each node group."""
     if not choices:
         yield ()
         return
-    for own in choices[0]:
-        *others, last = own
-        wholes = [cluster.islands[number].devices for number in others]
-        rest = sizes[0] - sum(wholes) if sizes[0] else 1
-        if rest < 1 or rest > left[last] or any(left[n] < whole for n, whole in zip(others, wholes, strict=True)):
+    for chosen in choices[0]:
+        *others, last = chosen
+        full = [cluster.islands[number].devices for number in others]
+        rest = sizes[0] - sum(full) if sizes[0] else 1
+        if rest < 1 or rest > left[last] or any(left[number] < size for number, size in zip(others, full, strict=True)):
             continue
-        if last < own[0] and rest % cluster.islands[last].per_node and rest > cluster.islands[last].per_node:
-            # The devices before those of others would begin within a node, and go on on the next one.
+        if last < chosen[0] and rest % cluster.islands[last].per_node and rest > cluster.islands[last].per_node:
+            # The devices before those of others would begin within a node, and continue on the next one.
             continue
-        less = [0 if number in others else count for number, count in enumerate(left)]
-        less[last] -= rest
-        for more in _on(choices[1:], sizes[1:], cluster, less):
-            yield (own, *more)
+        remaining = [0 if number in others else count for number, count in enumerate(left)]
+        remaining[last] -= rest
+        for further in _island_choices(choices[1:], sizes[1:], cluster, remaining):
+            yield (chosen, *further)
 
 
 def joining(blocks: Blocks, number: int, other: int) -> Iterator[Blocks]:
-    """A partition with one more component, in each of its pools but that of another one."""
-    for at, block in enumerate(blocks):
+    """Yield the partition with one more component, in each of its pools but that of `other`."""
+    for index, block in enumerate(blocks):
         if other not in block.components:
-            with_it = replace(block, components=tuple(sorted((*block.components, number))))
-            yield (*blocks[:at], with_it, *blocks[at + 1 :])
+            extended = replace(block, components=tuple(sorted((*block.components, number))))
+            yield (*blocks[:index], extended, *blocks[index + 1 :])
 
 
 def distinct(candidates: Iterable[Blocks], tasks: Sequence[Task], components: Sequence[Component]) -> Iterator[Blocks]:
-    """One of each kind of partition: components with the same work at the same place in the step can be exchanged."""
+    """Yield one of each kind of partition: components with the same work at the same place in the step can be
+    exchanged."""
     kinds = [repr(_kind(component, tasks)) for component in components]
     seen = set()
     for blocks in candidates:
-        held = [sorted(kinds[number] for number in block.components) for block in blocks]
-        shape = tuple(sorted((block.islands, block.name, *own) for block, own in zip(blocks, held, strict=True)))
+        kinds_of_blocks = [sorted(kinds[number] for number in block.components) for block in blocks]
+        shape = tuple(
+            sorted(
+                (block.islands, block.name, *block_kinds)
+                for block, block_kinds in zip(blocks, kinds_of_blocks, strict=True)
+            )
+        )
         if shape not in seen:
             seen.add(shape)
             yield blocks
 
 
 def _kind(component: Component, tasks: Sequence[Task]) -> object:
-    """What is the same of components that can be exchanged. A component that is tied to another one, or pinned, is like
-    no other."""
+    """Return what components that can be exchanged have in common. A component that is tied to another one, or pinned,
+    is like no other."""
     if component.pin or component.linked:
         return component.name
-    own = set(component.tasks)
-    done = []
+    task_numbers = set(component.tasks)
+    work = []
     for number in component.tasks:
         task = tasks[number]
-        later = tuple(other for other, each in enumerate(tasks) if number in each.after and other not in own)
-        before = tuple(other for other in task.after if other not in own)
-        done.append((task.op, task.batches, task.times, before, later))
-    return (component.config.shape, component.config.kind, component.config.dtype, component.work, tuple(done))
+        later = tuple(
+            other for other, other_task in enumerate(tasks) if number in other_task.after and other not in task_numbers
+        )
+        before = tuple(other for other in task.after if other not in task_numbers)
+        work.append((task.op, task.batches, task.times, before, later))
+    return (component.config.shape, component.config.kind, component.config.dtype, component.work, tuple(work))
 
 
-def _spread(free: Sequence[int], pools: list[list[int]], fixed: int, more: bool) -> Iterator[list[list[int]]]:
-    """The free components dealt to the pools that are there, and to new ones: each partition once."""
+def _distributed(free: Sequence[int], pools: list[list[int]], fixed: int, more: bool) -> Iterator[list[list[int]]]:
+    """Yield each way to distribute the free components over the pools that are there, and over new ones: each partition
+    once."""
     if not free:
-        yield [list(own) for own in pools]
+        yield [list(pool) for pool in pools]
         return
     first, rest = free[0], free[1:]
-    for own in pools:
-        own.append(first)
-        yield from _spread(rest, pools, fixed, more)
-        own.pop()
+    for pool in pools:
+        pool.append(first)
+        yield from _distributed(rest, pools, fixed, more)
+        pool.pop()
     if more:
-        yield from _spread(rest, [*pools, [first]], fixed, more)
+        yield from _distributed(rest, [*pools, [first]], fixed, more)
 
 
 def sizes(island: Island) -> tuple[int, ...]:
-    """How many devices a pool can have: whole nodes, or a half, a quarter, ... of one; of a node that is no power of
-    two, any number. Of several islands it has all but the last one, and so many of that."""
+    """Return how many devices a pool can have: whole nodes, or a half, a quarter, ... of one; of a node that is no
+    power of two, any number. Of several node groups it has all but the last one, and so many of that."""
     if island.inner:
         return tuple(island.inner.devices + size for size in sizes(island.parts[-1]))
-    if _even(island):
+    if _halves_evenly(island):
         parts = [2**power for power in range(island.per_node.bit_length() - 1)]
     else:
         parts = list(range(1, island.per_node))
     return (*parts, *(island.per_node * nodes for nodes in range(1, island.nodes + 1)))
 
 
-def _even(island: Island) -> bool:
-    """Halves of its nodes have halves, down to single devices."""
+def _halves_evenly(island: Island) -> bool:
+    """Return whether halves of a node group's nodes have halves, down to single devices."""
     return island.per_node & (island.per_node - 1) == 0
 
 
 def packed(islands: Sequence[Island], blocks: Blocks, devices: Sequence[int]) -> bool:
-    """Whether pools of so many devices, no more than there are, have room without one that lies on more nodes than it
-    has to. Where a schedule says how large one is, it need not be."""
+    """Return whether pools of so many devices, no more than there are, have room without one that lies on more nodes
+    than it has to. Where a schedule says how large one is, it may."""
     for number, island in enumerate(islands):
-        own = [at for at, block in enumerate(blocks) if block.islands == (number,)]
+        indexes = [index for index, block in enumerate(blocks) if block.islands == (number,)]
         head, tail = _taken(islands, blocks, devices, number)
-        whole = head % island.per_node == tail % island.per_node == 0
-        if _even(island) and whole or island.nodes == 1 or any(blocks[at].devices for at in own):
+        full_nodes = head % island.per_node == tail % island.per_node == 0
+        if (
+            _halves_evenly(island)
+            and full_nodes
+            or island.nodes == 1
+            or any(blocks[index].devices for index in indexes)
+        ):
             continue
-        if _packed(island, tuple(sorted((devices[at] for at in own), reverse=True)), head, tail) is None:
+        if _packed(island, tuple(sorted((devices[index] for index in indexes), reverse=True)), head, tail) is None:
             return False
     return True
 
 
 def used(islands: Sequence[Island], blocks: Blocks, devices: Sequence[int]) -> list[int]:
-    """How many devices of each island some pools have."""
-    found = [0] * len(islands)
+    """Return how many devices of each node group some pools have."""
+    counts = [0] * len(islands)
     for block, count in zip(blocks, devices, strict=True):
         for number in block.others:
-            found[number] += islands[number].devices
+            counts[number] += islands[number].devices
             count -= islands[number].devices
-        found[block.island] += count
-    return found
+        counts[block.island] += count
+    return counts
 
 
 def laid(islands: Sequence[Island], blocks: Blocks, devices: Sequence[int]) -> list[list[tuple[int, int, int]]]:
-    """For each pool the islands that it lies on, with its first device there, and how many it has."""
-    found: list[list[tuple[int, int, int]]] = [[] for _ in blocks]
+    """Return for each pool the node groups that it lies on, with its first device there, and how many it has."""
+    pieces: list[list[tuple[int, int, int]]] = [[] for _ in blocks]
     for number, island in enumerate(islands):
         head, tail = _taken(islands, blocks, devices, number)
-        own = [at for at, block in enumerate(blocks) if block.islands == (number,)]
-        for at, first in zip(own, located(island, [devices[at] for at in own], head, tail), strict=True):
-            found[at].append((number, first, devices[at]))
-        for at, block in enumerate(blocks):
+        indexes = [index for index, block in enumerate(blocks) if block.islands == (number,)]
+        for index, first in zip(
+            indexes, located(island, [devices[index] for index in indexes], head, tail), strict=True
+        ):
+            pieces[index].append((number, first, devices[index]))
+        for index, block in enumerate(blocks):
             if number in block.others:
-                found[at].append((number, 0, island.devices))
+                pieces[index].append((number, 0, island.devices))
             elif block.others and number == block.island:
                 after = number > block.others[0]
-                found[at].append((number, 0, head) if after else (number, island.devices - tail, tail))
-    return found
+                pieces[index].append((number, 0, head) if after else (number, island.devices - tail, tail))
+    return pieces
 
 
 def _taken(islands: Sequence[Island], blocks: Blocks, devices: Sequence[int], number: int) -> tuple[int, int]:
-    """Of an island the first devices and the last ones that pools have which lie over several."""
+    """Return the first devices and the last ones of a node group that pools over several have."""
     head = tail = 0
     for block, count in zip(blocks, devices, strict=True):
         if block.others and block.island == number:
@@ -218,50 +236,53 @@ def _taken(islands: Sequence[Island], blocks: Blocks, devices: Sequence[int], nu
 
 
 def located(island: Island, devices: Sequence[int], head: int = 0, tail: int = 0) -> list[int]:
-    """Where pools of so many devices begin: whole nodes first, then parts of nodes, so that none lies over more nodes
-    than it has to. Where a schedule gives them sizes with which that cannot be, one behind the other. head, tail: the
-    first devices and the last ones, which others have."""
+    """Return where pools of so many devices begin: whole nodes first, then parts of nodes, so that none lies over more
+    nodes than it has to. Where a schedule gives them sizes with which that cannot be, they lie one behind the other.
+    head, tail: the first devices and the last ones, which others have."""
     order = sorted(range(len(devices)), key=lambda pool: (-devices[pool], pool))
     largest = tuple(devices[pool] for pool in order)
     firsts = _packed(island, largest, head, tail) or tuple(accumulate(largest[:-1], initial=head))
-    found = dict(zip(order, firsts, strict=False))
-    return [found[pool] for pool in range(len(devices))]
+    first_of = dict(zip(order, firsts, strict=False))
+    return [first_of[pool] for pool in range(len(devices))]
 
 
 @cache
 def _packed(island: Island, devices: tuple[int, ...], head: int = 0, tail: int = 0) -> tuple[int, ...] | None:
-    """Where pools begin, the largest first; None: there is no way."""
+    """Return where pools begin, the largest first; None if they have no room."""
     nodes, parts = [size // island.per_node for size in devices], [size % island.per_node for size in devices]
-    if any(whole and part for whole, part in zip(nodes, parts, strict=True)):
+    if any(full and part for full, part in zip(nodes, parts, strict=True)):
         return None
-    wholes, small = list(filter(None, nodes)), tuple(filter(None, parts))
-    begun, last = -(-head // island.per_node), island.nodes - -(-tail // island.per_node)
-    first = begun + sum(wholes)
-    if first > max(begun, last):
+    full_nodes, small_parts = list(filter(None, nodes)), tuple(filter(None, parts))
+    begin, end = -(-head // island.per_node), island.nodes - -(-tail // island.per_node)
+    first = begin + sum(full_nodes)
+    if first > max(begin, end):
         return None
-    # A node of which others have a part has the rest.
+    # A node that is partly taken by others has the rest free.
     free = {}
     if head % island.per_node:
-        free[head] = island.per_node * begun - head - max(0, tail + island.per_node * begun - island.devices)
-    if tail % island.per_node and island.per_node * last >= head:
-        free[island.per_node * last] = island.devices - tail - island.per_node * last
-    free |= {island.per_node * node: island.per_node for node in range(first, min(last, first + len(small)))}
-    rooms = _rooms(small, tuple(free.values()))
+        free[head] = island.per_node * begin - head - max(0, tail + island.per_node * begin - island.devices)
+    if tail % island.per_node and island.per_node * end >= head:
+        free[island.per_node * end] = island.devices - tail - island.per_node * end
+    free |= {island.per_node * node: island.per_node for node in range(first, min(end, first + len(small_parts)))}
+    rooms = _rooms(small_parts, tuple(free.values()))
     if rooms is None:
         return None
     starts, used = list(free), [0] * len(free)
-    found = [island.per_node * (begun + before) for before in accumulate(wholes[:-1], initial=0)] if wholes else []
-    for size, node in zip(small, rooms, strict=True):
-        found.append(starts[node] + used[node])
+    firsts = (
+        [island.per_node * (begin + before) for before in accumulate(full_nodes[:-1], initial=0)] if full_nodes else []
+    )
+    for size, node in zip(small_parts, rooms, strict=True):
+        firsts.append(starts[node] + used[node])
         used[node] += size
-    return tuple(found)
+    return tuple(firsts)
 
 
 def _rooms(parts: tuple[int, ...], free: tuple[int, ...]) -> tuple[int, ...] | None:
-    """For each part of a node, the largest first, a node that has so many devices free; None: there is no way."""
+    """Return for each part of a node, the largest first, a node that has so many devices free; None if there is no
+    way."""
     if not parts:
         return ()
-    # Of nodes with as many free devices one is as good as another.
+    # Nodes with equally many free devices are equally good.
     for node in {left: node for node, left in reversed(tuple(enumerate(free))) if left >= parts[0]}.values():
         rest = _rooms(parts[1:], (*free[:node], free[node] - parts[0], *free[node + 1 :]))
         if rest is not None:

@@ -1,4 +1,4 @@
-"""How long a search takes: its end when its time is over, and what it says on a terminal meanwhile."""
+"""The time limit of a search, and the progress that it shows on a terminal."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from rlgraph.catalog.clusters.units import shown_seconds
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 
 QUIET_S = 1.0
-"""Seconds after which a search says how far it is."""
+"""Seconds after which a search shows its progress."""
 
 EVERY_S = 0.2
-"""Seconds between two of its words, each in place of the one before."""
+"""Seconds between two updates of a terminal's line, each in place of the one before."""
 
 LOGGED_S = 30.0
-"""Seconds between two lines where they are no terminal's: all of them stay."""
+"""Seconds between two lines where the output is no terminal: all of them stay."""
 
 
 class OutOfTime(Exception):
-    """The search has to end with what it has."""
+    """Raised where the search has to end with what it has."""
 
 
 class Line:
-    """What is said of something that takes long: a line that a terminal takes away again, else one now and then. It is
-    asked often, and has to be closed."""
+    """The progress of something that takes long: a line that is erased at the end on a terminal, otherwise a line now
+    and then. It is updated often, and has to be closed."""
 
     def __init__(self, name: str) -> None:
-        """name: of what takes long, `searching`."""
+        """name: what takes long, `searching`."""
         self.name, self.began = name, monotonic()
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._next = QUIET_S if self._terminal else LOGGED_S
         self._shown = False
 
     def elapsed(self) -> float:
-        """Seconds since it began."""
+        """Return the seconds since it began."""
         return monotonic() - self.began
 
     def show(self, elapsed: float, told: Callable[[], str]) -> None:
-        """How far it is after so many seconds, now and then."""
+        """Show the progress after so many seconds, now and then."""
         if elapsed >= self._next:
             self._next = elapsed + (EVERY_S if self._terminal else LOGGED_S)
             self._write(f"{self.name}, {elapsed:.0f} s: {told()}")
 
     def close(self) -> None:
-        """Takes the line off the terminal."""
+        """Erase the line from the terminal."""
         if self._shown:
             self._write("")
 
@@ -55,40 +55,40 @@ class Line:
         if not self._terminal:
             print(text, file=sys.stderr, flush=True)
             return
-        # A carriage return, and nothing right of the text.
+        # A carriage return, and the rest of the line erased.
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
         self._shown = bool(text)
 
 
 class Watch(Line):
-    """Of one search."""
+    """The progress and the time limit of one search."""
 
     def __init__(self, seconds: float) -> None:
-        """seconds: after which the search ends."""
+        """seconds: the time after which the search ends."""
         super().__init__("searching")
         self.seconds = seconds
         self.steps = 0
-        """How often it was looked at."""
+        """How often `look` was called."""
 
     def look(self, state: Callable[[], tuple[float | None, float]]) -> None:
-        """Shows the seconds of the best plan's step and its gap. Raises OutOfTime."""
+        """Show the seconds of the best plan's step and its gap. Raises OutOfTime."""
         self.steps += 1
         elapsed = self.elapsed()
         if elapsed >= self.seconds:
             raise OutOfTime
-        self.show(elapsed, lambda: _told(*state()))
+        self.show(elapsed, lambda: _described(*state()))
 
     def none(self) -> ProgramError:
-        """The time is over, and there is no plan yet."""
+        """Return the error for a search whose time is over before there is a plan."""
         message = f"no plan was found in {self.seconds:g} s"
         return ProgramError(Diagnostic("E0938", message, NO_SPAN, "give the search more time with `--search-seconds`"))
 
     def interrupted(self, best: float | None, gap: float) -> KeyboardInterrupt:
-        """Ctrl-C: what would have been found, and how to get it."""
+        """Return the exception for Ctrl-C, which says what would have been found, and how to get it."""
         elapsed = self.elapsed()
         again = f"; `--search-seconds {math.ceil(elapsed)}` gives such a plan" if best is not None else ""
-        return KeyboardInterrupt(f"interrupted after {elapsed:.1f} s of searching: {_told(best, gap)}{again}")
+        return KeyboardInterrupt(f"interrupted after {elapsed:.1f} s of searching: {_described(best, gap)}{again}")
 
 
-def _told(best: float | None, gap: float) -> str:
+def _described(best: float | None, gap: float) -> str:
     return "no plan yet" if best is None else f"{shown_seconds(best)} a step, at most {gap:.1%} from the best there is"

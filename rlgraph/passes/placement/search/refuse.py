@@ -1,4 +1,4 @@
-"""What is said where no plan fits: what is too large, where, when, by how much, and what would help."""
+"""The errors for a problem that no plan fits: what is too large, where, when, by how much, and what would help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime
 
 MOST_NODES = 4096
-"""Nodes of a cluster that is still worth to be named as a way out."""
+"""The largest number of nodes of a cluster that is proposed as a way out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,41 +36,44 @@ class _Smallest:
 def refuse(
     problem: Problem, schedule: Schedule, fits: Callable[[Cluster], bool], free: Callable[[], bool]
 ) -> list[Diagnostic]:
-    """Of each component that no device holds even alone; else of the whole. `fits` tells whether a plan fits on a
-    cluster, and `free` whether one does where no pool has a size; both raise OutOfTime where they cannot."""
+    """Return the errors for each component that no device holds even alone; else one for the whole. `fits` returns
+    whether a plan fits on a cluster, and `free` whether one does where no pool has a size; both raise OutOfTime where
+    they cannot tell."""
     wanted = sum(pool.devices for pool in schedule.pools)
     if wanted > problem.cluster.devices:
         return [_too_many(wanted, problem.cluster, schedule)]
     sized = sorted((pool for pool in schedule.pools if pool.devices), key=lambda pool: -pool.devices)
     rooms = [island.devices for island in problem.cluster.islands]
-    own = [pool.devices for pool in sized]
-    if not lie(own, rooms) and not lie_over(own, problem.cluster):
+    sizes = [pool.devices for pool in sized]
+    if not lie(sizes, rooms) and not lie_over(sizes, problem.cluster):
         return [_astride(sized, problem.cluster)]
     try:
         hint = _way_out(problem, schedule, fits, free)
     except OutOfTime:
         hint = "the time was over before it was known what it fits on: give the search more with `--search-seconds`"
-    found = []
+    errors = []
     for component in problem.components:
         pool = next((pool for pool in schedule.pools if component.pin and pool.name == component.pin.pool), None)
         least = _smallest(problem, component, pool.devices if pool else problem.cluster.devices)
         if least is None:
-            found.append(_impossible(component, problem.cluster))
+            errors.append(_impossible(component, problem.cluster))
         elif least.option.peak > usable(least.island, problem.constants):
-            found.append(_too_large(least, problem, hint))
-    return found or [_together(problem, schedule, hint)]
+            errors.append(_too_large(least, problem, hint))
+    return errors or [_together(problem, schedule, hint)]
 
 
 def _smallest(problem: Problem, component: Component, devices: int) -> _Smallest | None:
-    """With all devices of its pool, or of the island that suits it best."""
-    old = problem.options
-    loose = Options(problem.tasks, replace(problem.constants, reserved=-(1 << 60)), old.engines, offload=old.offload)
-    found = [
+    """Return the smallest option with all devices of the component's pool, or of the node group that suits it best."""
+    searched = problem.options
+    loose = Options(
+        problem.tasks, replace(problem.constants, reserved=-(1 << 60)), searched.engines, offload=searched.offload
+    )
+    options = [
         _Smallest(component, island, option)
         for island in problem.cluster.islands
         for option in loose.all(component, island, min(devices, island.devices))
     ]
-    return min(found, key=lambda each: each.option.peak - each.island.device.memory, default=None)
+    return min(options, key=lambda smallest: smallest.option.peak - smallest.island.device.memory, default=None)
 
 
 def _too_large(least: _Smallest, problem: Problem, hint: str) -> Diagnostic:
@@ -128,7 +131,8 @@ def _together(problem: Problem, schedule: Schedule, hint: str) -> Diagnostic:
 
 
 def _way_out(problem: Problem, schedule: Schedule, fits: Callable[[Cluster], bool], free: Callable[[], bool]) -> str:
-    """The fewest nodes of the first kind that something fits on: what fits on some nodes fits on more."""
+    """Return the hint with the fewest nodes of the first kind that a plan fits on: what fits on some nodes fits on
+    more."""
     sized = [pool for pool in schedule.pools if pool.devices]
     if sized and free():
         names = ", ".join(f"`{pool.name}`" for pool in sized)
@@ -148,7 +152,7 @@ def _way_out(problem: Problem, schedule: Schedule, fits: Callable[[Cluster], boo
 
 
 def _with_nodes(cluster: Cluster, nodes: int) -> Cluster:
-    """The same with so many nodes of the first kind."""
+    """Return the cluster with so many nodes of the first kind."""
     first, *others = cluster.islands
     head, _, rest = cluster.text.partition("x")
     text = f"{nodes}x{rest}" if head.isdigit() else cluster.text

@@ -1,5 +1,5 @@
-"""What each pool needs at least: a step has stages, none of which begins before the one before it is done, and each
-takes as long as the pool that is longest at it."""
+"""The least devices that each pool needs. A step has stages, none of which begins before the one before it is done, and
+each takes as long as its slowest pool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlgraph.passes.placement.search.problem import Block, Blocks
 
 
 class Stages:
-    """Of one problem, in a search that has a plan already."""
+    """Narrows the boxes of one problem, in a search that has a plan already."""
 
     def __init__(self, boxes: Boxes, bounds: Bounds) -> None:
         self.boxes, self.bounds = boxes, bounds
@@ -20,14 +20,14 @@ class Stages:
         self._loads: dict[tuple[tuple[int, ...], tuple[int, ...], int], Sequence[float] | None] = {}
 
     def tighten(self, blocks: Blocks, box: Box) -> Box | None:
-        """A box without sizes with which a pool alone would make the step too long, whatever the others have; None if
-        nothing is left. What a pool needs at least, others cannot have."""
+        """Return the box without sizes with which a pool alone would make the step too long, whatever the others have;
+        None if nothing is left. Devices that a pool needs at least are taken from the others."""
         if self.problem.goal != "time" or self.incumbent.best is None:
             return box
         low, high = box
         while True:
             most = [self.loads(block, place) for block, place in zip(blocks, high, strict=True)]
-            others = _most([self.weights(blocks, high), *(each for each in most if each is not None)])
+            others = _most([self.weights(blocks, high), *(loads for loads in most if loads is not None)])
             lows = []
             for block, bottom, top in zip(blocks, low, high, strict=True):
                 least, lost = self.needed(block, bottom, top, others)
@@ -43,18 +43,19 @@ class Stages:
             low, high = narrower
 
     def needed(self, block: Block, bottom: int, top: int, others: Sequence[float]) -> tuple[int, float]:
-        """The smallest place from `bottom` to `top` with which a pool does not make the step too long, where no stage
-        is shorter than in `others`; one more than `top` if there is none. And the least bound of those below."""
+        """Return the smallest place from `bottom` to `top` with which a pool does not make the step too long, where no
+        stage is shorter than in `others`; one more than `top` if there is none. Also return the least bound of the
+        places below."""
         lost = math.inf
         low, high = bottom, top + 1
         while low < high:
             middle = (low + high) // 2
-            own = self.loads(block, middle)
+            loads = self.loads(block, middle)
             value = math.inf
-            if own is not None:
-                whole = self.problem.between + sum(map(max, own, others))
-                # Of several steps that are under way a pool does one stage while others do the next.
-                value = max(sum(own), whole / (self.problem.older + 1))
+            if loads is not None:
+                step_s = self.problem.between + sum(map(max, loads, others))
+                # With several steps in flight a pool does one stage while others do the next.
+                value = max(sum(loads), step_s / (self.problem.older + 1))
             if value < self.incumbent.enough():
                 high = middle
             else:
@@ -62,7 +63,7 @@ class Stages:
         return low, lost
 
     def loads(self, block: Block, place: int) -> Sequence[float] | None:
-        """The least seconds that a pool is busy in each stage; None if its components do not fit."""
+        """Return the least seconds that a pool is busy in each stage; None if its components do not fit."""
         devices = self.boxes.sizes[block.islands][place]
         key = (block.components, block.islands, devices)
         if key not in self._loads:
@@ -73,12 +74,12 @@ class Stages:
         fit = self.bounds.fitting(block, devices)
         if fit is None:
             return None
-        durations = {number: own.least for number, own in fit.items()}
+        durations = {number: candidates.least for number, candidates in fit.items()}
         seconds = self.problem.seconds(durations, [0.0] * len(self.problem.syncs))
         return [sum(seconds[job] for job in stage) for stage in self.problem.stages]
 
     def weights(self, blocks: Blocks, places: Sequence[int]) -> list[float]:
-        """The least seconds of each stage until its new weights are there."""
+        """Return the least seconds of each stage until its new weights have arrived."""
         choices = self.bounds.choices(blocks, self.boxes.counts(blocks, places)) or {}
         home = self.problem.colocation(blocks).home
         waits = [self.bounds.soonest(source, target, choices, home)[0] for source, target in self.problem.syncs]
@@ -86,5 +87,5 @@ class Stages:
 
 
 def _most(rows: Sequence[Sequence[float]]) -> list[float]:
-    """The most of each column."""
+    """Return the largest value of each column."""
     return [max(column) for column in zip(*rows, strict=True)]
