@@ -11,15 +11,13 @@ from transformers.cache_utils import DynamicLayer
 from rlgraph.backends.enginespec.spec import Grown
 
 _FIRST_ROOM = Grown().first
-"""Places allocated beyond the prompt at first, at most."""
+"""The most places that are allocated beyond the prompt at first."""
 
 
 class RoomyLayer(DynamicLayer):
-    """A layer that writes new keys and values in place, where transformers' own copies the whole cache for
-    each token.
+    """A layer that writes new keys and values in place, where transformers' own copies the whole cache for each token.
 
-    Room grows by half when it is used up, so a limit of thousands of tokens costs nothing while rows stay
-    short.
+    Room grows by half when it is used up, so a limit of thousands of tokens costs nothing while rows stay short.
     """
 
     def __init__(self, room: int) -> None:
@@ -75,7 +73,7 @@ class RoomyLayer(DynamicLayer):
 
 
 def make_cache(config: PretrainedConfig, room: int) -> DynamicCache:
-    """A cache for a model of this configuration and prompts that `room` tokens may follow.
+    """Return a cache for a model of this configuration and prompts that `room` tokens may follow.
 
     Sliding-window, recurrent and other special layers stay as transformers makes them.
     """
