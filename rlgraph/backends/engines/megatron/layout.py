@@ -1,8 +1,7 @@
-"""How Megatron-core's GPTModel lays out a model over pipeline stages, tensor-parallel ranks, and ranks that
-share experts out.
+"""Lays out a model of Megatron-core's GPTModel over pipeline stages, tensor-parallel ranks, and expert-parallel ranks.
 
-The names are those of `get_gpt_layer_local_spec(normalization="RMSNorm")`, but for experts; layers are counted from 0
-on each stage.
+The names are those of `get_gpt_layer_local_spec(normalization="RMSNorm")`, except for experts; layers are counted from
+0 on each stage.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from rlgraph.ir.mesh import Mesh
 
 
 def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
-    """The local tensors of a rank, for a split that `rlgraph.backends.enginespec.legal` finds no fault with; every copy
-    along `dp` has the same."""
+    """Return the local tensors of a rank, for a split in which `rlgraph.backends.enginespec.legal` finds no fault;
+    every replica along `dp` has the same."""
     cuts = Cuts.of(shape, mesh, rank, kind)
     stages, stage = mesh.length("pp"), mesh.at(rank, "pp")
-    found: list[Local] = []
+    tensors: list[Local] = []
     if stage == 0:
-        found.append(cuts.split_padded("embedding.word_embeddings.weight", EMBEDDING, padded_vocab(shape, cuts.tp)))
-    found += _layers(shape, cuts)
+        tensors.append(cuts.split_padded("embedding.word_embeddings.weight", EMBEDDING, padded_vocab(shape, cuts.tp)))
+    tensors += _layers(shape, cuts)
     if stage == stages - 1:
-        found.append(cuts.entire("decoder.final_layernorm.weight", "model.norm.weight"))
-        found += _head(shape, cuts, kind, stages)
-    return tuple(found)
+        tensors.append(cuts.entire("decoder.final_layernorm.weight", "model.norm.weight"))
+        tensors += _head(shape, cuts, kind, stages)
+    return tuple(tensors)
 
 
 def padded_vocab(shape: Shape, tp: int) -> int:
-    """The vocabulary, lengthened to a multiple of the tensor-parallel ranks: each has as many rows."""
+    """Return the vocabulary's size, raised to a multiple of the tensor-parallel ranks: each has as many rows."""
     return -(-shape.vocab // tp) * tp
 
 
@@ -61,8 +60,8 @@ def _attention(shape: Shape, cuts: Cuts) -> Iterator[Local]:
 
 
 def _latent(latent: Latent, cuts: Cuts) -> Iterator[Local]:
-    """As `rlgraph.backends.engines.megatron.latent` has it: each rank has some heads, and all that makes what heads
-    share."""
+    """Yield the tensors of `rlgraph.backends.engines.megatron.latent`: each rank has some heads, and everything that
+    makes what heads share."""
     ours, theirs = "decoder.layers.*.self_attention.", "model.layers.*.self_attn."
     if latent.queries:
         yield cuts.entire(f"{ours}queries_down", f"{theirs}q_a_proj.weight")
@@ -75,7 +74,7 @@ def _latent(latent: Latent, cuts: Cuts) -> Iterator[Local]:
 
 
 def _norms(shape: Shape, cuts: Cuts) -> Iterator[Local]:
-    """All but the one before attention."""
+    """Yield all norms but the one before attention."""
     ours = (
         ["pre_mlp_layernorm"] if len(shape.norms) == 2 else ["self_attn_bda.norm", "pre_mlp_layernorm", "mlp_bda.norm"]
     )
@@ -84,8 +83,8 @@ def _norms(shape: Shape, cuts: Cuts) -> Iterator[Local]:
 
 
 def _experts(shape: Shape, cuts: Cuts) -> Iterator[Local]:
-    """As `rlgraph.backends.engines.megatron.experts` has them: some experts for each rank along ep, some columns of
-    them for each along tp. Layers without experts may come before."""
+    """Yield the tensors of `rlgraph.backends.engines.megatron.experts`: some experts for each rank along ep, some
+    columns of them for each along tp. Layers without experts may come before."""
     ours, theirs = "decoder.layers.*.mlp.", f"{sparse_layers(shape)}mlp."
     if shape.dense:
         first = "model.layers.*.mlp."
@@ -105,8 +104,8 @@ def _experts(shape: Shape, cuts: Cuts) -> Iterator[Local]:
 
 
 def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:
-    """The fused rows are, for each key-value head, those of its queries, its key and its value; each rank has an equal
-    range of them.
+    """Yield the slices of a rank's fused rows: for each key-value head those of its queries, its key and its value;
+    each rank has an equal range of them.
 
     With more ranks than key-value heads the range of a rank begins or ends within a head's rows (megatron-core gathers
     the fused activations there), else it is that of whole heads.
@@ -124,8 +123,8 @@ def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:
 
 
 def _head(shape: Shape, cuts: Cuts, kind: ModelKind, stages: int) -> Iterator[Local]:
-    """A scalar head is whole on each tensor-parallel rank. A tied output layer is a tensor of its own where the
-    embedding is on another stage."""
+    """Yield the head's tensors. A scalar head is whole on each tensor-parallel rank. A tied output layer is a tensor of
+    its own where the embedding is on another stage."""
     if kind != "causal_lm":
         for source in ("score.weight", "score.bias"):
             if source in cuts.shapes:
