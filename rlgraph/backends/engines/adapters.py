@@ -87,7 +87,7 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter is one of an adapter."""
+    """Return whether a parameter is one of an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 

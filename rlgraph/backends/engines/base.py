@@ -101,7 +101,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen."""
+    """The settings by which the next token is chosen."""
 
     max_tokens: int
     """The longest response, in tokens; a row that reaches it is not `finished`."""
@@ -129,7 +129,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generation:
-    """What was generated for N prompts, n rows each; row i * n + k is sample k of prompt i."""
+    """The rows that were generated for N prompts, n rows each; row i * n + k is sample k of prompt i."""
 
     sequences: Sequences
     """N * n rows: the prompt, and the response as its scored tokens, the end-of-sequence token included."""
@@ -296,7 +296,7 @@ class Refresh(Protocol):
 
 @dataclass(frozen=True)
 class Begun:
-    """What exists of a row that an engine has begun and given up."""
+    """The part of a row that an engine has sampled before it gave the row up."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -316,7 +316,7 @@ class GivenUp(Exception):
 
 @dataclass(eq=False)
 class Admission:
-    """How the rows of a call join those that an engine samples, where it `admits`."""
+    """A call's admission among the rows that an engine samples, where it `admits`."""
 
     number: int
     """The number of the call, the same at all ranks of a replica."""

@@ -74,6 +74,6 @@ def _elements(entry: Mapping[str, Any]) -> int:
 
 
 def is_broken(error: BaseException) -> bool:
-    """Whether an error says that a collective, or a message between ranks, did not end: others are gone or do not
-    answer."""
+    """Return whether an error says that a collective, or a message between ranks, did not end: others are gone or do
+    not answer."""
     return isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and "/gloo/" in str(error)

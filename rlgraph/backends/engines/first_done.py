@@ -47,8 +47,8 @@ def taken(made: Generation, rows: Tensor) -> Generation:
 
 
 def decided(ended: Sequence[int], unfinished: Sequence[int], first: int) -> bool:
-    """Whether it is certain which samples of a prompt end first. ended: tokens of those that have; unfinished: tokens
-    that the others have at least, and each of them will have more."""
+    """Return whether it is certain which samples of a prompt end first. ended: tokens of those that have; unfinished:
+    tokens that the others have at least, and each of them will have more."""
     if len(ended) < first:
         return False
     last = sorted(ended)[first - 1]

@@ -1,5 +1,5 @@
-"""What an optimizer keeps of a rank's weights, in the terms of layouts: so it goes where weights go, to other splits
-and other engines."""
+"""The state that an optimizer keeps for a rank's weights, in the terms of layouts: so it goes where weights go, to
+other splits and other engines."""
 
 from __future__ import annotations
 

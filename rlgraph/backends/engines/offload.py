@@ -44,7 +44,7 @@ class Arenas:
 
 @dataclass(frozen=True)
 class Switched:
-    """What it took to offload a model, or to bring it back."""
+    """A record of offloading a model, or of bringing it back."""
 
     seconds: float
     moved: int
@@ -55,7 +55,7 @@ class Switched:
 
 @dataclass
 class _Copy:
-    """What the host has of a storage."""
+    """The host's copy of a storage."""
 
     size: int
     """The storage's size in bytes."""
@@ -111,7 +111,7 @@ class Sleeper:
 
     def _sleep(self, weights: Iterable[Tensor], once: Iterable[Tensor], lost: Iterable[Tensor]) -> Switched:
         assert not self.asleep, "a model that sleeps is not put to sleep"
-        start, began, moved = time.time(), time.perf_counter(), 0
+        start, started_at, moved = time.time(), time.perf_counter(), 0
         groups = ((lost, False, False), (weights, True, True), (once, False, True))
         previous, self._copies = self._copies, {}
         to_copy: list[tuple[_Copy, UntypedStorage]] = []
@@ -146,7 +146,7 @@ class Sleeper:
                 torch.cuda.empty_cache()
         self._count(0)
         self.asleep = True
-        return Switched(time.perf_counter() - began, moved, start)
+        return Switched(time.perf_counter() - started_at, moved, start)
 
     @torch.no_grad()
     def wake(self, written: Callable[[], object]) -> Switched:
@@ -159,7 +159,7 @@ class Sleeper:
 
     def _wake(self) -> Switched:
         assert self.asleep, "a model that is awake is not woken"
-        start, began, moved = time.time(), time.perf_counter(), 0
+        start, started_at, moved = time.time(), time.perf_counter(), 0
         refills = [(copy, copy.storage) for copy in self._copies.values() if copy.storage is not None]
         if self._refill is not None:
             self._refill()
@@ -181,7 +181,7 @@ class Sleeper:
             # An engine that makes new tensors must be able to drop these.
             copy.storage = None
         self.asleep = self._changed = False
-        return Switched(time.perf_counter() - began, moved, start)
+        return Switched(time.perf_counter() - started_at, moved, start)
 
     @contextmanager
     def reading(self, tensor: Tensor) -> Iterator[Tensor]:

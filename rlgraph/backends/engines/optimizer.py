@@ -121,10 +121,10 @@ class Optimizer:
     def begin(self, kinds: Iterable[str], steps: float) -> None:
         """Continue after so many updates, with what is then written into the tensors of `kept`."""
         self._torch, self._loaded = None, {}
-        wanted = [kind for kind in kinds if kind != MASTER]
-        for target in (self._masters or self._parameters) if wanted else ():
+        state_kinds = [kind for kind in kinds if kind != MASTER]
+        for target in (self._masters or self._parameters) if state_kinds else ():
             # In the memory order of the weight: the fused AdamW walks over both as they lie.
-            self._loaded[target] = {kind: torch.empty_like(target) for kind in wanted}
+            self._loaded[target] = {kind: torch.empty_like(target) for kind in state_kinds}
             self._loaded[target][STEP] = torch.tensor(steps, dtype=torch.float32, device=target.device)
 
     def _raise_not_finite(self, gradients: Sequence[Tensor]) -> None:

@@ -83,9 +83,9 @@ def follow(
         # Groups, where there is one for each tag, are made in the same order on all stages.
         channel(tag)
 
-    def tag_of(number: int, chunk: int, back: bool) -> int:
-        """Of what a chunk is sent."""
-        return 2 * (offsets[number] + chunk) + back
+    def tag_of(number: int, chunk: int, backward: bool) -> int:
+        """Return the tag of what a chunk is sent."""
+        return 2 * (offsets[number] + chunk) + backward
 
     def send(tensor: Tensor, rank: int, tag: int) -> Any:
         tensor = tensor.detach().contiguous()

@@ -82,9 +82,9 @@ class Listener:
             value = self._values.get(key.decode())
         return [] if value is None else [value]
 
-    def _do_add(self, key: bytes, more: bytes) -> Message:
+    def _do_add(self, key: bytes, increment: bytes) -> Message:
         def add(values: dict[str, bytes]) -> Message:
-            values[key.decode()] = total = b"%d" % (int(values.get(key.decode(), b"0")) + int(more))
+            values[key.decode()] = total = b"%d" % (int(values.get(key.decode(), b"0")) + int(increment))
             return [total]
 
         return self._change(add)
@@ -139,13 +139,16 @@ class SharedStore(Store):
             connection.close()
 
     def clone(self) -> SharedStore:
+        """Connect to the same listener once more."""
         self._clones.append(SharedStore(*self._address, self._token, self._seconds))
         return self._clones[-1]
 
     def set(self, key: str, value: str | bytes) -> None:
+        """Set a key."""
         self._ask("set", key.encode(), _bytes(value))
 
     def get(self, key: str) -> bytes:
+        """Wait for a key and return its value."""
         self.wait([key])
         values = self._ask("get", key.encode())
         if not values:
@@ -153,23 +156,29 @@ class SharedStore(Store):
         return values[0]
 
     def add(self, key: str, value: int) -> int:
+        """Add to a counter and return its new value."""
         return int(self._ask("add", key.encode(), b"%d" % value)[0])
 
     def append(self, key: str, value: str | bytes) -> None:
+        """Append to a key's value."""
         self._ask("append", key.encode(), _bytes(value))
 
     def compare_set(self, key: str, expected: str | bytes, wanted: str | bytes) -> bytes:
+        """Set a key to `wanted` if it is as expected, and return its value."""
         return self._ask("swap", key.encode(), _bytes(expected), _bytes(wanted))[0]
 
     def delete_key(self, key: str) -> bool:
+        """Delete a key, and return whether it was set."""
         return bool(self._ask("delete", key.encode()))
 
     deleteKey = delete_key  # Torch's own name of it, which a `PrefixStore` calls.
 
     def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all keys are set."""
         return self._all_set(keys, 0.0)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are set."""
         seconds = self._seconds if timeout is None else timeout.total_seconds()
         if not self._all_set(keys, seconds):
             raise dist.DistStoreError(f"nobody has set {', '.join(keys)} within {seconds:g} s")
@@ -253,8 +262,8 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
         raise ValueError("a message is too large")
     received = bytearray()
     while len(received) < size:
-        more = connection.recv(size - len(received))
-        if not more:
+        chunk = connection.recv(size - len(received))
+        if not chunk:
             raise ConnectionError("the other end has left")
-        received += more
+        received += chunk
     return bytes(received)

@@ -176,10 +176,10 @@ def _tokenizer_class(folder: str) -> Any:
 
     try:
         with open(os.path.join(folder, "tokenizer_config.json"), encoding="utf-8") as file:
-            wanted = json.load(file).get("tokenizer_class")
+            class_name = json.load(file).get("tokenizer_class")
     except (OSError, ValueError):
-        wanted = None
-    plain = wanted in ("TokenizersBackend", "PreTrainedTokenizerFast")
+        class_name = None
+    plain = class_name in ("TokenizersBackend", "PreTrainedTokenizerFast")
     return transformers.PreTrainedTokenizerFast if plain else transformers.AutoTokenizer
 
 
@@ -267,8 +267,8 @@ def random_config(source: RandomSource, codec: Codec, kind: ModelKind = "causal_
 
 
 def _reads_attribute(config: Any, name: str) -> bool:
-    """Whether the code of a configuration, or of its model, reads an attribute that is none of its fields, as some do:
-    transformers keeps any name."""
+    """Return whether the code of a configuration, or of its model, reads an attribute that is none of its fields, as
+    some do: transformers keeps any name."""
     folder = Path(inspect.getfile(type(config))).parent
     pattern = re.escape(name)
     access = re.compile(rf"config\.{pattern}\b|(?:getattr|hasattr|pop|get)\([^()]*[\"']{pattern}[\"']")

@@ -77,10 +77,10 @@ def write(
     looks: bool = True,
 ) -> tuple[Digests, str]:
     """Write tensors to a file and flush it to the disk. Return the file's digests, and the name of the first tensor
-    that has NaN or infinity in it; empty: none. No more than a bucket is copied at a time, and nothing of what lies on
-    the host in one piece: safetensors' own writer needs all tensors contiguous, which parts of others are not. May be
-    called beside a thread that reads the tensors, which may be moved by `reading`. looks: for NaN and infinity. Raises
-    OSError."""
+    that has NaN or infinity in it; empty: none. No more than a bucket is copied at a time, and nothing that lies on the
+    host in one piece: safetensors' own writer needs contiguous tensors, which parts of others are not. May be called
+    beside the thread that works with the tensors and moves them: `reading` holds them in place. looks: for NaN and
+    infinity. Raises OSError."""
     header, end, first_bad = {}, 0, ""
     views = {
         name: tensor if isinstance(tensor, View) else _full_view(tensor) for name, tensor in sorted(tensors.items())
@@ -146,8 +146,8 @@ def _copy_stream(tensor: Tensor) -> Iterator[None]:
 
 
 def _finite(numbers: Tensor) -> bool:
-    """Whether all numbers are finite, checked without memory for as many again: the least and the largest are NaN where
-    one of them is."""
+    """Return whether all numbers are finite, checked without memory for as many again: the least and the largest are
+    NaN where one of them is."""
     return all(bool(end.isfinite()) for end in numbers.aminmax())
 
 
@@ -191,10 +191,10 @@ def extents(layouts: Iterable[Iterable[Local]]) -> dict[str, Box]:
 class _File:
     """One of the files. What is read of it is checked against its digests first."""
 
-    def __init__(self, path: Path, told: Digests) -> None:
+    def __init__(self, path: Path, digests: Digests) -> None:
         """Raises OSError, Damaged."""
-        self._checked = Looked(path, told)
-        self._checked.need(0, min(_COUNT, told.bytes))
+        self._checked = Looked(path, digests)
+        self._checked.need(0, min(_COUNT, digests.bytes))
         with path.open("rb") as file:
             begin = _COUNT + int.from_bytes(file.read(_COUNT), "little")
             self._checked.need(0, begin)
@@ -228,14 +228,13 @@ def _runs(shape: tuple[int, ...], box: Box, width: int) -> Iterator[tuple[int, i
 
 
 class Stored:
-    """The contents of the files of several ranks together. Only what is asked for is read, and all of that is as it was
-    written."""
+    """The contents of several ranks' files. Only what is asked for is read, and all of that is as it was written."""
 
     def __init__(self, files: Mapping[Path, Digests]) -> None:
         """Raises OSError, and Damaged where a file is not as it was written."""
         self._parts: dict[str, list[tuple[Box, _File, str]]] = {}
-        for path, told in files.items():
-            file = _File(path, told)
+        for path, digests in files.items():
+            file = _File(path, digests)
             for key, shape in file.shapes.items():
                 name, box = _KEY.fullmatch(key).groups()  # type: ignore[union-attr]
                 ranges = tuple(tuple(map(int, part.split(":"))) for part in box.split(",")) if box else whole(shape)

@@ -16,7 +16,7 @@ QUERIES = 512
 
 @dataclass(frozen=True)
 class How:
-    """How a layer attends, where not as usual."""
+    """The options of a layer's attention, where not as usual."""
 
     scale: float | None = None
     """The factor of scores; None: 1 by the root of the size of a head."""

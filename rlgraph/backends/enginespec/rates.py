@@ -1,4 +1,4 @@
-"""How fast an engine does a kind of work; `rlgraph.passes.cost.constants` says how seconds follow from it."""
+"""Rates at which an engine does a kind of work; `rlgraph.passes.cost.constants` says how seconds follow from it."""
 
 from __future__ import annotations
 

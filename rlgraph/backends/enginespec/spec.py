@@ -1,4 +1,4 @@
-"""What an engine says of itself: all that checker, planner, cost model and dispatch know of it.
+"""Engine specs: what an engine says of itself, which is all that checker, planner, cost model and dispatch know of it.
 
 An engine is a module with a constant `SPEC: EngineSpec`, which loads no torch, and an implementation, which is loaded
 where it runs. Ours are the folders of `rlgraph/backends/engines` that have a `spec.py`; those of other packages are
@@ -125,7 +125,7 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What an engine holds beside weights, activations and moments."""
+    """The memory that an engine holds beside weights, activations and moments."""
 
     network: int = 4
     """Columns that a layer keeps for each one of its feed-forward network: gate, up, SiLU of the gate, and product."""
@@ -201,7 +201,7 @@ parameters that shard their parameters over 8 to 128 A100 and H100. Work that on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """What one engine can do, how it splits and holds models, and how fast it works."""
+    """A description of an engine: what it can do, how it splits and holds models, and how fast it works."""
 
     name: str
     """The engine's name, as `engine=NAME` in a schedule."""
@@ -360,8 +360,8 @@ class EngineSpec:
         return (said,) if said else ("", *self.gather[1:])
 
     def lends(self, split: Mesh) -> bool:
-        """Whether models of a process that begin with one base have it once. Ranks that shard a model's parameters
-        gather those of one model at a time."""
+        """Return whether models of a process that begin with one base have it once. Ranks that shard a model's
+        parameters gather those of one model at a time."""
         return self.own_adapters and split.length("fsdp") == 1
 
     def width(self, split: Mesh) -> int:
@@ -369,15 +369,15 @@ class EngineSpec:
         return math.prod(split.length(axis) for axis in self.columns)
 
     def packed(self, attention: str = "") -> bool:
-        """Whether rows are packed where attention is computed in a way that it knows; empty: its default."""
+        """Return whether rows are packed where attention is computed in a way that it knows; empty: its default."""
         return self.packs and (not attention or self.attention[attention].packs)
 
     def keeps_scores(self, attention: str) -> bool:
-        """Whether a layer keeps a weight for each pair of tokens."""
+        """Return whether a layer keeps a weight for each pair of tokens."""
         return bool(attention) and self.attention[attention].scores
 
     def does(self, operation: str, split: Iterable[str] = ()) -> bool:
-        """Whether it can do an operation, with replicas that are split along some axes."""
+        """Return whether it can do an operation, with replicas that are split along some axes."""
         excluded = any(operation in self.whole.get(axis, ()) for axis in split)
         return operation in self.operations and not excluded
 
@@ -392,13 +392,13 @@ class EngineSpec:
         return "generate" in self.operations
 
     def can_compute(self, dtype: str, device: DeviceKind | None = None) -> bool:
-        """Whether it computes in a dtype, on a kind of device or on any."""
+        """Return whether it computes in a dtype, on a kind of device or on any."""
         if self.dtypes is None:
             return True
         return any(dtype in dtypes for kind, dtypes in self.dtypes.items() if device in (None, kind))
 
     def takes(self, kind: ModelKind) -> bool:
-        """Whether it can do anything with models of a kind."""
+        """Return whether it can do anything with models of a kind."""
         return bool(self.operations & _ONLY_KIND[kind])
 
 

@@ -106,8 +106,11 @@ class Context:
         backward pass each rank takes its own of the gradients that all of them have. Where ranks also split tokens
         among tensor-parallel ones, each has as many: padding behind the last row changes nothing in it."""
         if self._ranks == 1:
-            more = -batch.ids.shape[1] % self._tp
-            ids, lengths = pad(batch.ids, (0, more), value=pad_id), [*batch.lengths[:-1], batch.lengths[-1] + more]
+            padding = -batch.ids.shape[1] % self._tp
+            ids, lengths = (
+                pad(batch.ids, (0, padding), value=pad_id),
+                [*batch.lengths[:-1], batch.lengths[-1] + padding],
+            )
             return replace(batch, ids=ids, lengths=lengths), None
         share = self._make_share(batch.lengths)
         at = share.order[batch.places]

@@ -348,7 +348,7 @@ class MegatronEngine:
             [] if rows is None else [Call(op, part, temperature) for part in [sequences.take(rows)] for op in ops]
             for rows in plan
         ]
-        outputs = self._pipeline.answers([batch_of(asked, self.codec.pad_id) for asked in calls])
+        outputs = self._pipeline.answers([batch_of(batch_calls, self.codec.pad_id) for batch_calls in calls])
         wide = torch.promote_types(dtype_of(self.spec), torch.float32)
         results = [torch.zeros(int(counts.sum()), dtype=wide, device=device()) for _ in ops]
         if outputs:

@@ -173,6 +173,7 @@ class Norm(nn.Module):
         self._eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalize the last dimension of x."""
         x = x.contiguous()
         if x.is_cuda or x.element_size() < 4:
             return nn.functional.rms_norm(x, self.weight.shape, self.weight, self._eps)
@@ -183,6 +184,7 @@ class WideNorm(Norm):
     """Root-mean-square normalization times one more than the weight, in float32 at least."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalize the last dimension of x."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
         return rms_norm(wide, 1 + self.weight.to(wide.dtype), self._eps).to(x.dtype)
 
@@ -195,6 +197,7 @@ class Gate(nn.Module):
         self._gelu = config.activation_func is not nn.functional.silu
 
     def forward(self, gate_and_up: Tensor) -> Tensor:
+        """Return the gated columns, half as many."""
         gated: Tensor = _Gate.apply(gate_and_up, self._gelu)  # type: ignore[no-untyped-call]
         return gated
 
@@ -250,6 +253,7 @@ class Unread(ColumnParallelLinear):  # type: ignore[misc]
     """An output layer that returns hidden states as they are: losses multiply them with its weight."""
 
     def forward(self, hidden: Tensor, weight: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
+        """Return the hidden states as Megatron expects an output."""
         return hidden, None
 
 

@@ -105,7 +105,8 @@ def use_own_attention(model: PreTrainedModel) -> bool:
 
 
 def knows_layers(model: PreTrainedModel) -> bool:
-    """Whether the model uses this attention, and all its layers are of kinds that packed rows are supported for."""
+    """Return whether the model uses this attention, and all its layers are of kinds that packed rows are supported
+    for."""
     config = model.config.get_text_config()
     return config._attn_implementation == _NAME and _known_layers(config)
 
@@ -201,7 +202,7 @@ def _cap(scores: Tensor, softcap: float | None) -> Tensor:
 
 
 def _per_row(mask: Tensor | None) -> bool:
-    """Whether there is no mask, or one that says for each row which places may be seen."""
+    """Return whether there is no mask, or one that says for each row which places may be seen."""
     return mask is None or (mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1)
 
 

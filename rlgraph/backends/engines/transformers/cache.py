@@ -27,6 +27,7 @@ class RoomyLayer(DynamicLayer):
         self._stored: tuple[Tensor, Tensor] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take dtype and device from the first keys."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
@@ -46,6 +47,7 @@ class RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
+        """Return the places in use."""
         return self._length
 
     def batch_select_indices(self, indices: Tensor) -> None:

@@ -195,8 +195,8 @@ class TransformersEngine:
     def eos_ids(self) -> tuple[int, ...]:
         """The tokens that end a response: the tokenizer's, and those of the model's generation settings."""
         settings = getattr(self.model, "generation_config", None)
-        more = getattr(settings, "eos_token_id", None)
-        model_ids = [more] if isinstance(more, int) else list(more or [])
+        eos = getattr(settings, "eos_token_id", None)
+        model_ids = [eos] if isinstance(eos, int) else list(eos or [])
         tokenizer_ids = [] if self.codec.eos_id is None else [self.codec.eos_id]
         return tuple(sorted({*tokenizer_ids, *model_ids}))
 
@@ -247,20 +247,20 @@ class TransformersEngine:
         both = self._token_outputs(sequences, ("logprobs", "entropy"), temperature)
         return both[0], both[1]
 
-    def _token_outputs(self, sequences: Sequences, asked: Sequence[str], temperature: float) -> list[Tensor]:
-        """Return what is asked of each scored token's distribution, float [total scored] each."""
+    def _token_outputs(self, sequences: Sequences, names: Sequence[str], temperature: float) -> list[Tensor]:
+        """Return what is names of each scored token's distribution, float [total scored] each."""
 
         def read(logits: Tensor, tokens: Tensor) -> list[Tensor]:
             if self._split is not None:
                 results = self._split.said(tempered(logits, temperature), tokens)
-                return [results[name == "entropy"] for name in asked]
+                return [results[name == "entropy"] for name in names]
             plain = {
                 "logprobs": lambda: logprobs(logits, tokens, temperature),
                 "entropy": lambda: entropy(logits, temperature),
             }
-            return [plain[name]() for name in asked]
+            return [plain[name]() for name in names]
 
-        return self._reader.tokenwise(sequences, read, len(asked))
+        return self._reader.tokenwise(sequences, read, len(names))
 
     def values(self, sequences: Sequences) -> Tensor:
         """Return the value of the state before each scored token, float [total scored]."""

@@ -88,7 +88,7 @@ def _outer(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def _agrees() -> bool:
-    """Whether oneDNN's product exists and gives what torch's gives, for each layout that is used here."""
+    """Return whether oneDNN's product exists and gives what torch's gives, for each layout that is used here."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     x = torch.linspace(-1, 1, 3 * 40 * 24).view(3, 40, 24)

@@ -167,8 +167,8 @@ class Network:
         return packing is not None and self.packs and self._reads_same(rows, packing)
 
     def _reads_same(self, rows: Sequences, packing: Packing) -> bool:
-        """Whether rows that are packed so give what each gives alone, to the rounding of the model's dtype, or of
-        float32: even in float64 models transformers computes some parts in that, and rounds by a token's place."""
+        """Return whether rows that are packed so give what each gives alone, to the rounding of the model's dtype, or
+        of float32: even in float64 models transformers computes some parts in that, and rounds by a token's place."""
         try:
             together = self.packed(rows, packing)[0][packing.place_of].split(rows.lengths.tolist())
         except Exception:
@@ -225,8 +225,8 @@ def _heads(model: PreTrainedModel) -> Iterator[Callable[[Tensor], Tensor]]:
 
 
 def _agree(head: Callable[[Tensor], Tensor], rest: Callable[[Tensor], Tensor], hidden: Tensor) -> bool:
-    """Whether two heads give the same for large hidden states, too: in small ones a cap changes less than a narrow
-    dtype shows."""
+    """Return whether two heads give the same for large hidden states, too: in small ones a cap changes less than a
+    narrow dtype shows."""
     try:
         expected = rest(_LARGE_SCALE * hidden)
     except Exception:
@@ -249,7 +249,7 @@ def _tolerance(logits: Tensor, most: float = _MOST_LAYERS) -> float:
 
 
 def _is_range(index: Tensor, size: int) -> bool:
-    """Whether `index` is 0, 1, ..., size - 1 in order, given that all places of it are asked for once."""
+    """Return whether `index` is 0, 1, ..., size - 1 in order, given that all places of it are asked for once."""
     return index.shape[0] == size and bool((index == torch.arange(size)).all())
 
 

@@ -87,7 +87,7 @@ def _lay_out(rows: Sequences, family: np.ndarray, common: np.ndarray) -> Packing
 
 
 def _same_as_before(tokens: np.ndarray, starts: np.ndarray, beginnings: np.ndarray) -> np.ndarray:
-    """Whether each row begins with the same tokens as the one before it, bool [N]."""
+    """Return whether each row begins with the same tokens as the one before it, bool [N]."""
     same = np.zeros(len(starts), dtype=bool)
     at = np.flatnonzero((beginnings[1:] == beginnings[:-1]) & (beginnings[1:] > 0)) + 1
     count = beginnings[at]

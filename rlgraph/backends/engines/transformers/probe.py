@@ -95,7 +95,7 @@ def _check_decoding(network: Network, ids: Tensor) -> None:
         if place == _PROMPT:
             rows = rows[1:]
             cache.batch_select_indices(rows)
-    gap = distance(torch.cat([given for given, _ in pairs]), torch.cat([wanted for _, wanted in pairs]))
+    gap = distance(torch.cat([stepwise for stepwise, _ in pairs]), torch.cat([full for _, full in pairs]))
     if not gap <= tolerance(network.model.dtype):
         raise ModelRefused(
             f"{_name(network)} does not decode with a cache: a token at a time it gives other numbers than in one "

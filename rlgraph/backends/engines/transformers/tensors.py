@@ -169,7 +169,7 @@ class Tensors:
         return torch.cat([part[..., :size] for part, size in zip(parts, sizes, strict=True)], -1)
 
     def all(self, ready: bool) -> bool:
-        """Whether all ranks are ready."""
+        """Return whether all ranks are ready."""
         ready_ranks = torch.tensor(int(ready))
         dist.all_reduce(ready_ranks, dist.ReduceOp.MIN, group=self.group)
         return bool(ready_ranks)

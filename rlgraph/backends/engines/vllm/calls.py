@@ -205,7 +205,7 @@ class Desk:
         return min(allowed, default=None)
 
     def ended(self, number: int) -> bool:
-        """Whether nothing more will be sampled for a call."""
+        """Return whether nothing more will be sampled for a call."""
         with self._condition:
             call = self._calls[number]
             more = call.admission is not None and call.admission.more

@@ -197,8 +197,10 @@ class VllmEngine:
         if weights is not None and admission is None:
             with self.weights(weights):
                 return self.generate(prompts, n, sampling, row_keys, expected=expected)
-        [(_, made)] = self.parts(prompts, n, sampling, row_keys, [len(prompts)], refresh, admission, weights, expected)
-        return made
+        [(_, generation)] = self.parts(
+            prompts, n, sampling, row_keys, [len(prompts)], refresh, admission, weights, expected
+        )
+        return generation
 
     def parts(
         self,
@@ -502,7 +504,7 @@ class VllmEngine:
             self.load_state(originals)
 
     def _all_ranks(self, holds: bool) -> bool:
-        """Whether something holds at all ranks of this replica, which ask before the same step."""
+        """Return whether something holds at all ranks of this replica, which ask before the same step."""
         return bool(self._least([int(holds)])[0])
 
     def _least(self, local: list[int]) -> list[int]:

@@ -31,7 +31,7 @@ _ON_CPU = {
 
 
 def on_cpu() -> bool:
-    """Whether this process has no GPU."""
+    """Return whether this process has no GPU."""
     return not torch.cuda.is_available()
 
 

@@ -101,18 +101,18 @@ def _experts(shape: Shape, cuts: Cuts, entire: bool) -> Iterator[Local]:
     if shape.dense:
         yield from _gated(cuts, "model.layers.*.mlp")
     layers = sparse_layers(shape)
-    theirs = f"{layers}mlp"
-    ours = f"{layers}block_sparse_moe" if shape.family == "mixtral" else theirs
+    hf = f"{layers}mlp"
+    vllm = f"{layers}block_sparse_moe" if shape.family == "mixtral" else hf
     columns = (0, shape.ffn) if entire else cuts.part(shape.ffn)
-    yield cuts.entire(f"{ours}.gate.weight", f"{theirs}.gate.weight")
-    yield cuts.join(f"{ours}.experts.routed_experts.w13_weight", expert_rows(shape, *columns), dim=1)
-    yield cuts.join(f"{ours}.experts.routed_experts.w2_weight", [(f"{theirs}.experts.down_proj", columns)], dim=2)
+    yield cuts.entire(f"{vllm}.gate.weight", f"{hf}.gate.weight")
+    yield cuts.join(f"{vllm}.experts.routed_experts.w13_weight", expert_rows(shape, *columns), dim=1)
+    yield cuts.join(f"{vllm}.experts.routed_experts.w2_weight", [(f"{hf}.experts.down_proj", columns)], dim=2)
     if shape.routing:
-        yield cuts.entire(f"{ours}.gate.{CORRECTION}", f"{theirs}.gate.{CORRECTION}")
+        yield cuts.entire(f"{vllm}.gate.{CORRECTION}", f"{hf}.gate.{CORRECTION}")
     if shape.shared_ffn:
-        yield from _gated(cuts, f"{ours}.{shape.shared}")
+        yield from _gated(cuts, f"{vllm}.{shape.shared}")
         if not shape.routing:
-            yield cuts.entire(f"{ours}.{shape.shared}_gate.weight", f"{theirs}.{shape.shared}_gate.weight")
+            yield cuts.entire(f"{vllm}.{shape.shared}_gate.weight", f"{hf}.{shape.shared}_gate.weight")
 
 
 def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:

@@ -23,8 +23,8 @@ _ROW_FIELD = "rlgraph"
 
 @dataclass
 class Batch:
-    """How the rows of one call are sampled. The engine and its logits processor, which are in one process, share this
-    object and those of its rows."""
+    """The sampling settings of one call's rows. The engine and its logits processor, which are in one process, share
+    this object and those of its rows."""
 
     sampling: Sampling
     stops: tuple[int, ...]
@@ -81,6 +81,7 @@ class RowSampling(LogitsProcessor):
         self._batches = self._min_tokens = self._begun_counts = np.zeros(0, dtype=np.int64)
 
     def is_argmax_invariant(self) -> bool:
+        """Tell vLLM that this changes which token is the likeliest."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:

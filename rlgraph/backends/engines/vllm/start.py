@@ -45,7 +45,7 @@ _CPU_CACHE = _RESERVED.cpu_bytes
 
 @dataclass(frozen=True)
 class Limits:
-    """How much an engine takes on at a time."""
+    """The limits of what an engine takes on at a time."""
 
     rows: int | None = None
     """Rows decoded together; more wait until one of them ends. None: as many as `Reserved` says of the device."""
