@@ -307,7 +307,7 @@ class Begun:
 
 
 class GivenUp(Exception):
-    """The rows of a call that have not ended go on elsewhere."""
+    """Raised where the rows of a call that have not ended go on elsewhere."""
 
     def __init__(self, rows: Mapping[int, Begun]) -> None:
         super().__init__()

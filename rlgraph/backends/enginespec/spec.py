@@ -173,7 +173,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """When an engine reads the common beginning of neighbouring packed rows only once."""
+    """The conditions under which an engine reads the common beginning of neighbouring packed rows only once."""
 
     worth: float
     """It does so where that leaves out at least this share of the tokens."""
