@@ -1,1 +1,2 @@
-"""From token sequences to samples, log-probabilities and gradients: each engine runs one model, and knows no graph."""
+"""Engines that turn token sequences into samples, log-probabilities and gradients: each runs one model, and knows no
+graph."""

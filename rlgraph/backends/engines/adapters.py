@@ -1,7 +1,7 @@
 """Low-rank adapters of a Hugging Face model in memory, and their files.
 
-A linear layer that has one keeps its class and its weight, and adds what its two small layers, `lora_A` and `lora_B`,
-give to what it says. In narrow models the small layers are float32, as PEFT has them.
+A linear layer that has one keeps its class and its weight, and adds to its output what its two small layers, `lora_A`
+and `lora_B`, compute. In narrow models the small layers are float32, as PEFT has them.
 """
 
 from __future__ import annotations
@@ -30,109 +30,115 @@ _TASKS = {"causal_lm": "CAUSAL_LM", "value_lm": "TOKEN_CLS", "reward_lm": "SEQ_C
 
 
 def attach(model: PreTrainedModel, adapters: Adapters, kind: ModelKind) -> None:
-    """Give a model adapters, which are all that is trained from there on, beside the head of a value or reward model.
+    """Give a model adapters, which are all that is trained from then on, beside the head of a value or reward model.
     Raises EngineError where they do not fit it."""
     linear = linear_layers(model)
     for target in adapters.unknown(linear):
-        raise EngineError(_unknown(model, target, list(linear)))
+        raise EngineError(_unknown_target(model, target, list(linear)))
     model.requires_grad_(False)
     for name in adapters.chosen(linear):
         layer = linear[name]
         outputs, inputs = _sizes(layer)
         wide = wide_dtype(layer.weight.dtype)
-        where = {"dtype": wide, "device": layer.weight.device}
-        layer.lora_A = nn.Linear(inputs, adapters.rank, bias=False, **where)
-        layer.lora_B = nn.Linear(adapters.rank, outputs, bias=False, **where)
+        options = {"dtype": wide, "device": layer.weight.device}
+        layer.lora_A = nn.Linear(inputs, adapters.rank, bias=False, **options)
+        layer.lora_B = nn.Linear(adapters.rank, outputs, bias=False, **options)
         layer.lora_scale = adapters.scale
         first, _ = pair(name)
         with torch.no_grad():
             layer.lora_A.weight.copy_(initial(first, (adapters.rank, inputs), adapters.seed))
             layer.lora_B.weight.zero_()
-        # Before ranks that split the layer add up what comes out.
-        layer.register_forward_hook(_add, prepend=True)
+        # The hook runs before ranks that split the layer add up its outputs.
+        layer.register_forward_hook(_add_adapter, prepend=True)
     for name in _HEADS if kind != "causal_lm" else ():
         if isinstance(head := getattr(model, name, None), nn.Module):
             head.requires_grad_(True)
     if adapters.start:
-        _take(trained(model), adapters.start)
+        _load_into(trained(model), adapters.start)
 
 
 def beside(model: PreTrainedModel, kind: ModelKind) -> PreTrainedModel:
-    """The same base once more, in the same memory, and without adapters; with a head of its own, which may be trained
-    beside them."""
-    heads = {id(each) for name in _HEADS for each in _parameters_of(model, name) if kind != "causal_lm"}
-    base = [each for name, each in model.named_parameters() if not is_adapter(name) and id(each) not in heads]
-    found = copy.deepcopy(model, {id(each): nn.Parameter(each.detach()) for each in base})
-    for module in found.modules():
+    """Return the same base once more, in the same memory, and without adapters; it has a head of its own, which may be
+    trained beside them."""
+    heads = {id(parameter) for name in _HEADS for parameter in _parameters_of(model, name) if kind != "causal_lm"}
+    base = [
+        parameter for name, parameter in model.named_parameters() if not is_adapter(name) and id(parameter) not in heads
+    ]
+    copied = copy.deepcopy(model, {id(parameter): nn.Parameter(parameter.detach()) for parameter in base})
+    for module in copied.modules():
         if hasattr(module, "lora_A"):
             del module.lora_A, module.lora_B, module.lora_scale
-            for key in [key for key, hook in module._forward_hooks.items() if hook is _add]:
+            for key in [key for key, hook in module._forward_hooks.items() if hook is _add_adapter]:
                 del module._forward_hooks[key]
-    return found
+    return copied
 
 
 def duplicate(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model with adapters of its own, on the same base; one without them with weights of its own."""
-    return copy.deepcopy(model, {id(each): each for each in model.parameters() if not each.requires_grad})
+    """Return the same model with adapters of its own on the same base; a model without adapters gets weights of its
+    own."""
+    return copy.deepcopy(
+        model, {id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad}
+    )
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters that training changes: of a model with adapters these, else all."""
+    """Return the parameters that training changes: of a model with adapters only these, else all."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter is one of an adapter."""
+    """Return whether a parameter is one of an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
 def initial(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """A as it is at first: uniform, as torch has a linear layer's weight (Kaiming, a = sqrt 5). The same in every
-    process; no two matrices have the same."""
+    """Return A as it is at first: uniform, as torch has a linear layer's weight (Kaiming, a = sqrt 5). It is the same
+    in every process; no two matrices have the same."""
     generator = torch.Generator().manual_seed(crc32(f"{seed} {name}".encode()))
     bound = shape[1] ** -0.5
     return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of the adapters of weights of this dtype."""
+    """Return the dtype of the adapters of weights of this dtype."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, Any]:
-    """Those that can have an adapter, by name: all but the head."""
+    """Return the layers that can have an adapter, by name: all linear ones but the head."""
     output = model.get_output_embeddings()
     heads = {id(module) for module in (output, *(getattr(model, name, None) for name in _HEADS)) if module is not None}
     return {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, (nn.Linear, Conv1D)) and id(module) not in heads and not _inside(name)
+        if isinstance(module, (nn.Linear, Conv1D)) and id(module) not in heads and not _is_inside(name)
     }
 
 
-def _inside(name: str) -> bool:
+def _is_inside(name: str) -> bool:
     return name.endswith((".lora_A", ".lora_B"))
 
 
-def _add(layer: Any, given: tuple[Tensor, ...], said: Tensor) -> Tensor:
-    """The hook of a layer that has an adapter."""
-    small = _product(layer.lora_B, _product(layer.lora_A, given[0]))
-    found: Tensor = said + small * layer.lora_scale
-    return found
+def _add_adapter(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """The forward hook of a layer that has an adapter: it adds the adapter's product to the output."""
+    small = _product(layer.lora_B, _product(layer.lora_A, inputs[0]))
+    adapted: Tensor = output + small * layer.lora_scale
+    return adapted
 
 
 def _product(small: Any, x: Tensor) -> Tensor:
-    """In the dtype of what is read, as under torch's autocast: a wide copy of that would stay for the gradient."""
+    """Apply a small layer in the dtype of its input, as under torch's autocast: a wide copy of the input would stay for
+    the gradient."""
     wide = small.weight.dtype == x.dtype
-    found: Tensor = small(x) if wide else nn.functional.linear(x, small.weight.to(x.dtype))
-    return found
+    product: Tensor = small(x) if wide else nn.functional.linear(x, small.weight.to(x.dtype))
+    return product
 
 
 def _sizes(layer: Any) -> tuple[int, int]:
-    """Outputs and inputs."""
+    """Return the numbers of outputs and inputs."""
     if isinstance(layer, Conv1D):
         return layer.weight.shape[1], layer.weight.shape[0]
-    # Of one that ranks have split, those of the whole.
+    # A layer that ranks have split keeps the sizes of the whole.
     return layer.out_features, layer.in_features
 
 
@@ -141,9 +147,9 @@ def _parameters_of(model: nn.Module, name: str) -> list[nn.Parameter]:
     return list(head.parameters()) if isinstance(head, nn.Module) else []
 
 
-def _unknown(model: nn.Module, target: str, linear: list[str]) -> str:
-    known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
-    return f"no linear layer of {type(model).__name__} is called `{target}`: there are {known}, or all: `{ALL}`"
+def _unknown_target(model: nn.Module, target: str, linear: list[str]) -> str:
+    endings = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+    return f"no linear layer of {type(model).__name__} is called `{target}`: there are {endings}, or all: `{ALL}`"
 
 
 # Files
@@ -158,12 +164,12 @@ def save(
     folder: str | Path,
 ) -> None:
     """Write the adapters of a model, which are these tensors, as PEFT does. model: its weights are not read. base: the
-    folder or hub name of what they are for."""
+    folder or hub name of the model that they are for."""
     linear, path = linear_layers(model), Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     chosen = adapters.chosen(linear)
-    kept = {f"{PREFIX}{name}": tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    save_file(kept, path / WEIGHTS, metadata={"format": "pt"})
+    stored = {f"{PREFIX}{name}": tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    save_file(stored, path / WEIGHTS, metadata={"format": "pt"})
     config = {
         "peft_type": "LORA",
         "task_type": _TASKS[kind],
@@ -181,31 +187,31 @@ def save(
 
 
 def base_of(source: object, folder: Path) -> tuple[str, bool]:
-    """Where the base of adapters that are saved in a folder is, and whether somebody has to write it there: one that
-    has no folder or name is beside them."""
+    """Return where the base of adapters that are saved in a folder is, and whether somebody has to write it there: a
+    base that has no folder or name is put beside them."""
     if isinstance(source, str):
         return str(Path(source).resolve()) if Path(source).is_dir() else source, False
     return str(folder.resolve() / "base"), True
 
 
 def saved(folder: str) -> dict[str, Tensor]:
-    """The tensors of a folder, by the model's names. Raises EngineError."""
+    """Return the tensors of an adapter's folder, by the model's names. Raises EngineError."""
     file = Path(folder) / WEIGHTS
     try:
-        found = load_file(file)
+        tensors = load_file(file)
     except (OSError, SafetensorError) as error:
         raise EngineError(f"cannot read the adapter in {folder!r}: {error}") from error
-    return {name: found[stored] for stored, name in names_in(found)}
+    return {name: tensors[key] for key, name in names_in(tensors)}
 
 
 @torch.no_grad()
-def _take(own: Mapping[str, Tensor], folder: str) -> None:
+def _load_into(parameters: Mapping[str, Tensor], folder: str) -> None:
     tensors = saved(folder)
-    for name in own.keys() ^ tensors.keys():
+    for name in parameters.keys() ^ tensors.keys():
         where = "the folder" if name in tensors else "the model"
         raise EngineError(f"the adapter in {folder!r} is another model's: only {where} has {name}")
-    for name, tensor in own.items():
+    for name, tensor in parameters.items():
         if tensor.shape != tensors[name].shape:
-            shapes = " and ".join(" x ".join(map(str, each.shape)) for each in (tensor, tensors[name]))
+            shapes = " and ".join(" x ".join(map(str, side.shape)) for side in (tensor, tensors[name]))
             raise EngineError(f"the adapter in {folder!r} is another model's: {name} is {shapes} there")
         tensor.copy_(tensors[name])

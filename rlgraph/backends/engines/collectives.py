@@ -1,5 +1,5 @@
-"""Which collectives a process has entered, and in which it waits, for whoever asks while it does: torch's own record,
-the flight recorder, which it keeps of gloo's groups and of NCCL's."""
+"""Tells which collectives a process has entered, and in which it waits, to whoever asks meanwhile. It reads torch's own
+record, the flight recorder, which torch keeps of gloo's groups and of NCCL's."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ import torch
 import torch.distributed as dist
 
 Key = tuple[str, tuple[int, ...]]
-"""A group, alike in all of its processes: torch's name of it, and its ranks in the default group."""
+"""The key of a group, the same in all of its processes: torch's name of it, and its ranks in the default group."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One that a process has entered, and that is not over."""
+    """A collective that a process has entered, and that is not over."""
 
     group: Key
     number: int
-    """Of those of its group, from 1: the same one has the same number in all processes."""
+    """Its number among those of its group, from 1: the same one has the same number in all processes."""
     name: str
-    """As torch calls it: `all_reduce`."""
+    """What torch calls it: `all_reduce`."""
     elements: int
-    """That this process brings along."""
+    """How many elements this process contributes."""
 
 
 @dataclass(frozen=True)
 class Entered:
-    """What a process has to do with others of its torch groups."""
+    """The collectives of a process in each of its torch groups."""
 
     last: Mapping[Key, int]
-    """Of each group the number of the last one that it has entered, of the newest 2,000."""
+    """For each group the number of the last one that it has entered, of the newest 2,000."""
     open: tuple[Collective, ...]
-    """Of each group the first that is not over."""
+    """For each group the first that is not over."""
 
 
 NONE = Entered({}, ())
 
 
 def entered() -> Entered:
-    """Of this process; empty where torch keeps no record. Can be asked in any thread, whatever the others wait for."""
+    """Return the collectives of this process; empty where torch keeps no record. Can be called in any thread, whatever
+    the others wait for."""
     if not dist.is_available() or not dist.is_initialized():
         return NONE
     dump: Any = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
@@ -52,26 +53,27 @@ def entered() -> Entered:
     groups = {
         group.group_name: (group.group_name, tuple(ranks))
         for group, ranks in list(dist.distributed_c10d._world.pg_group_ranks.items())
-        # Of groups that it is not in a process has a number.
+        # A group that this process is not in is a number here.
         if not isinstance(group, int)
     }
     last: dict[Key, int] = {}
-    waits: dict[Key, Collective] = {}
+    waiting: dict[Key, Collective] = {}
     for entry in json.loads(dump(True, False)).get("entries", ()):
         key = groups.get(entry["process_group"][0])
         if key is None or entry["is_p2p"]:
             continue
         number = entry["collective_seq_id"]
         last[key] = max(number, last.get(key, 0))
-        if not entry["retired"] and (key not in waits or number < waits[key].number):
-            waits[key] = Collective(key, number, entry["profiling_name"].rpartition(":")[2], _size(entry))
-    return Entered(last, tuple(waits.values()))
+        if not entry["retired"] and (key not in waiting or number < waiting[key].number):
+            waiting[key] = Collective(key, number, entry["profiling_name"].rpartition(":")[2], _elements(entry))
+    return Entered(last, tuple(waiting.values()))
 
 
-def _size(entry: Mapping[str, Any]) -> int:
+def _elements(entry: Mapping[str, Any]) -> int:
     return sum(math.prod(size) for size in entry["input_sizes"])
 
 
 def is_broken(error: BaseException) -> bool:
-    """Whether a collective, or a message between ranks, has not come to its end: others are gone or do not answer."""
+    """Return whether an error says that a collective, or a message between ranks, did not end: others are gone or do
+    not answer."""
     return isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and "/gloo/" in str(error)

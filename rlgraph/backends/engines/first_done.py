@@ -1,8 +1,7 @@
-"""Of the samples of each prompt those that end first: which they are, and when that is certain.
+"""Selects the samples of each prompt that end first, and tells when it is certain which these are.
 
 A sample ends before another if it has fewer tokens, or as many and the smaller number. So which ones are kept is a
-function of the rows alone, and not of who was quick. An engine that gives the others up early changes none of the kept
-ones.
+function of the rows alone, and not of timing. An engine that gives the others up early changes none of the kept ones.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from rlgraph.backends.engines.sequences import ragged_index
 
 
 def first_ended(made: Generation, n: int, sampling: Sampling, whole: bool = True) -> Tensor:
-    """The rows of `made`, `n` for each prompt, that are kept, int64 ascending. whole: of each prompt as many have ended
-    as are kept; of one that was given up rows without tokens are."""
+    """Return the rows of `made`, `n` for each prompt, that are kept, int64 ascending. whole: as many samples of each
+    prompt have ended as are kept; of a generation that was given up rows without tokens are kept, too."""
     counts = made.sequences.counts()
     if not sampling.first:
         return torch.arange(counts.shape[0])
@@ -33,7 +32,7 @@ def first_ended(made: Generation, n: int, sampling: Sampling, whole: bool = True
 
 
 def taken(made: Generation, rows: Tensor) -> Generation:
-    """Some rows of what was generated; `rows`, int64 ascending: which."""
+    """Return some rows of what was generated; `rows`, int64 ascending, are their numbers."""
     if rows.shape[0] == len(made.sequences):
         return made
     counts = made.sequences.counts()
@@ -48,8 +47,8 @@ def taken(made: Generation, rows: Tensor) -> Generation:
 
 
 def decided(ended: Sequence[int], unfinished: Sequence[int], first: int) -> bool:
-    """Whether it is certain which samples of a prompt end first. ended: tokens of those that have; unfinished: tokens
-    that the others have at least, and each of them will have more."""
+    """Return whether it is certain which samples of a prompt end first. ended: tokens of those that have; unfinished:
+    tokens that the others have at least, and each of them will have more."""
     if len(ended) < first:
         return False
     last = sorted(ended)[first - 1]

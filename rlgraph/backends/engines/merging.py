@@ -23,12 +23,13 @@ class Merged:
         """carried: the adapters, all of each. own: the engine's tensors with the weights of the base, as `layout` says
         where they are. Raises EngineError."""
         self.scale = adapters.scale
-        some = next(iter(own.values()))
-        self.tensors = begun(adapters, carried, some)
-        """By name, each layer's by itself."""
+        sample = next(iter(own.values()))
+        self.tensors = begun(adapters, carried, sample)
+        """The adapters by name, each layer's by itself."""
         self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-        """Of a matrix of the engine: the live part, the base there, and the rows of B and columns of A that it has."""
-        for local in (one for each in layout for one in each_layer(each)):
+        """For each part of a matrix of the engine that has an adapter: the live part, the base's values of it, and its
+        rows of B and columns of A."""
+        for local in (local for stacked in layout for local in each_layer(stacked)):
             for piece in local.pieces:
                 a, b = pair(piece.name.removesuffix(".weight"))
                 if a in self.tensors and piece.name.endswith(".weight"):
@@ -40,26 +41,27 @@ class Merged:
         self.renew()
 
     def held(self) -> Iterator[Tensor]:
-        """Adapters, and the copies of the base."""
+        """Yield the adapters, and the copies of the base."""
         yield from self.tensors.values()
         yield from (base for _, base, _, _ in self._parts)
 
     @torch.no_grad()
     def renew(self) -> None:
-        """After new adapters came."""
+        """Merge the adapters into the matrices again after new ones came."""
         for live, base, b, a in self._parts:
             live.copy_(base.to(b.dtype).addmm(b, a, alpha=self.scale))
 
 
 def begun(adapters: Adapters, carried: Sequence[Local], like: Tensor) -> dict[str, Tensor]:
-    """All of each adapter as they are at first, where a tensor of the engine is, and as wide as one beside it."""
+    """Return all of each adapter as it is at first, on the device of a tensor of the engine, as wide as an adapter
+    beside it."""
     start, dtype = saved(adapters.start) if adapters.start else {}, wide_dtype(like.dtype)
-    found = {}
-    for local in (one for each in carried for one in each_layer(each)):
-        begins = initial if ".lora_A." in local.name else _zeros
-        tensor = start[local.name] if start else begins(local.name, local.shape, adapters.seed)
-        found[local.name] = tensor.to(like.device, dtype)
-    return found
+    tensors = {}
+    for local in (local for stacked in carried for local in each_layer(stacked)):
+        fill = initial if ".lora_A." in local.name else _zeros
+        tensor = start[local.name] if start else fill(local.name, local.shape, adapters.seed)
+        tensors[local.name] = tensor.to(like.device, dtype)
+    return tensors
 
 
 def _zeros(name: str, shape: tuple[int, ...], seed: int) -> Tensor:

@@ -1,5 +1,5 @@
-"""What an optimizer keeps of a rank's weights, in the terms of layouts: so it goes where weights go, to other splits
-and other engines."""
+"""The state that an optimizer keeps for a rank's weights, in the terms of layouts: so it goes where weights go, to
+other splits and other engines."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ MASTER = "master"
 
 @dataclass(frozen=True)
 class Moments:
-    """Of one rank. Beside numbers for each weight there is how many updates they are of."""
+    """The optimizer state of one rank. Beside numbers for each weight it has how many updates they are of."""
 
     layout: tuple[Local, ...] = ()
     """The tensors of each kind: which parts of the global parameters they are of. Layers are named one by one."""
     kinds: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    """By kind (`exp_avg`, `exp_avg_sq`, `master`) the live tensors, by the names of the layout."""
+    """The live tensors by kind (`exp_avg`, `exp_avg_sq`, `master`), then by the names of the layout."""
     steps: float = 0.0
 
 
 def stretches(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """Some elements of a tensor that follow one another in memory, as boxes, in their order: optimizers that are shared
-    out among copies have such ranges of parameters."""
+    """Yield some elements of a tensor that follow one another in memory, as boxes, in their order: optimizers that are
+    sharded over replicas have such ranges of parameters."""
     if start >= stop:
         return
     if (start, stop) == (0, volume(whole(shape))):

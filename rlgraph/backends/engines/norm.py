@@ -9,16 +9,16 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight along the last dimension, in the dtype of `x`: float32 or wider, as sums of
-    narrower ones need more. Its gradient is computed by hand, from one copy of `x` in normal form."""
-    found: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
-    return found
+    """Return x / sqrt(mean(x^2) + eps) * weight along the last dimension, in the dtype of `x`: float32 or wider, as
+    sums of narrower ones need more. Its gradient is computed by hand, from one copy of `x` in normal form."""
+    normalized: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    return normalized
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        # The formula's own sums, so that a model in training says what it says without gradients, to the bit.
+        # The formula's own sums, so that a model in training gives what it gives without gradients, to the bit.
         scale: Tensor = x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
         normal = x * scale
         ctx.save_for_backward(normal, weight, scale)

@@ -1,4 +1,4 @@
-"""Where a model's tensors are while others work on its devices: in the host's memory, counted.
+"""Moves a model's tensors to the host's memory while others work on its devices, and back, and counts them.
 
 A tensor stays what it is: parameters, views of flat buffers and what an optimizer refers to all lie in storages, and a
 storage is emptied and filled again in its place. So nothing of an engine has to be put together anew, and on a CPU the
@@ -19,55 +19,56 @@ from torch import Tensor, UntypedStorage
 
 @dataclass
 class Arena:
-    """A memory, and what the models of a process that go to sleep have in it."""
+    """Counts the bytes that the offloaded models of a process have in one memory."""
 
     bytes: int = 0
     peak: int = 0
-    """The most there were at a time."""
+    """The most bytes there were at a time."""
 
     def add(self, size: int) -> None:
+        """Add bytes, or take them away if negative."""
         self.bytes += size
         self.peak = max(self.peak, self.bytes)
 
 
 @dataclass(frozen=True)
 class Arenas:
-    """Of one process."""
+    """The counters of one process, for the device and for the host."""
 
     device: Arena = field(default_factory=Arena)
-    """Weights, gradients, what optimizers keep, and caches: as they are when a model goes to sleep or wakes up."""
+    """Weights, gradients, what optimizers keep, and caches: as they are when a model is offloaded or wakes up."""
     host: Arena = field(default_factory=Arena)
-    """Copies of them. Those of weights and of what an optimizer keeps stay when their model wakes up: to get pinned
+    """Copies of these. Those of weights and of what an optimizer keeps stay when their model wakes up: to get pinned
     memory takes longer than to copy into it."""
 
 
 @dataclass(frozen=True)
 class Switched:
-    """What it took to put a model to sleep, or to wake it up."""
+    """A record of offloading a model, or of bringing it back."""
 
     seconds: float
     moved: int
     """Bytes that went to the host, or came from there."""
     start: float = 0.0
-    """By the process's clock, in seconds since 1970."""
+    """When it began, by the process's clock, in seconds since 1970."""
 
 
 @dataclass
 class _Copy:
-    """What the host has of a storage."""
+    """The host's copy of a storage."""
 
     size: int
-    """Bytes."""
+    """The storage's size in bytes."""
     data: Tensor | None
-    """uint8 [size]; None: nobody needs what was there."""
+    """uint8 [size]; None: nobody needs the contents."""
     lasts: bool
     """It stays when the model wakes up."""
     storage: UntypedStorage | None = None
-    """While it is empty."""
+    """The storage, while that is empty."""
 
 
 class Sleeper:
-    """The tensors of one model in a process, between device and host."""
+    """Moves the tensors of one model in a process between device and host."""
 
     def __init__(
         self,
@@ -75,161 +76,161 @@ class Sleeper:
         empty: Callable[[], object] | None = None,
         refill: Callable[[], object] | None = None,
     ) -> None:
-        """empty, refill: give the device's memory back and take it again, of an engine with an allocator of its own;
+        """empty, refill: give the device's memory back and take it again, for an engine with an allocator of its own;
         None: storages are resized."""
         self.arenas = arenas or Arenas()
         self.asleep = False
-        self._late = False
-        """They were written into while it slept, which the engine is told when it wakes up."""
+        self._written_asleep = False
+        """The copies were written into while the model slept, which the engine is told when it wakes up."""
         self._empty, self._refill = empty, refill
-        self._switches = threading.Lock()
-        """Of who puts it to sleep or wakes it up, and of who reads it beside that."""
+        self._lock = threading.Lock()
+        """Held by whoever offloads the model or wakes it up, and by a thread that reads it meanwhile."""
         self._copies: dict[int, _Copy] = {}
-        """By storage."""
+        """The copies by storage."""
         self._changed = True
-        """What is on the device is not what the copies are."""
-        self._there = 0
+        """The device's contents differ from the copies."""
+        self._device_bytes = 0
         """Bytes on the device, as they were counted last."""
 
     def changed(self) -> bool:
-        """Somebody has written into the weights, or into what an optimizer keeps: whether the engine can do now what
-        follows from that, and not only when the model wakes up."""
-        self._changed, self._late = True, self.asleep
+        """Note that somebody has written into the weights, or into what an optimizer keeps. Return whether the engine
+        can do now what follows from that, and not only when the model wakes up."""
+        self._changed, self._written_asleep = True, self.asleep
         return not self.asleep
 
     @torch.no_grad()
     def sleep(self, weights: Iterable[Tensor], once: Iterable[Tensor] = (), lost: Iterable[Tensor] = ()) -> Switched:
-        """Gives the memory of these tensors back, with all else that lies in the same storages.
+        """Give the memory of these tensors back, with all else that lies in the same storages.
 
-        weights: and what an optimizer keeps; they are copied where the copy is not there from the last time. once: what
-        is there by chance, as the gradients of a step that goes on. lost: what nobody needs again, though it may be one
-        of the weights; it wakes up as zeros.
+        weights: these and what an optimizer keeps are copied unless the copy from the last time is still right. once:
+        tensors that exist for a while, as the gradients of a step that goes on. lost: tensors that nobody needs again,
+        though they may be among the weights; they wake up as zeros.
         """
-        with self._switches:
+        with self._lock:
             return self._sleep(weights, once, lost)
 
     def _sleep(self, weights: Iterable[Tensor], once: Iterable[Tensor], lost: Iterable[Tensor]) -> Switched:
         assert not self.asleep, "a model that sleeps is not put to sleep"
-        start, began, moved = time.time(), time.perf_counter(), 0
-        kinds = ((lost, False, False), (weights, True, True), (once, False, True))
-        before, self._copies = self._copies, {}
-        kept: list[tuple[_Copy, UntypedStorage]] = []
-        for tensors, lasts, keeps in kinds:
+        start, started_at, moved = time.time(), time.perf_counter(), 0
+        groups = ((lost, False, False), (weights, True, True), (once, False, True))
+        previous, self._copies = self._copies, {}
+        to_copy: list[tuple[_Copy, UntypedStorage]] = []
+        for tensors, lasts, keeps in groups:
             for key, storage in _storages(tensors):
                 if key not in self._copies:
-                    found = self._copies[key] = _Copy(storage.nbytes(), None, lasts, storage)
-                    known = before.get(key)
-                    if keeps and lasts and known is not None and known.size == found.size:
-                        found.data = before.pop(key).data
+                    copy = self._copies[key] = _Copy(storage.nbytes(), None, lasts, storage)
+                    earlier = previous.get(key)
+                    if keeps and lasts and earlier is not None and earlier.size == copy.size:
+                        copy.data = previous.pop(key).data
                     if keeps:
-                        kept.append((found, storage))
-        # Copies of what is no more make room for others.
-        self.arenas.host.add(-sum(each.size for each in before.values() if each.data is not None))
-        before.clear()
-        # Before the memory is somebody else's the copies have to be made.
+                        to_copy.append((copy, storage))
+        # Copies of storages that no longer exist make room for others.
+        self.arenas.host.add(-sum(copy.size for copy in previous.values() if copy.data is not None))
+        previous.clear()
+        # The copies have to be complete before others use the memory.
         with _copying(wait=True):
-            for found, storage in kept:
-                if found.data is None or self._changed:
-                    found.data = self._room(storage) if found.data is None else found.data
-                    found.data.copy_(_flat(storage), non_blocking=True)
-                    moved += found.size
-        self._count(sum(each.size for each in self._copies.values()))
+            for copy, storage in to_copy:
+                if copy.data is None or self._changed:
+                    copy.data = self._allocate(storage) if copy.data is None else copy.data
+                    copy.data.copy_(_flat(storage), non_blocking=True)
+                    moved += copy.size
+        self._count(sum(copy.size for copy in self._copies.values()))
         if self._empty is not None:
             self._empty()
         else:
-            for each in self._copies.values():
-                assert each.storage is not None
-                each.storage.resize_(0)
+            for stored in self._copies.values():
+                assert stored.storage is not None
+                stored.storage.resize_(0)
             if torch.cuda.is_available():
-                # What torch keeps for itself other processes of this device cannot have.
+                # Other processes of this device cannot use what torch's allocator keeps.
                 torch.cuda.empty_cache()
         self._count(0)
         self.asleep = True
-        return Switched(time.perf_counter() - began, moved, start)
+        return Switched(time.perf_counter() - started_at, moved, start)
 
     @torch.no_grad()
     def wake(self, written: Callable[[], object]) -> Switched:
-        """Takes the memory again, and fills it. written: called then, if somebody wrote into it meanwhile."""
-        with self._switches:
+        """Take the memory again, and fill it. written: called then, if somebody wrote into the copies meanwhile."""
+        with self._lock:
             switched = self._wake()
-        if self._late:
+        if self._written_asleep:
             written()
         return switched
 
     def _wake(self) -> Switched:
         assert self.asleep, "a model that is awake is not woken"
-        start, began, moved = time.time(), time.perf_counter(), 0
-        there = [(each, each.storage) for each in self._copies.values() if each.storage is not None]
+        start, started_at, moved = time.time(), time.perf_counter(), 0
+        refills = [(copy, copy.storage) for copy in self._copies.values() if copy.storage is not None]
         if self._refill is not None:
             self._refill()
         else:
-            for each, storage in there:
-                storage.resize_(each.size)
+            for copy, storage in refills:
+                storage.resize_(copy.size)
         with _copying(wait=False):
-            for each, storage in there:
-                if each.data is None:
+            for copy, storage in refills:
+                if copy.data is None:
                     _flat(storage).zero_()
                 else:
-                    _flat(storage).copy_(each.data, non_blocking=True)
-                    moved += each.size
-        self._count(sum(each.size for each in self._copies.values()))
-        passing = [each for each in self._copies.values() if not each.lasts and each.data is not None]
-        self.arenas.host.add(-sum(each.size for each in passing))
-        self._copies = {key: each for key, each in self._copies.items() if each.lasts}
-        for each in self._copies.values():
-            # Whoever makes new tensors must be able to forget these.
-            each.storage = None
+                    _flat(storage).copy_(copy.data, non_blocking=True)
+                    moved += copy.size
+        self._count(sum(copy.size for copy in self._copies.values()))
+        temporary = [copy for copy in self._copies.values() if not copy.lasts and copy.data is not None]
+        self.arenas.host.add(-sum(copy.size for copy in temporary))
+        self._copies = {key: copy for key, copy in self._copies.items() if copy.lasts}
+        for copy in self._copies.values():
+            # An engine that makes new tensors must be able to drop these.
+            copy.storage = None
         self.asleep = self._changed = False
-        return Switched(time.perf_counter() - began, moved, start)
+        return Switched(time.perf_counter() - started_at, moved, start)
 
     @contextmanager
     def reading(self, tensor: Tensor) -> Iterator[Tensor]:
-        """For a thread beside the one that works with the model: where a tensor of it is now, and stays meanwhile."""
-        with self._switches:
-            yield self._copied(tensor) if self.asleep else tensor
+        """Give a thread beside the one that works with the model a tensor where it is now, and stays meanwhile."""
+        with self._lock:
+            yield self._host_copy(tensor) if self.asleep else tensor
 
     def here(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """These tensors; of a model that sleeps their copies on the host, which may be read and written. What is lost
-        is as it is: nothing can be read of it but its shape."""
-        return {name: self._copied(tensor) for name, tensor in tensors.items()} if self.asleep else dict(tensors)
+        """Return these tensors; for a model that sleeps their copies on the host, which may be read and written.
+        Tensors that are lost come as they are: only their shape can be read."""
+        return {name: self._host_copy(tensor) for name, tensor in tensors.items()} if self.asleep else dict(tensors)
 
-    def _copied(self, tensor: Tensor) -> Tensor:
-        found = self._copies.get(tensor.untyped_storage()._cdata)
-        if found is None or found.data is None:
+    def _host_copy(self, tensor: Tensor) -> Tensor:
+        copy = self._copies.get(tensor.untyped_storage()._cdata)
+        if copy is None or copy.data is None:
             return tensor
-        lies = tensor.storage_offset(), tensor.shape, tensor.stride()
-        return torch.empty(0, dtype=tensor.dtype).set_(found.data.untyped_storage(), *lies)
+        placement = tensor.storage_offset(), tensor.shape, tensor.stride()
+        return torch.empty(0, dtype=tensor.dtype).set_(copy.data.untyped_storage(), *placement)
 
-    def _room(self, storage: UntypedStorage) -> Tensor:
+    def _allocate(self, storage: UntypedStorage) -> Tensor:
         self.arenas.host.add(storage.nbytes())
         return torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
 
     def _count(self, size: int) -> None:
-        self.arenas.device.add(size - self._there)
-        self._there = size
+        self.arenas.device.add(size - self._device_bytes)
+        self._device_bytes = size
 
 
 @contextmanager
 def _copying(wait: bool) -> Iterator[None]:
-    """Copies follow each other in a stream of their own, where there is a GPU. wait: until they are made; else what the
-    device is given afterwards waits for them."""
+    """Run copies after each other in a stream of their own, where there is a GPU. wait: until they are done; else what
+    the device is given afterwards waits for them."""
     if not torch.cuda.is_available():
         yield
         return
-    own, others = torch.cuda.Stream(), torch.cuda.current_stream()
-    own.wait_stream(others)
-    with torch.cuda.stream(own):
+    stream, compute = torch.cuda.Stream(), torch.cuda.current_stream()
+    stream.wait_stream(compute)
+    with torch.cuda.stream(stream):
         yield
     if wait:
-        own.synchronize()
+        stream.synchronize()
     else:
-        others.wait_stream(own)
+        compute.wait_stream(stream)
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[tuple[int, UntypedStorage]]:
     for tensor in tensors:
         if not tensor.untyped_storage().resizable():
-            # Of a file that is mapped.
+            # The storage is a mapped file.
             tensor.data = tensor.detach().clone()
         storage = tensor.untyped_storage()
         if storage.nbytes():
@@ -237,5 +238,5 @@ def _storages(tensors: Iterable[Tensor]) -> Iterator[tuple[int, UntypedStorage]]
 
 
 def _flat(storage: UntypedStorage) -> Tensor:
-    """All bytes."""
+    """Return all bytes of a storage."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))

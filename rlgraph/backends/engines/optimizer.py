@@ -1,4 +1,4 @@
-"""Weights that are trained, and how a gradient changes them."""
+"""Updates the weights that are trained with a gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlgraph.backends.engines.moments import MASTER
 
 
 def adamw(options: TrainOptions) -> dict[str, Any]:
-    """The settings of AdamW as torch calls them."""
+    """Return the settings of AdamW as torch calls them."""
     betas = options.setting("beta1"), options.setting("beta2")
     return {"weight_decay": options.setting("weight_decay"), "betas": betas, "eps": options.setting("eps")}
 
@@ -21,7 +21,7 @@ def adamw(options: TrainOptions) -> dict[str, Any]:
 TORCH: Mapping[str, tuple[Callable[..., torch.optim.Optimizer], Callable[[TrainOptions], dict[str, Any]]]] = {
     "adamw": (torch.optim.AdamW, adamw),
 }
-"""By name: torch's own, and its settings as torch calls them."""
+"""By an optimizer's name: torch's class, and a function that returns its settings as torch calls them."""
 
 
 STEP = "step"
@@ -29,7 +29,8 @@ STEP = "step"
 
 
 class Optimizer:
-    """Steps of parameters; narrow ones are updated through float32 copies, so that small steps are not lost."""
+    """Makes the optimizer's steps of parameters; narrow ones are updated through float32 copies, so that small steps
+    are not lost."""
 
     def __init__(
         self,
@@ -40,38 +41,38 @@ class Optimizer:
     ) -> None:
         """parameters: by name those that are trained, or this rank's parts of them; others, which have no gradient,
         would decay. together: sums numbers over the ranks that have the other parts. common: names of those that
-        several of these ranks have; alike: so many."""
+        several of these ranks have; alike: how many have them."""
         self._names, self._parameters = list(parameters), list(parameters.values())
-        self._together, self._common, self._alike = together, common, alike
+        self._sum, self._common, self._sharers = together, common, alike
         narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in self._parameters)
         self._masters = [parameter.detach().float().clone() for parameter in self._parameters] if narrow else None
         self._torch: torch.optim.Optimizer | None = None
-        """Made for the first step, which says which it is."""
+        """Torch's optimizer. It is made for the first step, whose options say which it is."""
         self._loaded: dict[Tensor, dict[str, Tensor]] = {}
-        """For it: what was loaded before."""
+        """The state that was loaded before `_torch` was made."""
 
     def step(self, gradients: Sequence[Tensor | None], options: TrainOptions, number: int) -> dict[str, float]:
-        """Update the weights with a gradient (None is 0): the gradient's norm before clipping, and the
+        """Update the weights with a gradient (None is 0), and return the gradient's norm before clipping and the
         learning rate.
 
         A gradient that is not finite raises `NotFinite` and leaves the weights as they are.
         """
         targets = self._masters or self._parameters
         grads = [
-            torch.zeros_like(target) if gradient is None else _laid_out(gradient, target)
+            torch.zeros_like(target) if gradient is None else _like_target(gradient, target)
             for target, gradient in zip(targets, gradients, strict=True)
         ]
-        if self._together is None:
+        if self._sum is None:
             norm = torch.nn.utils.get_total_norm(grads)
         else:
-            own = [grad for name, grad in zip(self._names, grads, strict=True) if name not in self._common]
-            norm = torch.nn.utils.get_total_norm(own).square()
+            separate = [grad for name, grad in zip(self._names, grads, strict=True) if name not in self._common]
+            norm = torch.nn.utils.get_total_norm(separate).square()
             if self._common:
-                several = [grad for name, grad in zip(self._names, grads, strict=True) if name in self._common]
-                norm = norm + torch.nn.utils.get_total_norm(several).square() / self._alike
-            norm = self._together(norm).sqrt()
+                replicated = [grad for name, grad in zip(self._names, grads, strict=True) if name in self._common]
+                norm = norm + torch.nn.utils.get_total_norm(replicated).square() / self._sharers
+            norm = self._sum(norm).sqrt()
         if not bool(torch.isfinite(norm)):
-            self._refuse(grads)
+            self._raise_not_finite(grads)
         if options.clip_norm and norm > options.clip_norm:
             torch._foreach_mul_(grads, float(options.clip_norm / norm))
         rate = options.learning_rate(number)
@@ -96,41 +97,41 @@ class Optimizer:
         return {"grad_norm": float(norm), "lr": rate}
 
     def reread(self) -> None:
-        """Take the model's weights over into the wide copies, after somebody else has set them."""
+        """Copy the model's weights into the wide copies, after somebody else has set them."""
         for master, parameter in zip(self._masters or [], self._parameters, strict=False):
             master.copy_(parameter.detach())
 
     def tensors(self) -> Iterator[Tensor]:
-        """What it keeps: moments and wide copies."""
-        made = self._loaded if self._torch is None else self._torch.state
-        yield from (value for kept in made.values() for value in kept.values() if isinstance(value, Tensor))
+        """Yield what it keeps: moments and wide copies."""
+        states = self._loaded if self._torch is None else self._torch.state
+        yield from (value for state in states.values() for value in state.values() if isinstance(value, Tensor))
         yield from self._masters or ()
 
     def kept(self) -> dict[str, dict[str, Tensor]]:
-        """What the optimizer keeps for each weight, and the wide copies: by kind and parameter name, live."""
-        made = self._loaded if self._torch is None else self._torch.state
+        """Return what the optimizer keeps for each weight, and the wide copies: by kind and parameter name, live."""
+        states = self._loaded if self._torch is None else self._torch.state
         kinds: dict[str, dict[str, Tensor]] = {}
         for name, target in zip(self._names, self._masters or self._parameters, strict=True):
-            for kind, value in made.get(target, {}).items():
+            for kind, value in states.get(target, {}).items():
                 kinds.setdefault(kind, {})[name] = value
             if self._masters is not None:
                 kinds.setdefault(MASTER, {})[name] = target
         return kinds
 
     def begin(self, kinds: Iterable[str], steps: float) -> None:
-        """Continue after so many updates, with what is written into what `kept` has then."""
+        """Continue after so many updates, with what is then written into the tensors of `kept`."""
         self._torch, self._loaded = None, {}
-        wanted = [kind for kind in kinds if kind != MASTER]
-        for target in (self._masters or self._parameters) if wanted else ():
+        state_kinds = [kind for kind in kinds if kind != MASTER]
+        for target in (self._masters or self._parameters) if state_kinds else ():
             # In the memory order of the weight: the fused AdamW walks over both as they lie.
-            self._loaded[target] = {kind: torch.empty_like(target) for kind in wanted}
+            self._loaded[target] = {kind: torch.empty_like(target) for kind in state_kinds}
             self._loaded[target][STEP] = torch.tensor(steps, dtype=torch.float32, device=target.device)
 
-    def _refuse(self, gradients: Sequence[Tensor]) -> None:
-        odd = torch.stack([(~gradient.isfinite()).any() for gradient in gradients]).long()
-        if self._together is not None:
-            odd = self._together(odd)
-        bad = [name for name, ranks in zip(self._names, odd.tolist(), strict=True) if ranks]
+    def _raise_not_finite(self, gradients: Sequence[Tensor]) -> None:
+        not_finite = torch.stack([(~gradient.isfinite()).any() for gradient in gradients]).long()
+        if self._sum is not None:
+            not_finite = self._sum(not_finite)
+        bad = [name for name, ranks in zip(self._names, not_finite.tolist(), strict=True) if ranks]
         if not bad:
             raise NotFinite(
                 "the gradient's norm overflows: the loss is far too large; the weights were left as they are"
@@ -139,9 +140,9 @@ class Optimizer:
         raise NotFinite(f"the gradient of {bad[0]}{more} is not finite: the weights were left as they are")
 
 
-def _laid_out(gradient: Tensor, target: Tensor) -> Tensor:
-    """The gradient in its parameter's dtype and memory order: the fused AdamW walks over both as they lie, whatever
-    their strides say."""
+def _like_target(gradient: Tensor, target: Tensor) -> Tensor:
+    """Return the gradient in its parameter's dtype and memory order: the fused AdamW walks over both as they lie,
+    whatever their strides say."""
     gradient = gradient.to(target.dtype)
     if gradient.stride() == target.stride():
         return gradient

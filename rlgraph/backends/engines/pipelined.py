@@ -1,8 +1,8 @@
-"""Follows a schedule of `rlgraph.passes.pipelines` on one of its stages: its list, entry by entry.
+"""Runs a schedule of `rlgraph.passes.pipelines` on one of its stages: its list, entry by entry.
 
-A list may have the work of several models, each a pipeline over the same processes, in one direction or the other. What
-is on its way between two stages has a tag for each model, chunk and direction, and comes in the order of the
-micro-batches: two stages may take the work of different models, and chunks, in different orders.
+A list may have the work of several models, each a pipeline over the same processes, in one direction or the other.
+Messages between two stages have a tag for each model, chunk and direction, and come in the order of the micro-batches:
+two stages may take the work of different models, and chunks, in different orders.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ class Line:
     """A model's pipeline as one of its stages sees it."""
 
     forward: Callable[[int, int, Arrive], tuple[Tensor | None, Tensor]]
-    """From the number of a micro-batch and that of a chunk to what came in, None where the model begins, and to what
-    the chunk makes of it: where the model ends a loss."""
+    """Computes a chunk, from the number of a micro-batch and that of the chunk. It returns the chunk's input, None
+    where the model begins, and its output: a loss where the model ends."""
     ranks: Sequence[int]
-    """Those that have the stages, among all, in their order. A model with several chunks goes round them."""
+    """The ranks that have the stages, among all, in the stages' order. A model with several chunks goes round them."""
     stage: int
-    """Of this process."""
+    """The stage of this process."""
     chunks: int = 1
     last: Callable[[int], None] | None = None
     """Called before the last micro-batch goes backward through a chunk."""
 
     def beside(self, chunk: int, by: int) -> tuple[int, int] | None:
-        """The rank that has what lies so much further along the model than a chunk of this stage, and of which of its
-        chunks that is; None: the model does not go so far."""
+        """Return the rank that has the part of the model which lies so many chunks further along than a chunk of this
+        stage, and which of its chunks that is; None where the model ends before."""
         round_, stage = divmod(chunk * len(self.ranks) + self.stage + by, len(self.ranks))
         return (self.ranks[stage], round_) if 0 <= round_ < self.chunks else None
 
 
 Channel = Callable[[int], dist.ProcessGroup]
-"""The group of the stages' ranks that carries what has a tag. Gloo tells messages apart by their tags, so that it may
+"""The group of the stages' ranks that carries a tag's messages. Gloo tells messages apart by their tags, so that it may
 be one; NCCL does not, and needs one for each."""
 
 
 def in_turn(turns: Sequence[Turn], beside: Beside) -> Iterator[Entry]:
-    """Each entry when it is its turn on the device; that of others comes when it has been done."""
+    """Yield each entry when it is its turn on the device; once it has been done, the turn goes to others."""
     for turn in turns:
         if turn.after is not None:
             beside.wait(turn.after)
         yield turn.entry
         if turn.then is not None:
             if torch.cuda.is_available():
-                # What was begun is to be done before others begin.
+                # The work that was launched has to end before others begin.
                 torch.cuda.current_stream().synchronize()
             beside.hand(turn.then)
 
@@ -69,27 +69,27 @@ def in_turn(turns: Sequence[Turn], beside: Beside) -> Iterator[Entry]:
 def follow(
     entries: Sequence[Entry], lines: Sequence[Line], channel: Channel, turns: Iterable[Entry] | None = None
 ) -> None:
-    """What the stage has to do, in the order of its list. Gradients add up where autograd leaves them.
+    """Do what the stage has to do, in the order of its list. Gradients add up where autograd leaves them.
 
-    All stages call it, with the lists of one schedule. What never goes backward is not kept. turns: the same entries,
-    each of which comes when it is to be done; None: one after the other.
+    All stages call it, with the lists of one schedule. Outputs that never go backward are not kept. turns: the same
+    entries, each of which comes when it is to be done; None: one after the other.
     """
     to_come = Counter((entry.line, entry.chunk) for entry in entries if entry.part == "B")
     trained, begun = set(to_come), Counter[tuple[int, int]]()
     flights: dict[tuple[int, int], deque[tuple[Tensor | None, Tensor, Any]]] = defaultdict(deque)
     under_way: list[tuple[Any, Tensor]] = []
-    *before, every = accumulate((line.chunks for line in lines), initial=0)
-    for tag in range(2 * every):
-        # Made, where there is one for each tag, in the same order on all stages.
+    *offsets, all_chunks = accumulate((line.chunks for line in lines), initial=0)
+    for tag in range(2 * all_chunks):
+        # Groups, where there is one for each tag, are made in the same order on all stages.
         channel(tag)
 
-    def tag_of(number: int, chunk: int, back: bool) -> int:
-        """Of what a chunk is sent."""
-        return 2 * (before[number] + chunk) + back
+    def tag_of(number: int, chunk: int, backward: bool) -> int:
+        """Return the tag of what a chunk is sent."""
+        return 2 * (offsets[number] + chunk) + backward
 
-    def send(tensor: Tensor, to: int, tag: int) -> Any:
+    def send(tensor: Tensor, rank: int, tag: int) -> Any:
         tensor = tensor.detach().contiguous()
-        work = dist.isend(tensor, to, channel(tag), tag)
+        work = dist.isend(tensor, rank, channel(tag), tag)
         under_way.append((work, tensor))
         return work
 
@@ -100,30 +100,30 @@ def follow(
         return tensor
 
     for number, part, chunk in entries if turns is None else turns:
-        line, here = lines[number], (number, chunk)
+        line, chunk_key = lines[number], (number, chunk)
         earlier, later = (line.beside(chunk, by) for by in (-1, 1))
         if part == "B":
-            came, made, sent = flights[here].popleft()
-            to_come[here] -= 1
-            if not to_come[here] and line.last:
+            received, output, sent = flights[chunk_key].popleft()
+            to_come[chunk_key] -= 1
+            if not to_come[chunk_key] and line.last:
                 line.last(chunk)
-            given = later and receive(torch.empty_like(made), later[0], tag_of(number, chunk, True))
+            gradient = later and receive(torch.empty_like(output), later[0], tag_of(number, chunk, True))
             if sent is not None:
-                # What comes back has arrived before. Gloo says so to those only who wait.
+                # The gradient's arrival shows that the output arrived. With gloo one has to wait to learn of it.
                 sent.wait()
-            torch.autograd.backward(made, given)
+            torch.autograd.backward(output, gradient)
             if earlier is not None:
-                assert came is not None and came.grad is not None
-                send(came.grad, earlier[0], tag_of(number, earlier[1], True))
+                assert received is not None and received.grad is not None
+                send(received.grad, earlier[0], tag_of(number, earlier[1], True))
         else:
             assert part == "F", "no stage computes halves of a backward"
             source = -1 if earlier is None else earlier[0]
             arrive = partial(receive, source=source, tag=tag_of(number, chunk, False))
-            came, made = line.forward(begun[here], chunk, arrive)
-            begun[here] += 1
-            sent = None if later is None else send(made, later[0], tag_of(number, later[1], False))
-            if here in trained:
-                flights[here].append((came, made, sent))
-        under_way = [each for each in under_way if not each[0].is_completed()]
+            received, output = line.forward(begun[chunk_key], chunk, arrive)
+            begun[chunk_key] += 1
+            sent = None if later is None else send(output, later[0], tag_of(number, later[1], False))
+            if chunk_key in trained:
+                flights[chunk_key].append((received, output, sent))
+        under_way = [pending for pending in under_way if not pending[0].is_completed()]
     for work, _ in under_way:
         work.wait()

@@ -1,4 +1,4 @@
-"""How processes meet: in a store that one of them has, at an address that it chose itself, with a secret in it."""
+"""Lets processes meet in a store that one of them has, at an address that it chose itself, with a secret in it."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ LOOPBACK = "127.0.0.1"
 """Where processes meet of which none is on another machine."""
 
 INTERFACES = "GLOO_SOCKET_IFNAME"
-"""The variable with the names of network interfaces on which gloo listens; without it, that of the machine's name."""
+"""The variable with the names of network interfaces on which gloo listens; without it, it takes that of the machine's
+name."""
 
 _SCHEME = "rlgraph"
 _tokens: dict[str, str] = {}
-"""By host:port the secret with which this process meets others there by a URL."""
+"""The secret, by host:port, with which this process meets others there by a URL."""
 _default: list[SharedStore] = []
-"""That of torch's default group, which keeps no Python object."""
+"""The store of torch's default group, which keeps no Python object."""
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Listens at its address for as long as somebody has it."""
+    """A store that listens at its address for as long as somebody holds this object."""
 
     address: str
-    """host:port/token. Who has it may join, and nobody else: it goes to those alone who are to meet."""
+    """host:port/token. Whoever has it may join, and nobody else: it goes only to those who are to meet."""
     listener: Listener
 
     def __del__(self) -> None:
@@ -42,12 +43,12 @@ class Meeting:
 
 
 def loopback() -> str | None:
-    """The name of the interface that no other machine reaches."""
+    """Return the name of the interface that no other machine reaches."""
     return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
 
 
 def listen(host: str) -> Meeting:
-    """A store on one address of this machine, which answers those who know the token that is drawn here.
+    """Open a store on one address of this machine, which answers those who know the token that is drawn here.
 
     Its port is the one that it is bound to, and is never given back: a port that was only seen to be free may be taken
     before it is used, and one that is free on an address may be in use on another.
@@ -58,17 +59,19 @@ def listen(host: str) -> Meeting:
 
 
 def attend(address: str, seconds: float) -> SharedStore:
-    """The store of somebody who listens; raises torch's error where nobody does. Waits for keys end after `seconds`.
+    """Connect to the store of somebody who listens; raises torch's error where nobody does. Waits for keys end after
+    `seconds`.
 
     Torch's groups do not keep it alive: whoever makes one does.
     """
-    place, token = address.split("/")
-    host, port = place.rsplit(":", 1)
+    host_port, token = address.split("/")
+    host, port = host_port.rsplit(":", 1)
     return SharedStore(host, int(port), bytes.fromhex(token), seconds)
 
 
 def join(rank: int, world: int, address: str, seconds: float) -> None:
-    """Makes this process a rank of torch's default process group; who waits longer than `seconds` for another fails.
+    """Make this process a rank of torch's default process group; one that waits longer than `seconds` for another
+    fails.
 
     address: where somebody listens.
     """
@@ -79,18 +82,19 @@ def join(rank: int, world: int, address: str, seconds: float) -> None:
 
 
 def url(address: str) -> str:
-    """For those who make a group by a URL, in this process. They log it: the token is not in it."""
-    place, token = address.split("/")
-    _tokens[place] = token
-    return f"{_SCHEME}://{place}"
+    """Return the URL of an address, for those who make a group by a URL in this process. They log it: the token is not
+    in it."""
+    host_port, token = address.split("/")
+    _tokens[host_port] = token
+    return f"{_SCHEME}://{host_port}"
 
 
 def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> Iterator[tuple[SharedStore, int, int]]:
     from urllib.parse import parse_qs, urlsplit
 
-    asked = urlsplit(url)
-    query = parse_qs(asked.query)
-    store = attend(f"{asked.netloc}/{_tokens[asked.netloc]}", timeout.total_seconds())
+    parts = urlsplit(url)
+    query = parse_qs(parts.query)
+    store = attend(f"{parts.netloc}/{_tokens[parts.netloc]}", timeout.total_seconds())
     _default[:] = [store]
     yield store, int(query["rank"][0]), int(query["world_size"][0])
 

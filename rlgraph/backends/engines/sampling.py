@@ -1,4 +1,4 @@
-"""Sampling one token for each row, with randomness that belongs to the row and not to the batch."""
+"""Samples one token for each row, with randomness that belongs to the row and not to the batch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finalizer of splitmix64: a bijection of 64-bit integers whose output bits all depend on all input
+    """Apply the finalizer of splitmix64: a bijection of 64-bit integers whose output bits all depend on all input
     bits."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    found: np.ndarray = x ^ (x >> np.uint64(31))
-    return found
+    mixed: np.ndarray = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 def uniforms(keys: np.ndarray, place: int | np.ndarray) -> Tensor:
-    """A number in [0, 1) for each row: a pure function of the row's key and the token's place, float64 [N].
+    """Return a number in [0, 1) for each row: a pure function of the row's key and the token's place, float64 [N].
 
     keys: uint64 [N]. The keys are mixed first, so that keys 0, 1, 2, ... make independent streams. place: int64 [N], or
     the same for all rows.
@@ -36,11 +36,11 @@ def uniforms(keys: np.ndarray, place: int | np.ndarray) -> Tensor:
 def sample(
     logits: Tensor, keys: np.ndarray, place: int | np.ndarray, sampling: Sampling, banned: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """A token for each row and its log-probability under the whole distribution: int64 [N], float [N].
+    """Return a token for each row and its log-probability under the whole distribution: int64 [N], float [N].
 
-    logits: float [N, V], float32 or float64, overwritten. keys, place: as in `uniforms`. banned: tokens that must
-    not be sampled, int64 [B]; the log-probability is still taken over the whole vocabulary. A random token is
-    found by inverting the cumulative distribution at one uniform.
+    logits: float [N, V], float32 or float64, overwritten. keys, place: as in `uniforms`. banned: tokens that must not
+    be sampled, int64 [B]; the log-probability is still taken over the whole vocabulary. A random token is found by
+    inverting the cumulative distribution at one uniform.
     """
     scaled = logits if sampling.temperature in (0, 1) else logits.div_(sampling.temperature)
     forbidden = None if banned is None else scaled.index_select(1, banned)
@@ -67,11 +67,11 @@ def sample(
 
 
 def _restrict(weights: Tensor, sampling: Sampling) -> Tensor:
-    """`weights`, [N, V], with 0 for the tokens that top_k and then top_p exclude."""
-    ranked, order = weights.sort(dim=1, descending=True, stable=True)
+    """Return `weights`, [N, V], with 0 for the tokens that top_k and then top_p exclude."""
+    ranked, columns = weights.sort(dim=1, descending=True, stable=True)
     if sampling.top_k:
         ranked[:, sampling.top_k :] = 0
     if sampling.top_p < 1:
         before = ranked.cumsum(1) - ranked
         ranked = ranked.masked_fill(before >= sampling.top_p * ranked.sum(1, keepdim=True), 0)
-    return torch.zeros_like(weights).scatter(1, order, ranked)
+    return torch.zeros_like(weights).scatter(1, columns, ranked)

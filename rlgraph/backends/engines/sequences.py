@@ -33,7 +33,8 @@ class Sequences:
 
     @classmethod
     def from_lists(cls, rows: Iterable[Sequence[int]], scored: Iterable[Sequence[bool]] | None = None) -> Sequences:
-        """From N lists of token ids, and N lists of flags of the same lengths (none: no token is scored)."""
+        """Return the rows of N lists of token ids, and N lists of flags of the same lengths (none: no token is
+        scored)."""
         lists = [list(row) for row in rows]
         tokens = torch.tensor([token for row in lists for token in row], dtype=torch.long)
         lengths = torch.tensor([len(row) for row in lists], dtype=torch.long)
@@ -45,7 +46,7 @@ class Sequences:
 
     @classmethod
     def from_pairs(cls, prompts: Iterable[Sequence[int]], responses: Iterable[Sequence[int]]) -> Sequences:
-        """From N prompts and N responses, of which only the responses are scored."""
+        """Return the rows of N prompts and N responses, of which only the responses are scored."""
         pairs = [(list(prompt), list(response)) for prompt, response in zip(prompts, responses, strict=True)]
         return cls.from_lists(
             [prompt + response for prompt, response in pairs],
@@ -54,7 +55,7 @@ class Sequences:
 
     @classmethod
     def concat(cls, batches: Sequence[Sequences]) -> Sequences:
-        """The rows of all `batches`, in order; of no batch, no rows."""
+        """Return the rows of all `batches`, in order; of no batch, no rows."""
         if not batches:
             return cls.from_lists([])
         return cls(
@@ -64,26 +65,26 @@ class Sequences:
         )
 
     def take(self, index: Tensor) -> Sequences:
-        """The rows named by `index`, int64 [M], in that order; a row may be taken more than once."""
+        """Return the rows named by `index`, int64 [M], in that order; a row may be taken more than once."""
         lengths = self.lengths[index]
         flat = ragged_index(self.starts[index], lengths)
         return Sequences(self.tokens[flat], lengths, self.scored[flat])
 
     def cut(self, lengths: Tensor) -> Sequences:
-        """Of each row so many tokens from its start, int64 [N]."""
+        """Return so many tokens of each row from its start, int64 [N]."""
         flat = ragged_index(self.starts, lengths)
         return Sequences(self.tokens[flat], lengths, self.scored[flat])
 
     def rows(self) -> list[list[int]]:
-        """The tokens as N lists."""
+        """Return the tokens as N lists."""
         return [row.tolist() for row in self.tokens.split(self.lengths.tolist())]
 
     def scored_rows(self) -> list[list[int]]:
-        """The scored tokens as N lists."""
+        """Return the scored tokens as N lists."""
         return [row.tolist() for row in self.tokens[self.scored].split(self.counts().tolist())]
 
     def padded(self, pad_id: int) -> tuple[Tensor, Tensor]:
-        """Rows padded on the right: ids int64 [N, T] and the mask of what is no padding, bool [N, T]."""
+        """Return the rows padded on the right: ids int64 [N, T] and a mask that is False at padding, bool [N, T]."""
         longest = int(self.lengths.max()) if len(self) else 0
         mask = torch.arange(longest)[None] < self.lengths[:, None]
         ids = torch.full((len(self), longest), pad_id, dtype=torch.long)
@@ -91,7 +92,7 @@ class Sequences:
         return ids, mask
 
     def counts(self) -> Tensor:
-        """Scored tokens in each row, int64 [N]."""
+        """Return the scored tokens in each row, int64 [N]."""
         sums = torch.cat([torch.zeros(1, dtype=torch.long), self.scored.long().cumsum(0)])
         return sums[self.starts + self.lengths] - sums[self.starts]
 
@@ -112,5 +113,5 @@ class Sequences:
 
 
 def ragged_index(starts: Tensor, lengths: Tensor) -> Tensor:
-    """`ragged_places` of tensors on the CPU."""
+    """Return `ragged_places` of tensors on the CPU."""
     return torch.from_numpy(ragged_places(starts.numpy(), lengths.numpy()))

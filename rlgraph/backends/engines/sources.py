@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, the Hugging Face hub, or random weights of a given shape."""
+"""Loads a model from a folder or the Hugging Face hub, or makes one with random weights of a given shape."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import reach
 from rlgraph.errors import closest, listed
 
-# transformers' models take seconds to import, and neither the controller of a cluster nor who runs the user's functions
-# has one: what is needed of it is imported where it is used.
+# transformers' models take seconds to import, and neither the controller of a cluster nor a worker for the user's
+# functions has one: what is needed of it is imported where it is used.
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
@@ -33,8 +33,8 @@ _AUTO: Mapping[ModelKind, str] = {
     "value_lm": "AutoModelForTokenClassification",
     "reward_lm": "AutoModelForSequenceClassification",
 }
-_SAFE = {"trust_remote_code": False}
-"""Where this is not said, transformers asks on the terminal whether the model's own Python may run."""
+_NO_REMOTE_CODE = {"trust_remote_code": False}
+"""Where this is not set, transformers asks on the terminal whether the model's own Python may run."""
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -45,7 +45,7 @@ class RandomSource:
     family: str
     """transformers' `model_type`: "qwen2", "llama", "gpt2"."""
     config: Mapping[str, Any]
-    """The configuration's own field names; `vocab_size` may be left out: the tokenizer's."""
+    """The configuration by its own field names; `vocab_size` may be left out: it is the tokenizer's."""
     tokenizer: TokenizerSpec | str
     """How to build the tokenizer, or the folder or hub name of one."""
     seed: int = 0
@@ -61,29 +61,31 @@ class ModelSpec:
     """A local folder, a hub name, or random weights."""
     dtype: str = "float32"
     tokenizer: TokenizerSpec | str | None = None
-    """In place of the source's own."""
+    """A tokenizer in place of the source's own."""
     generates: bool = True
     """It is asked to continue rows, for which an architecture needs more than for reading them."""
     adapters: Adapters | None = None
     """What is trained in place of the model itself; the source is their base."""
     learns: bool = True
-    """It is trained, or a copy of it: a head that the source does not have begins with 0. Else there has to be one."""
+    """It is trained, or a copy of it: a head that the source does not have begins with 0. Else the source has to have
+    one."""
 
     @property
     def begins_with_head(self) -> bool:
-        """A value or reward model's head has to be in the files of its source; that of a saved adapter is beside it."""
+        """Whether a value or reward model's head has to be in the files of its source; that of a saved adapter is
+        beside it."""
         return self.kind != "causal_lm" and not self.learns and (self.adapters is None or self.adapters.start is None)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model, its tokenizer, and what the source did not say."""
+    """A model, its tokenizer, and what the source did not have."""
 
     model: PreTrainedModel
     codec: Codec
     new_parameters: tuple[str, ...] = field(default=())
-    """Parameters that the source's files do not hold: the head of a value model made from a language model,
-    set to 0."""
+    """Parameters that the source's files do not hold: the head of a value model made from a language model, set to
+    0."""
 
 
 def load(spec: ModelSpec, device: str = "cpu") -> Loaded:
@@ -109,17 +111,17 @@ def load(spec: ModelSpec, device: str = "cpu") -> Loaded:
 
 
 def load_codec(spec: ModelSpec) -> Codec:
-    """The tokenizer of a model, without its weights."""
-    own = spec.source.tokenizer if isinstance(spec.source, RandomSource) else spec.source
-    wanted = own if spec.tokenizer is None else spec.tokenizer
-    if not isinstance(wanted, str):
-        return Codec(build_tokenizer(wanted))
+    """Return the tokenizer of a model, without its weights."""
+    default = spec.source.tokenizer if isinstance(spec.source, RandomSource) else spec.source
+    chosen = default if spec.tokenizer is None else spec.tokenizer
+    if not isinstance(chosen, str):
+        return Codec(build_tokenizer(chosen))
     with quiet():
-        return Codec(_read(wanted, "tokenizer", _tokenizer_class(wanted)))
+        return Codec(_read(chosen, "tokenizer", _tokenizer_class(chosen)))
 
 
 def positions(spec: ModelSpec) -> int | None:
-    """Most tokens of a row of a model, from its configuration alone; None where that does not say."""
+    """Return the most tokens of a row of a model, from its configuration alone; None where that does not say."""
     with quiet():
         if isinstance(spec.source, RandomSource):
             config = random_config(spec.source, load_codec(spec), spec.kind)
@@ -131,13 +133,13 @@ def positions(spec: ModelSpec) -> int | None:
 
 
 def positions_of(config: PretrainedConfig) -> int | None:
-    """The same, of a configuration. GPT-2 and others have names of their own for it, which it knows."""
-    found = config.get_text_config()
-    return reach({name: getattr(found, name, None) for name in ("max_position_embeddings", "rope_parameters")})
+    """Return the most tokens of a row from a configuration, which knows the names that GPT-2 and others have for it."""
+    text_config = config.get_text_config()
+    return reach({name: getattr(text_config, name, None) for name in ("max_position_embeddings", "rope_parameters")})
 
 
 def skeleton(spec: ModelSpec) -> PreTrainedModel:
-    """The model of a source without its weights, and without adapters."""
+    """Return the model of a source without its weights, and without adapters."""
     from transformers import AutoConfig
 
     with quiet(), torch.device("meta"):
@@ -151,7 +153,7 @@ def skeleton(spec: ModelSpec) -> PreTrainedModel:
 
 
 def save_config(spec: ModelSpec, folder: str | Path) -> None:
-    """Write what says which model a folder holds, without its weights."""
+    """Write the configuration of a model into a folder, without its weights."""
     model = skeleton(spec)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(str(folder))
@@ -161,23 +163,23 @@ def save_config(spec: ModelSpec, folder: str | Path) -> None:
 
 
 def _auto(kind: ModelKind) -> Any:
-    """transformers' class that makes models of a kind."""
+    """Return transformers' class that makes models of a kind."""
     import transformers
 
     return getattr(transformers, _AUTO[kind])
 
 
 def _tokenizer_class(folder: str) -> Any:
-    """AutoTokenizer, but for a folder that asks for the plain class: it would take the model family's own in
-    its place."""
+    """Return AutoTokenizer, but for a folder that asks for the plain class, in whose place it would take the model
+    family's own."""
     import transformers
 
     try:
         with open(os.path.join(folder, "tokenizer_config.json"), encoding="utf-8") as file:
-            wanted = json.load(file).get("tokenizer_class")
+            class_name = json.load(file).get("tokenizer_class")
     except (OSError, ValueError):
-        wanted = None
-    plain = wanted in ("TokenizersBackend", "PreTrainedTokenizerFast")
+        class_name = None
+    plain = class_name in ("TokenizersBackend", "PreTrainedTokenizerFast")
     return transformers.PreTrainedTokenizerFast if plain else transformers.AutoTokenizer
 
 
@@ -186,45 +188,44 @@ def _pretrained(kind: ModelKind, source: str, dtype: torch.dtype) -> tuple[PreTr
     options = {"dtype": dtype, "output_loading_info": True, "use_safetensors": True, **labels}
     model, info = _read(source, "model", _auto(kind), **options)
     new = tuple(sorted(info["missing_keys"]))
-    lacks = new if kind == "causal_lm" else tuple(name for name in new if name not in _head(model))
-    if lacks:
+    missing = new if kind == "causal_lm" else tuple(name for name in new if name not in _head(model))
+    if missing:
         is_none = ": it is no causal language model" if kind == "causal_lm" else ""
-        raise EngineError(f"the model {source!r} lacks the weights {', '.join(lacks[:3])}{is_none}")
+        raise EngineError(f"the model {source!r} lacks the weights {', '.join(missing[:3])}{is_none}")
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name in new:
-            # transformers takes them from the global generator; at 0 they say nothing yet, and always the
-            # same.
+            # transformers draws them from the global generator; zeros are neutral, and always the same.
             parameters[name].zero_()
     return model, new
 
 
 def _head(model: PreTrainedModel) -> list[str]:
-    """The parameters of a model that are not its decoder's."""
+    """Return the names of a model's parameters that are not its decoder's."""
     return [name for name, _ in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")]
 
 
-def _read(source: str, what: str, kind: Any, **options: Any) -> Any:
-    """What a class of transformers reads from a source, with what goes wrong said in the user's terms."""
+def _read(source: str, what: str, reader: Any, **options: Any) -> Any:
+    """Return what a class of transformers reads from a source; errors are explained in the user's terms."""
     # A folder with an adapter has a tokenizer, and no model.
-    needed = {"config.json", f"{what}_config.json"}
-    if os.path.isdir(source) and not any(os.path.exists(os.path.join(source, name)) for name in needed):
+    files = {"config.json", f"{what}_config.json"}
+    if os.path.isdir(source) and not any(os.path.exists(os.path.join(source, name)) for name in files):
         raise EngineError(f"the folder {source!r} holds no {what}: it has no config.json")
-    here = os.path.isdir(source)
-    place = "in the folder" if here else "as a local folder or on the Hugging Face hub"
+    is_folder = os.path.isdir(source)
+    place = "in the folder" if is_folder else "as a local folder or on the Hugging Face hub"
     try:
-        read = source if here else hub.place(source)
+        path = source if is_folder else hub.place(source)
     except LookupError as error:
         raise HubError(f"cannot load the {what} {source!r}: {error.args[0]}", hub.hint(source)) from None
     try:
-        return kind.from_pretrained(read, **options, **_SAFE)
-    # Files of a stranger can break what reads them in any way.
+        return reader.from_pretrained(path, **options, **_NO_REMOTE_CODE)
+    # Files from elsewhere can make the code that reads them fail in any way.
     except Exception as error:
-        message = f"cannot load the {what} {source!r} {place}: {_why(error, source)}"
-        raise (EngineError(message) if here else HubError(message, hub.hint(source))) from error
+        message = f"cannot load the {what} {source!r} {place}: {_explain(error, source)}"
+        raise (EngineError(message) if is_folder else HubError(message, hub.hint(source))) from error
 
 
-def _why(error: Exception, source: str) -> str:
+def _explain(error: Exception, source: str) -> str:
     if "trust_remote_code" in str(error):
         return "it is computed by Python code of its own, which is never run"
     if "ignore_mismatched_sizes" in str(error):
@@ -238,7 +239,7 @@ def _why(error: Exception, source: str) -> str:
 
 
 def random_config(source: RandomSource, codec: Codec, kind: ModelKind = "causal_lm") -> Any:
-    """The configuration of a random model; EngineError for one that there cannot be."""
+    """Return the configuration of a random model; raises EngineError for one that there cannot be."""
     from transformers import AutoConfig
 
     fields = dict(source.config)
@@ -253,27 +254,29 @@ def random_config(source: RandomSource, codec: Codec, kind: ModelKind = "causal_
         config = AutoConfig.for_model(source.family, **fields, **labels)
     except Exception as error:
         raise EngineError(f"cannot make a random {source.family!r} model: {error}") from error
-    known = [each.name for each in dataclasses.fields(config)]
+    names = [attribute.name for attribute in dataclasses.fields(config)]
     for name in source.config:
-        near = [each for each in known if name in each] or [*filter(None, [closest(name, known, 0.8)])]
-        if name not in known and name not in config.attribute_map and near and not _is_read(config, name):
+        similar = [candidate for candidate in names if name in candidate] or [
+            *filter(None, [closest(name, names, 0.8)])
+        ]
+        if name not in names and name not in config.attribute_map and similar and not _reads_attribute(config, name):
             raise EngineError(
-                f"the configuration of {source.family!r} has no {name}; did you mean {listed(near, 'or')}?"
+                f"the configuration of {source.family!r} has no {name}; did you mean {listed(similar, 'or')}?"
             )
     return config
 
 
-def _is_read(config: Any, name: str) -> bool:
-    """Whether the code of a configuration, or of its model, asks for an attribute that is none of its fields, as some
-    do: transformers keeps any name."""
+def _reads_attribute(config: Any, name: str) -> bool:
+    """Return whether the code of a configuration, or of its model, reads an attribute that is none of its fields, as
+    some do: transformers keeps any name."""
     folder = Path(inspect.getfile(type(config))).parent
-    own = re.escape(name)
-    asked = re.compile(rf"config\.{own}\b|(?:getattr|hasattr|pop|get)\([^()]*[\"']{own}[\"']")
-    return any(asked.search(file.read_text()) for file in folder.glob("*.py"))
+    pattern = re.escape(name)
+    access = re.compile(rf"config\.{pattern}\b|(?:getattr|hasattr|pop|get)\([^()]*[\"']{pattern}[\"']")
+    return any(access.search(file.read_text()) for file in folder.glob("*.py"))
 
 
 def _random(kind: ModelKind, source: RandomSource, codec: Codec) -> PreTrainedModel:
-    """A model whose backbone depends on the seed and the configuration alone, the same for each kind."""
+    """Make a model whose backbone depends on the seed and the configuration alone, the same for each kind."""
     try:
         base = _seeded("causal_lm", random_config(source, codec), source.seed)
         if kind == "causal_lm":
@@ -288,7 +291,7 @@ def _random(kind: ModelKind, source: RandomSource, codec: Codec) -> PreTrainedMo
 
 
 def _seeded(kind: ModelKind, config: Any, seed: int) -> PreTrainedModel:
-    """A model of this configuration in float32, without touching the global random generator."""
+    """Make a model of this configuration in float32, without touching the global random generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = _auto(kind).from_config(config, dtype=torch.float32)
@@ -297,8 +300,7 @@ def _seeded(kind: ModelKind, config: Any, seed: int) -> PreTrainedModel:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' warnings and progress bars off the screen while a model is loaded; errors still
-    raise."""
+    """Keep transformers' warnings and progress bars off the screen while a model is loaded; errors still raise."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -314,10 +316,11 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def on_any_rank(model: PreTrainedModel) -> Iterator[None]:
-    """Where processes are ranks of torch's, transformers writes on the first one alone, which may be gone."""
-    here: dict[str, object] = model.__dict__
-    here["should_save_on_this_rank"] = lambda is_main_process: is_main_process
+    """Make a model save on any rank: where processes are ranks of torch's, transformers writes on the first one alone,
+    which may be gone."""
+    attributes: dict[str, object] = model.__dict__
+    attributes["should_save_on_this_rank"] = lambda is_main_process: is_main_process
     try:
         yield
     finally:
-        del here["should_save_on_this_rank"]
+        del attributes["should_save_on_this_rank"]

@@ -28,8 +28,8 @@ from rlgraph.ir.transfer import TensorBox
 
 BUCKET = 16 << 20
 """Bytes that are copied at a time."""
-_LOOKED_AT = 1 << 15
-"""Numbers that are looked at together: no more than torch gives one thread, which others compute beside."""
+_CHECKED = 1 << 15
+"""Numbers that are checked together: no more than torch gives one thread, beside which others compute."""
 
 _TYPES = {
     torch.float64: "F64",
@@ -44,27 +44,28 @@ _TYPES = {
     torch.bool: "BOOL",
 }
 _COUNT = 8
-"""Bytes at the beginning of a file that say how long what follows is, which says where each tensor lies."""
-_ABOUT = "__metadata__"
-"""What is no tensor there."""
+"""Bytes at the beginning of a file that give the length of the header, which says where each tensor lies."""
+_METADATA = "__metadata__"
+"""The entry of the header that is no tensor."""
 _KEY = re.compile(r"(.*?)(?:\[([\d:,]+)\])?")
 
 
 Reading = Callable[[Tensor], AbstractContextManager[Tensor]]
-"""A tensor where it is now, and stays while the context lasts."""
+"""A context in which a tensor stays where it is now; it gives the tensor there."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A part of a tensor. It is cut out where the tensor is when it is read: of one that sleeps nothing can be."""
+    """A part of a tensor. It is cut out where the tensor is when it is read: a tensor that sleeps cannot be cut."""
 
     of: Tensor
     at: tuple[slice, ...]
-    """Of each dimension."""
+    """The range of each dimension."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(each.stop - each.start for each in self.at)
+        """The shape of the part."""
+        return tuple(span.stop - span.start for span in self.at)
 
 
 def write(
@@ -75,30 +76,33 @@ def write(
     *,
     looks: bool = True,
 ) -> tuple[Digests, str]:
-    """Writes tensors, and gives them to the disk. The file's digests, and the first of the tensors that has NaN or
-    infinity in it; empty: none. No more than a bucket of them is copied at a time, and none of what lies on the host in
-    one piece: safetensors' own writer wants all of them so, which parts of others are not. May be called beside what
-    reads the tensors, which may move them with `reading`. looks: for NaN and infinity. Raises OSError."""
-    header, end, odd = {}, 0, ""
-    views = {name: each if isinstance(each, View) else _all(each) for name, each in sorted(tensors.items())}
+    """Write tensors to a file and flush it to the disk. Return the file's digests, and the name of the first tensor
+    that has NaN or infinity in it; empty: none. No more than a bucket is copied at a time, and nothing that lies on the
+    host in one piece: safetensors' own writer needs contiguous tensors, which parts of others are not. May be called
+    beside the thread that works with the tensors and moves them: `reading` holds them in place. looks: for NaN and
+    infinity. Raises OSError."""
+    header, end, first_bad = {}, 0, ""
+    views = {
+        name: tensor if isinstance(tensor, View) else _full_view(tensor) for name, tensor in sorted(tensors.items())
+    }
     for name, view in views.items():
         start, end = end, end + math.prod(view.shape) * view.of.element_size()
         header[name] = {"dtype": _TYPES[view.of.dtype], "shape": list(view.shape), "data_offsets": [start, end]}
-    said = json.dumps(header).encode()
-    said += b" " * (-len(said) % 8)
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
     with file.open("wb") as opened:
         out = Digesting(opened)
-        out.write(len(said).to_bytes(_COUNT, "little") + said)
+        out.write(len(encoded).to_bytes(_COUNT, "little") + encoded)
         for name, view in views.items():
             cuts = _cuts(view.shape, view.of.element_size(), bucket)
-            finite = [_copied(out, view, cut, reading, looks) for cut in cuts]
-            odd = odd if all(finite) or odd else name
+            finite = [_write_cut(out, view, cut, reading, looks) for cut in cuts]
+            first_bad = first_bad if all(finite) or first_bad else name
         opened.flush()
         os.fsync(opened.fileno())
-    return out.digests(), odd
+    return out.digests(), first_bad
 
 
-def _all(tensor: Tensor) -> View:
+def _full_view(tensor: Tensor) -> View:
     return View(tensor, tuple(slice(0, size) for size in tensor.shape))
 
 
@@ -106,7 +110,7 @@ Cut = tuple[int | slice, ...]
 
 
 def _cuts(shape: tuple[int, ...], width: int, bucket: int) -> Iterator[Cut]:
-    """Pieces of no more than a bucket each, in the order of their numbers, of `width` bytes."""
+    """Yield pieces of no more than a bucket each, in the order of their numbers, of `width` bytes."""
     row = math.prod(shape[1:]) * width
     if not math.prod(shape):
         return
@@ -120,50 +124,53 @@ def _cuts(shape: tuple[int, ...], width: int, bucket: int) -> Iterator[Cut]:
         yield from ((slice(start, start + rows),) for start in range(0, shape[0], rows))
 
 
-def _copied(out: Digesting, view: View, cut: Cut, reading: Reading, looks: bool) -> bool:
-    """Whether all of a piece is finite."""
-    with reading(view.of) as there, _beside(there):
-        here = there.detach()[view.at][cut].to("cpu").contiguous().reshape(-1)
-        # As an array of numpy its storage could not be emptied any more, when its model is put to sleep.
-        out.write((c_ubyte * (here.numel() * here.element_size())).from_address(here.data_ptr()))
-        return not looks or not here.is_floating_point() or all(map(_finite, here.split(_LOOKED_AT)))
+def _write_cut(out: Digesting, view: View, cut: Cut, reading: Reading, looks: bool) -> bool:
+    """Write a piece, and return whether all of it is finite."""
+    with reading(view.of) as current, _copy_stream(current):
+        numbers = current.detach()[view.at][cut].to("cpu").contiguous().reshape(-1)
+        # As a numpy array its storage could no longer be emptied when its model is offloaded.
+        out.write((c_ubyte * (numbers.numel() * numbers.element_size())).from_address(numbers.data_ptr()))
+        return not looks or not numbers.is_floating_point() or all(map(_finite, numbers.split(_CHECKED)))
 
 
 @contextmanager
-def _beside(tensor: Tensor) -> Iterator[None]:
-    """What is copied from a device is copied beside what is computed there, and behind what was before."""
+def _copy_stream(tensor: Tensor) -> Iterator[None]:
+    """Copy from a device beside what is computed there, and after what was computed before."""
     if not tensor.is_cuda:
         yield
         return
-    own = torch.cuda.Stream(tensor.device)
-    own.wait_stream(torch.cuda.default_stream(tensor.device))
-    with torch.cuda.stream(own):
+    stream = torch.cuda.Stream(tensor.device)
+    stream.wait_stream(torch.cuda.default_stream(tensor.device))
+    with torch.cuda.stream(stream):
         yield
 
 
 def _finite(numbers: Tensor) -> bool:
-    """Without room for as many again: the least and the largest are NaN where one of them is."""
+    """Return whether all numbers are finite, checked without memory for as many again: the least and the largest are
+    NaN where one of them is."""
     return all(bool(end.isfinite()) for end in numbers.aminmax())
 
 
 def chosen(
     tensors: Mapping[str, Tensor], layout: Iterable[Local], boxes: Iterable[TensorBox], whole_of: Mapping[str, Box]
 ) -> dict[str, View]:
-    """Parts of a rank's tensors, by what they are called in a file. layout: of these tensors, layer by layer. boxes:
-    those that are wanted of the global tensors; whole_of: all of each."""
+    """Return parts of a rank's tensors, by their names in a file. layout: of these tensors, layer by layer. boxes: the
+    wanted ones of the global tensors; whole_of: all of each."""
     wanted: dict[str, list[Box]] = {}
     for name, box in boxes:
         wanted.setdefault(name, []).append(box)
-    found: dict[str, View] = {}
+    views: dict[str, View] = {}
     for local in layout:
         for piece in local.pieces:
             for box in wanted.get(piece.name, ()):
                 inner = common(piece.box, box)
                 if inner is not None:
-                    lies = zip(inner, piece.box, piece.at, strict=True)
-                    at = tuple(slice(low - first + to, high - first + to) for (low, high), (first, _), to in lies)
-                    found[_key(piece.name, inner, whole_of[piece.name])] = View(tensors[local.name], at)
-    return found
+                    sides = zip(inner, piece.box, piece.at, strict=True)
+                    at = tuple(
+                        slice(low - first + offset, high - first + offset) for (low, high), (first, _), offset in sides
+                    )
+                    views[_key(piece.name, inner, whole_of[piece.name])] = View(tensors[local.name], at)
+    return views
 
 
 def _key(name: str, box: Box, all_of_it: Box) -> str:
@@ -171,46 +178,46 @@ def _key(name: str, box: Box, all_of_it: Box) -> str:
 
 
 def extents(layouts: Iterable[Iterable[Local]]) -> dict[str, Box]:
-    """All of each tensor that several ranks have parts of."""
-    found: dict[str, tuple[int, ...]] = {}
+    """Return all of each tensor that several ranks have parts of, as a box."""
+    shapes: dict[str, tuple[int, ...]] = {}
     for layout in layouts:
         for local in layout:
             for piece in local.pieces:
-                far = tuple(stop for _, stop in piece.box)
-                found[piece.name] = tuple(map(max, far, found.get(piece.name, far)))
-    return {name: whole(shape) for name, shape in found.items()}
+                ends = tuple(stop for _, stop in piece.box)
+                shapes[piece.name] = tuple(map(max, ends, shapes.get(piece.name, ends)))
+    return {name: whole(shape) for name, shape in shapes.items()}
 
 
 class _File:
-    """One of the files. What is read of it is looked at first."""
+    """One of the files. What is read of it is checked against its digests first."""
 
-    def __init__(self, path: Path, told: Digests) -> None:
+    def __init__(self, path: Path, digests: Digests) -> None:
         """Raises OSError, Damaged."""
-        self._looked = Looked(path, told)
-        self._looked.need(0, min(_COUNT, told.bytes))
+        self._checked = Looked(path, digests)
+        self._checked.need(0, min(_COUNT, digests.bytes))
         with path.open("rb") as file:
             begin = _COUNT + int.from_bytes(file.read(_COUNT), "little")
-            self._looked.need(0, begin)
+            self._checked.need(0, begin)
             header = json.loads(file.read(begin - _COUNT))
         self._opened: Any = safe_open(path, framework="pt")
-        self.shapes = {name: tuple(header[name]["shape"]) for name in header if name != _ABOUT}
+        self.shapes = {name: tuple(header[name]["shape"]) for name in header if name != _METADATA}
         self._at = {name: tuple(begin + at for at in header[name]["data_offsets"]) for name in self.shapes}
 
     def read(self, name: str, box: Box) -> Tensor:
-        """A part of a tensor, or all of one without axes. Raises OSError, Damaged."""
+        """Return a part of a tensor, or all of one without axes. Raises OSError, Damaged."""
         start, end = self._at[name]
         shape = self.shapes[name]
         if not shape:
-            self._looked.need(start, end)
+            self._checked.need(start, end)
             return self._opened.get_tensor(name)  # type: ignore[no-any-return]
         for first, last in _runs(shape, box, (end - start) // max(1, math.prod(shape))):
-            self._looked.need(start + first, start + last)
+            self._checked.need(start + first, start + last)
         return self._opened.get_slice(name)[tuple(slice(*side) for side in box)]  # type: ignore[no-any-return]
 
 
 def _runs(shape: tuple[int, ...], box: Box, width: int) -> Iterator[tuple[int, int]]:
-    """From which byte to which a box of a tensor lies, whose numbers have `width` bytes: one run, or one for each row
-    where rows are long."""
+    """Yield from which byte to which a box of a tensor lies, whose numbers have `width` bytes: one run, or one for each
+    row where rows are long."""
     (low, high), *inner = box
     row = math.prod(shape[1:]) * width
     if row <= STRETCH or tuple(inner) == whole(shape[1:]):
@@ -221,67 +228,70 @@ def _runs(shape: tuple[int, ...], box: Box, width: int) -> Iterator[tuple[int, i
 
 
 class Stored:
-    """What the files of several ranks have together. Only what is asked for is read, and all of that is as it was
-    written."""
+    """The contents of several ranks' files. Only what is asked for is read, and all of that is as it was written."""
 
     def __init__(self, files: Mapping[Path, Digests]) -> None:
-        """Raises OSError, Damaged where one is not as it was written."""
+        """Raises OSError, and Damaged where a file is not as it was written."""
         self._parts: dict[str, list[tuple[Box, _File, str]]] = {}
-        for path, told in files.items():
-            file = _File(path, told)
-            for each, shape in file.shapes.items():
-                name, box = _KEY.fullmatch(each).groups()  # type: ignore[union-attr]
+        for path, digests in files.items():
+            file = _File(path, digests)
+            for key, shape in file.shapes.items():
+                name, box = _KEY.fullmatch(key).groups()  # type: ignore[union-attr]
                 ranges = tuple(tuple(map(int, part.split(":"))) for part in box.split(",")) if box else whole(shape)
-                self._parts.setdefault(name, []).append((ranges, file, each))  # type: ignore[arg-type]
+                self._parts.setdefault(name, []).append((ranges, file, key))  # type: ignore[arg-type]
 
     @property
     def names(self) -> list[str]:
+        """The names of the tensors."""
         return list(self._parts)
 
     def box(self, name: str) -> Box:
-        """All of a tensor."""
+        """Return all of a tensor, as a box."""
         return whole(tuple(map(max, zip(*([stop for _, stop in box] for box, *_ in self._parts[name]), strict=True))))
 
     def read(self, name: str, box: Box) -> Tensor:
-        """A part of a tensor. Raises EngineError where there is none of that name, or another shape, OSError,
+        """Return a part of a tensor. Raises EngineError where there is none of that name, or another shape, OSError,
         Damaged."""
         parts = self._parts.get(name, ())
         if not parts:
             raise EngineError(f"there is no tensor {name}")
-        missing, found = volume(box), None
-        for there, file, stored in parts:
-            if len(there) != len(box):
+        missing, result = volume(box), None
+        for part_box, file, stored in parts:
+            if len(part_box) != len(box):
                 break
             if not box:
                 return file.read(stored, box)
-            inner = common(there, box)
+            inner = common(part_box, box)
             if inner is None:
                 continue
-            values = file.read(stored, _shifted(there, inner))
+            values = file.read(stored, _shifted(part_box, inner))
             if inner == box:
                 return values
-            if found is None:
-                found = torch.empty([stop - start for start, stop in box], dtype=values.dtype)
-            found[tuple(slice(*side) for side in _shifted(box, inner))] = values
+            if result is None:
+                result = torch.empty([stop - start for start, stop in box], dtype=values.dtype)
+            result[tuple(slice(*side) for side in _shifted(box, inner))] = values
             missing -= volume(inner)
-        if found is None or missing:
+        if result is None or missing:
             shape = " x ".join(str(stop) for _, stop in self.box(name)) or "a number"
             raise EngineError(f"the tensor {name} has another shape there: {shape}")
-        return found
+        return result
 
     def under(self, kind: str) -> Under:
-        """Of tensors that are called `KIND:NAME` those of a kind."""
+        """Return the tensors of one kind, among those that are called `KIND:NAME`."""
         return Under(self, kind)
 
 
 class Under:
+    """The tensors of one kind in `Stored`, under names without the kind."""
+
     def __init__(self, stored: Stored, kind: str) -> None:
         self._stored, self._kind = stored, kind
 
     def read(self, name: str, box: Box) -> Tensor:
+        """Return a part of a tensor of this kind, as `Stored.read` does."""
         return self._stored.read(f"{self._kind}:{name}", box)
 
 
 def _shifted(outer: Box, inner: Box) -> Box:
-    """Where a box lies in another one."""
+    """Return where a box lies in another one."""
     return tuple((low - first, high - first) for (low, high), (first, _) in zip(inner, outer, strict=True))

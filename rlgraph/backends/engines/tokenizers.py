@@ -18,33 +18,33 @@ PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 """The special tokens of a built tokenizer: ids 0, 1 and 2."""
 
 Message = Mapping[str, str]
-"""`{"role": ..., "content": ...}`"""
+"""A chat message: `{"role": ..., "content": ...}`."""
 
 
 @dataclass(frozen=True)
 class Chars:
-    """One token for each character of `alphabet`, from id 3 on."""
+    """A tokenizer with one token for each character of `alphabet`, from id 3 on."""
 
     alphabet: str
 
 
 @dataclass(frozen=True)
 class Words:
-    """One token for each word of a text separated by blanks, from id 3 on."""
+    """A tokenizer with one token for each word of a text separated by blanks, from id 3 on."""
 
     words: str
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """One token for each byte of the text in UTF-8, from id 3 on."""
+    """A tokenizer with one token for each byte of the text in UTF-8, from id 3 on."""
 
 
 TokenizerSpec = Chars | Words | Bytes
 
 
 def build_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerFast:
-    """A tokenizer with pad, eos and unk tokens that `save_pretrained` can write."""
+    """Return a tokenizer with pad, eos and unk tokens that `save_pretrained` can write."""
     from transformers import PreTrainedTokenizerFast
 
     special = [PAD, EOS, UNK]
@@ -74,14 +74,14 @@ def build_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerFast:
 def _vocabulary(special: list[str], tokens: list[str], kind: str) -> dict[str, int]:
     if not tokens:
         raise EngineError(f"a tokenizer needs at least one {kind}")
-    double = [token for index, token in enumerate(tokens) if token in special or token in tokens[:index]]
-    if double:
-        raise EngineError(f"the {kind} {double[0]!r} is in the tokenizer's list twice")
+    duplicates = [token for index, token in enumerate(tokens) if token in special or token in tokens[:index]]
+    if duplicates:
+        raise EngineError(f"the {kind} {duplicates[0]!r} is in the tokenizer's list twice")
     return {token: index for index, token in enumerate([*special, *tokens])}
 
 
 class Codec:
-    """Text to token ids and back, with one model's tokenizer."""
+    """Turns text into token ids and back, with one model's tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
@@ -93,20 +93,19 @@ class Codec:
 
     @property
     def pad_id(self) -> int:
-        """What fills up rows: the tokenizer's own, or any, since padding is never looked at."""
+        """The token that fills up rows: the tokenizer's own, or any, since padding is never looked at."""
         pad = _token_id(self.tokenizer.pad_token_id)
         return pad if pad is not None else (self.eos_id or 0)
 
     @property
     def start_id(self) -> int | None:
-        """What an empty prompt is replaced with: the token that begins a text, or else the one that ends
-        it."""
+        """The token that replaces an empty prompt: the one that begins a text, or else the one that ends it."""
         bos = _token_id(self.tokenizer.bos_token_id)
         return bos if bos is not None else self.eos_id
 
     def encode_prompt(self, prompt: str | Sequence[Message]) -> list[int]:
-        """The tokens of a prompt: a text with the special tokens the tokenizer itself adds, or messages by
-        the chat template."""
+        """Return the tokens of a prompt: a text with the special tokens the tokenizer itself adds, or messages by the
+        chat template."""
         if isinstance(prompt, str):
             return self._tokens(prompt)
         if self.tokenizer.chat_template is None:
@@ -114,7 +113,7 @@ class Codec:
         messages = [dict(message) for message in prompt]
         try:
             rendered = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        # A template is a program of whoever made the model.
+        # A template is a program by whoever made the model, and can fail in any way.
         except Exception as error:
             first = (str(error).strip().splitlines() or [""])[0][:300]
             raise EngineError(f"the model's chat template fails: {type(error).__name__}: {first}") from error
@@ -122,7 +121,7 @@ class Codec:
         return self._tokens(str(rendered), add_special_tokens=False)
 
     def prompt_lengths(self, prompts: Sequence[str | Sequence[Message]]) -> list[int]:
-        """How many tokens each prompt has. Of texts, many at a time."""
+        """Return how many tokens each prompt has; texts are encoded many at a time."""
         if not all(isinstance(prompt, str) for prompt in prompts):
             return [len(self.encode_prompt(prompt)) for prompt in prompts]
         try:
@@ -132,8 +131,8 @@ class Codec:
 
     @property
     def most_tokens_a_byte(self) -> int:
-        """No text has more tokens for each of its bytes in UTF-8, but for the special ones: what splits it may have
-        written it in another form of Unicode first, which has up to 3 bytes for one (NFC) or 11 (NFKD)."""
+        """The most tokens that a text has for each of its bytes in UTF-8, but for the special ones: the tokenizer may
+        first have written it in another form of Unicode, which has up to 3 bytes for one (NFC) or 11 (NFKD)."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
             return 11
@@ -141,25 +140,24 @@ class Codec:
         return {"NoneType": 1, "NFC": 3}.get(kind, 11)
 
     def encode_text(self, text: str) -> list[int]:
-        """The tokens of a text and nothing else: what a user or an environment adds to a row."""
+        """Return the tokens of a text and nothing else: what a user or an environment adds to a row."""
         return self._tokens(text, add_special_tokens=False)
 
-    def _tokens(self, text: str, **how: bool) -> list[int]:
+    def _tokens(self, text: str, **options: bool) -> list[int]:
         try:
-            return list(self.tokenizer(text, **how)["input_ids"])
+            return list(self.tokenizer(text, **options)["input_ids"])
         except (TypeError, UnicodeError):
-            if any("\ud800" <= sign <= "\udfff" for sign in text):
+            if any("\ud800" <= character <= "\udfff" for character in text):
                 raise EngineError(f"{text!r:.60} has half of a surrogate pair, which is no character") from None
             raise
 
     def encode_response(self, text: str) -> list[int]:
-        """The tokens of a whole response, its end included: what supervised training and pairs are made
-        of."""
+        """Return the tokens of a whole response, its end included: what supervised training and pairs are made of."""
         end = [] if self.eos_id is None else [self.eos_id]
         return self.encode_text(text) + end
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some tokens, without special tokens."""
+        """Return the text of some tokens, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def save(self, folder: str | Path) -> None:

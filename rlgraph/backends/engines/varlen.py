@@ -11,83 +11,86 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 QUERIES = 512
-"""Of a row, whose scores or mask are there at a time where they have to be."""
+"""Queries of a row whose scores or mask exist at a time, where these are needed."""
 
 
 @dataclass(frozen=True)
 class How:
-    """How a layer attends, where not as usual."""
+    """The options of a layer's attention, where not as usual."""
 
     scale: float | None = None
-    """Of scores; None: 1 by the root of the size of a head."""
+    """The factor of scores; None: 1 by the root of the size of a head."""
     window: int | None = None
-    """How many tokens one sees, itself included."""
+    """How many tokens a token sees, itself included."""
     cap: float | None = None
-    """Scores are between it and its negative: cap * tanh(score / cap)."""
+    """Scores are kept between the cap and its negative: cap * tanh(score / cap)."""
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], how: How | None = None) -> Tensor:
-    """Causal attention of each row to itself, [T, heads, size].
+    """Return the causal attention of each row to itself, [T, heads, size].
 
     query: [T, heads, size]. key, value: [T, groups, size]; heads of a group lie next to each other. lengths: tokens of
     each row, T together. Torch's kernel is called for each row, and keeps no scores.
     """
     how = how or How()
     key, value = shared_heads(query, key), shared_heads(query, value)
-    rows = zip(*(each.transpose(0, 1)[None].split(list(lengths), 2) for each in (query, key, value)), strict=True)
-    done = [causal(q, k, v, how) for q, k, v in rows]
-    return (done[0] if len(done) == 1 else torch.cat(done, 2))[0].transpose(0, 1)
+    rows = zip(*(tensor.transpose(0, 1)[None].split(list(lengths), 2) for tensor in (query, key, value)), strict=True)
+    outputs = [causal(q, k, v, how) for q, k, v in rows]
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2))[0].transpose(0, 1)
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
-    """Of equal rows: queries, [N, heads, T, size], keys and values, [N, groups, T, size], to [N, heads, T, size]. No
-    mask and no scores are there for more than a part of a row, and none are kept."""
+    """Return the causal attention of rows of equal length, from queries, [N, heads, T, size], and keys and values, [N,
+    groups, T, size], to [N, heads, T, size]. Masks and scores exist for no more than a part of a row at a time, and
+    none are kept."""
     length = query.shape[2]
     if how.cap is None and (how.window is None or length <= how.window):
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=how.scale, enable_gqa=True)
 
     def part(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return _part(query, key, value, how)
+        return _masked(query, key, value, how)
 
-    done, end = [], 0
+    outputs, end = [], 0
     for queries in query.split(QUERIES, 2):
         start, end = end, end + queries.shape[2]
         first = 0 if how.window is None else max(0, start - how.window + 1)
         parts = queries, key[:, :, first:end], value[:, :, first:end]
-        # What is inside would be kept for the gradient: keys once for each part that sees them, or scores.
-        again = torch.is_grad_enabled()
-        done.append(checkpoint(part, *parts, use_reentrant=False, preserve_rng_state=False) if again else part(*parts))
-    return done[0] if len(done) == 1 else torch.cat(done, 2)
+        # Without checkpointing keys would be kept for the gradient once for each part that sees them, or scores.
+        recompute = torch.is_grad_enabled()
+        outputs.append(
+            checkpoint(part, *parts, use_reentrant=False, preserve_rng_state=False) if recompute else part(*parts)
+        )
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
 
-def _part(query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
-    """Of some queries, of which the last one belongs to the last key."""
+def _masked(query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+    """Return the attention of some queries, of which the last one belongs to the last key."""
     count, places = query.shape[2], key.shape[2]
     mask = torch.ones(count, places, dtype=torch.bool, device=query.device).tril(places - count)
     if how.window is not None:
         mask = mask.triu(places - count - how.window + 1)
     if how.cap is None:
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=how.scale, enable_gqa=True)
-    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+    key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
     scale = query.shape[-1] ** -0.5 if how.scale is None else how.scale
     scores = capped(query @ key.transpose(2, 3) * scale, how.cap)
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1) @ value
 
 
 def capped(scores: Tensor, cap: float) -> Tensor:
-    """Between a number and its negative, and near 0 as they are."""
+    """Return the scores between a number and its negative, and unchanged near 0."""
     return cap * torch.tanh(scores / cap)
 
 
 def as_wide(x: Tensor, width: int) -> Tensor:
-    """[..., size], with zeros behind it if it is narrower: kernels that keep no scores want queries, keys and values of
-    one width."""
+    """Return x, [..., size], with zeros behind it if it is narrower: kernels that keep no scores want queries, keys and
+    values of one width."""
     return x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1]))
 
 
 def shared_heads(query: Tensor, key: Tensor) -> Tensor:
-    """Keys, or values, as the kernel takes them: of wide numbers CUDA has none that shares them among heads but one
-    that keeps scores. All are [tokens, heads, size]."""
+    """Return keys, or values, as the kernel takes them: for wide numbers CUDA's only kernel that shares them among
+    heads keeps scores. All are [tokens, heads, size]."""
     if query.is_cuda and query.element_size() > 2:
         return key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     return key

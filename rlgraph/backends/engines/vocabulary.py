@@ -13,18 +13,18 @@ from torch import Tensor
 def logprobs_and_entropy(
     logits: Tensor, tokens: Tensor, first: int, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """The log-probability of each row's token, and the entropy in nats of its distribution, float [M] each, on each
-    rank.
+    """Return the log-probability of each row's token, and the entropy in nats of its distribution, float [M] each, on
+    each rank.
 
     logits: [M, n], the columns of this rank, from number `first` of the vocabulary on; n is at least 1. tokens: int64
     [M].
     """
-    found: tuple[Tensor, Tensor] = _LogSoftmax.apply(logits, tokens, first, group)  # type: ignore[no-untyped-call]
-    return found
+    results: tuple[Tensor, Tensor] = _LogSoftmax.apply(logits, tokens, first, group)  # type: ignore[no-untyped-call]
+    return results
 
 
 class _LogSoftmax(torch.autograd.Function):
-    """With the sum over the vocabulary of s = sum exp x and t = sum x exp x, where x is a logit less the row's largest:
+    """Computes with s = sum exp x and t = sum x exp x over the vocabulary, where x is a logit less the row's largest:
     log p = x - log s, and the entropy is log s - t / s."""
 
     @staticmethod
@@ -34,29 +34,29 @@ class _LogSoftmax(torch.autograd.Function):
         largest = logits.amax(1)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
         x = logits - largest[:, None]
-        place = tokens - first
-        here = (place >= 0) & (place < logits.shape[1])
-        place = place.clamp(0, logits.shape[1] - 1)[:, None]
+        column = tokens - first
+        is_local = (column >= 0) & (column < logits.shape[1])
+        column = column.clamp(0, logits.shape[1] - 1)[:, None]
         exp = x.exp()
-        sums = torch.stack([exp.sum(1), (exp * x).sum(1), x.gather(1, place)[:, 0].where(here, 0)])
+        sums = torch.stack([exp.sum(1), (exp * x).sum(1), x.gather(1, column)[:, 0].where(is_local, 0)])
         dist.all_reduce(sums, group=group)
         s, t, chosen = sums
         log_s = s.log()
         entropy = log_s - t / s
-        ctx.save_for_backward(x.sub_(log_s[:, None]), entropy, place, here)
+        ctx.save_for_backward(x.sub_(log_s[:, None]), entropy, column, is_local)
         ctx.set_materialize_grads(False)
         return chosen - log_s, entropy
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """d log p(token) / dx_j = [j is the token] - p_j; d entropy / dx_j = -p_j (log p_j + entropy)."""
+        """Use d log p(token) / dx_j = [j is the token] - p_j; d entropy / dx_j = -p_j (log p_j + entropy)."""
         to_logprob, to_entropy = gradients
-        log_p, entropy, place, here = ctx.saved_tensors
+        log_p, entropy, column, is_local = ctx.saved_tensors
         p = log_p.exp()
-        found = torch.zeros_like(p)
+        to_logits = torch.zeros_like(p)
         if to_logprob is not None:
-            found -= p * to_logprob[:, None]
-            found.scatter_add_(1, place, (to_logprob * here)[:, None])
+            to_logits -= p * to_logprob[:, None]
+            to_logits.scatter_add_(1, column, (to_logprob * is_local)[:, None])
         if to_entropy is not None:
-            found -= p * (log_p + entropy[:, None]) * to_entropy[:, None]
-        return found, None, None, None
+            to_logits -= p * (log_p + entropy[:, None]) * to_entropy[:, None]
+        return to_logits, None, None, None

@@ -1,4 +1,4 @@
-"""An engine's tensors: filling them with weights, reading no more of these than its layout asks for; copies of them."""
+"""Fills an engine's tensors with weights, reading no more of these than its layout asks for, and copies them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rlgraph.ir.layout import Box, Local, Piece, at_layer, volume, whole
 
 
 def copied(tensors: Mapping[str, Tensor]) -> State:
-    """A copy of some weights."""
+    """Return a copy of some weights."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 @torch.no_grad()
 def take_over(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    """Writes other weights over one's own. Raises EngineError where they are of another model."""
+    """Write other weights over one's own. Raises EngineError where they are of another model."""
     same_names(own, other)
     for name, tensor in own.items():
         tensor.copy_(other[name])
@@ -35,7 +35,7 @@ def take_over(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def blend(own: Mapping[str, Tensor], other: Mapping[str, Tensor], ema: float) -> None:
-    """Moves one's own weights towards others: own = ema * own + (1 - ema) * other. Raises EngineError where they are of
+    """Move one's own weights towards others: own = ema * own + (1 - ema) * other. Raises EngineError where they are of
     another model."""
     same_names(own, other)
     for name, tensor in own.items():
@@ -43,17 +43,18 @@ def blend(own: Mapping[str, Tensor], other: Mapping[str, Tensor], ema: float) ->
 
 
 def same_names(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    """Raise EngineError where two sets of weights do not have the same names."""
     if own.keys() != other.keys():
-        odd = sorted(own.keys() ^ other.keys())
-        raise EngineError(f"these weights are another model's: {odd[0]!r} is in only one of the two")
+        unmatched = sorted(own.keys() ^ other.keys())
+        raise EngineError(f"these weights are another model's: {unmatched[0]!r} is in only one of the two")
 
 
 class Weights(Protocol):
-    """Global tensors, under Hugging Face's names with a layer's number in place of `*`."""
+    """A source of global tensors, under Hugging Face's names with a layer's number in place of `*`."""
 
     def read(self, name: str, box: Box) -> Tensor:
-        """A part of a tensor, not to be written to. Raises EngineError if there is no such tensor, or one of another
-        shape."""
+        """Return a part of a tensor, not to be written to. Raises EngineError if there is no such tensor, or one of
+        another shape."""
         ...
 
 
@@ -62,15 +63,15 @@ def fill(tensors: Mapping[str, Tensor], layout: Sequence[Local], source: Weights
     """Write the pieces of a layout into an engine's tensors (named as in `Engine.tensors`), and zeros where there is no
     piece. Raises EngineError where the tensors are not those of the layout."""
     for local in layout:
-        for one in each_layer(local):
-            if one.name not in tensors:
-                raise EngineError(f"the engine's model lacks the tensor {one.name}")
-            _fill(tensors[one.name], one, source)
+        for layer in each_layer(local):
+            if layer.name not in tensors:
+                raise EngineError(f"the engine's model lacks the tensor {layer.name}")
+            _fill(tensors[layer.name], layer, source)
 
 
 class FolderWeights:
-    """A model's folder with safetensors. A scalar head that it does not have is zeros, so that a value or reward model
-    can begin as a language model."""
+    """The weights of a model's folder with safetensors. A scalar head that it does not have is zeros, so that a value
+    or reward model can begin as a language model."""
 
     def __init__(self, folder: str | Path) -> None:
         """Raises EngineError if the folder holds no such model, UnsupportedModel for a family that is not known."""
@@ -90,13 +91,13 @@ class FolderWeights:
 
     @property
     def has_head(self) -> bool:
-        """It has the weights of a scalar head."""
-        return self._place(HEAD) is not None
+        """Whether it has the weights of a scalar head."""
+        return self._stored_name(HEAD) is not None
 
     def read(self, name: str, box: Box) -> Tensor:
-        """As `Weights.read`; only this part is read from the disk."""
+        """Return what `Weights.read` says; only this part is read from the disk."""
         shape, parts = self._shapes.get(name, ()), stored(self._family, name)
-        if self._place(name) is not None:
+        if self._stored_name(name) is not None:
             return self._read(name, shape, box)
         if "#" in parts[0]:
             return self._experts(parts, shape, box)
@@ -105,58 +106,58 @@ class FolderWeights:
         return self._read(parts[0], shape, box)
 
     def _experts(self, parts: Sequence[str], shape: tuple[int, ...], box: Box) -> Tensor:
-        """Of the experts of a layer, [experts, rows, columns], which files have one by one."""
+        """Read a box of the experts of a layer, [experts, rows, columns], which files have one by one."""
         experts, (start, stop), columns = box
         rows = shape[1] // len(parts)
-        found = []
+        parts_read = []
         for expert, (above, part) in itertools.product(range(*experts), enumerate(parts)):
             low, high = max(start - above * rows, 0), min(stop - above * rows, rows)
             if low < high:
-                found.append(self._read(part.replace("#", str(expert)), (rows, shape[2]), ((low, high), columns)))
-        return torch.cat(found).view(_sizes(box))
+                parts_read.append(self._read(part.replace("#", str(expert)), (rows, shape[2]), ((low, high), columns)))
+        return torch.cat(parts_read).view(_sizes(box))
 
-    def _place(self, name: str) -> str | None:
-        """By which name the files have a tensor: those of a bare decoder leave the prefix out."""
-        return next((each for each in (name, name.removeprefix("model.")) if each in self._files), None)
+    def _stored_name(self, name: str) -> str | None:
+        """Return the name by which the files have a tensor: those of a bare decoder leave the prefix out."""
+        return next((candidate for candidate in (name, name.removeprefix("model.")) if candidate in self._files), None)
 
     def _read(self, name: str, shape: tuple[int, ...], box: Box) -> Tensor:
-        place = self._place(name)
-        if place is None:
+        stored_name = self._stored_name(name)
+        if stored_name is None:
             raise EngineError(f"the weights in {str(self._folder)!r} lack the tensor {name}")
-        part = self._file(self._files[place]).get_slice(place)
+        part = self._file(self._files[stored_name]).get_slice(stored_name)
         if tuple(part.get_shape()) != shape:
             raise EngineError(
-                f"the tensor {place} in {str(self._folder)!r} has the shape {_shown(part.get_shape())}; with the"
-                f" config.json there, and one label, it should have {_shown(shape)}"
+                f"the tensor {stored_name} in {str(self._folder)!r} has the shape {_dims(part.get_shape())}; with the"
+                f" config.json there, and one label, it should have {_dims(shape)}"
             )
-        found: Tensor = part[_slices(box)]
-        return found
+        tensor: Tensor = part[_slices(box)]
+        return tensor
 
     def _file(self, name: str) -> Any:
         if name not in self._open:
-            self._open[name] = _opened(self._folder / name)
+            self._open[name] = _open_file(self._folder / name)
         return self._open[name]
 
 
 class ModelWeights:
-    """A Hugging Face model in memory."""
+    """The weights of a Hugging Face model in memory."""
 
     def __init__(self, model: nn.Module) -> None:
-        # What no gradient reaches may be a buffer.
+        # A tensor that no gradient reaches may be a buffer.
         self._parameters = dict(model.named_buffers()) | dict(model.named_parameters())
 
     def read(self, name: str, box: Box) -> Tensor:
-        """As `Weights.read`: a view."""
+        """Return what `Weights.read` says, as a view."""
         if name not in self._parameters:
             raise EngineError(f"the model lacks the tensor {name}")
-        whole = self._parameters[name].detach()
-        if whole.dim() != len(box) or any(stop > size for (_, stop), size in zip(box, whole.shape, strict=True)):
-            raise EngineError(f"the model's tensor {name} is too small: its shape is {_shown(whole.shape)}")
-        return whole[_slices(box)]
+        tensor = self._parameters[name].detach()
+        if tensor.dim() != len(box) or any(stop > size for (_, stop), size in zip(box, tensor.shape, strict=True)):
+            raise EngineError(f"the model's tensor {name} is too small: its shape is {_dims(tensor.shape)}")
+        return tensor[_slices(box)]
 
 
 def each_layer(local: Local) -> Iterator[Local]:
-    """A stacked tensor as one for each layer that the rank has; another as it is."""
+    """Yield a stacked tensor as one for each layer that the rank has; another as it is."""
     if "*" not in local.name:
         yield local
         return
@@ -171,19 +172,19 @@ def each_layer(local: Local) -> Iterator[Local]:
 
 
 def locals_of(layout: Iterable[Local], tensors: Mapping[str, Tensor]) -> list[Local]:
-    """A rank's tensors layer by layer; those that the layout does not have are whole, under their own names."""
-    found = [one for local in layout for one in each_layer(local) if one.name in tensors]
-    known = {one.name for one in found}
-    for name in (name for name in tensors if name not in known):
+    """Return a rank's tensors layer by layer; those that the layout does not have are whole, under their own names."""
+    result = [layer for local in layout for layer in each_layer(local) if layer.name in tensors]
+    names = {layer.name for layer in result}
+    for name in (name for name in tensors if name not in names):
         shape = tuple(tensors[name].shape)
-        found.append(Local(name, shape, (Piece(name, whole(shape), (0,) * len(shape)),)))
-    return found
+        result.append(Local(name, shape, (Piece(name, whole(shape), (0,) * len(shape)),)))
+    return result
 
 
 def _fill(target: Tensor, local: Local, source: Weights) -> None:
     if tuple(target.shape) != local.shape:
         raise EngineError(
-            f"the engine's tensor {local.name} has the shape {_shown(target.shape)}, not {_shown(local.shape)}"
+            f"the engine's tensor {local.name} has the shape {_dims(target.shape)}, not {_dims(local.shape)}"
         )
     if sum(volume(piece.box) for piece in local.pieces) < target.numel():
         target.zero_()
@@ -193,21 +194,21 @@ def _fill(target: Tensor, local: Local, source: Weights) -> None:
 
 
 def _files(folder: Path) -> dict[str, str]:
-    """The file of each stored tensor."""
+    """Return the file of each stored tensor."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         try:
-            found = json.loads(index.read_text("utf-8"))["weight_map"]
-            # A name leads to no other folder.
-            return {str(name): Path(file).name for name, file in found.items()}
+            entries = json.loads(index.read_text("utf-8"))["weight_map"]
+            # Only the file's name counts, so that no entry leads to another folder.
+            return {str(name): Path(file).name for name, file in entries.items()}
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise EngineError(f"{str(index)!r} does not say which tensor is in which file") from error
     if not (folder / "model.safetensors").exists():
         raise EngineError(f"the folder {str(folder)!r} holds no weights: it has no model.safetensors")
-    return dict.fromkeys(_opened(folder / "model.safetensors").keys(), "model.safetensors")
+    return dict.fromkeys(_open_file(folder / "model.safetensors").keys(), "model.safetensors")
 
 
-def _opened(file: Path) -> Any:
+def _open_file(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt")
     except (OSError, SafetensorError) as error:
@@ -222,16 +223,16 @@ def _slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in box)
 
 
-def _shown(shape: Sequence[int]) -> str:
+def _dims(shape: Sequence[int]) -> str:
     return " x ".join(str(size) for size in shape)
 
 
 def filed(family: str, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """One layer's tensor as files have it: of experts each one by itself."""
+    """Yield one layer's tensor as files have it: each expert by itself."""
     parts = stored(family, name)
     if "#" not in parts[0]:
         yield parts[0], tensor
         return
-    for expert, both in enumerate(tensor):
-        for part, one in zip(parts, both.chunk(len(parts)), strict=True):
-            yield part.replace("#", str(expert)), one
+    for expert, stacked in enumerate(tensor):
+        for part, matrix in zip(parts, stacked.chunk(len(parts)), strict=True):
+            yield part.replace("#", str(expert)), matrix

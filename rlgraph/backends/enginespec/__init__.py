@@ -1,1 +1,1 @@
-"""From an engine's name to what it says of itself; loads no torch."""
+"""Looks up, by an engine's name, what it says of itself; loads no torch."""

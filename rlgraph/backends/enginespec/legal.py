@@ -1,10 +1,10 @@
-"""Which splits of a model an engine can do, and what to say of one that it cannot."""
+"""Says which splits of a model an engine can do, and what to report of one that it cannot."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rlgraph.backends.enginespec.registry import engine as named
+from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.backends.enginespec.registry import engines
 from rlgraph.backends.enginespec.spec import EngineSpec, Misfits
 from rlgraph.catalog.clusters.cluster import DeviceKind
@@ -12,37 +12,37 @@ from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import FAMILIES, Shape, UnknownFamily, UnsupportedModel, shape_of
 from rlgraph.ir.mesh import Mesh
 
-_WHAT = {"causal_lm": "log-probabilities", "value_lm": "values", "reward_lm": "scores"}
+_RESULTS = {"causal_lm": "log-probabilities", "value_lm": "values", "reward_lm": "scores"}
 
 
 def problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "causal_lm") -> list[str]:
-    """Why an engine cannot lay out a model on a mesh, in the user's words and with the nearest sizes that it can; empty
-    where it can."""
-    spec = named(engine)
-    found = [
+    """Return why an engine cannot lay out a model on a mesh, in the user's words and with the nearest sizes that it
+    can; the list is empty where it can."""
+    spec = spec_of(engine)
+    faults = [
         f"{engine} does not split along {axis}, but {axis}={size}: it can use {', '.join(spec.axes)}"
         for axis, size in mesh.axes
         if size > 1 and axis not in spec.axes
     ]
-    found += _twice(spec, mesh)
+    faults += _column_conflicts(spec, mesh)
     if shape.experts and not spec.experts:
-        what = f"{engine} cannot lay out the experts of {shape.family} models here yet"
-        return [*found, f"{what}: use {_use(_instead(spec, shape))}"]
+        lacking = f"{engine} cannot lay out the experts of {shape.family} models here yet"
+        return [*faults, f"{lacking}: use {_listed(_alternatives(spec, shape))}"]
     if shape.adapters and not spec.adapters:
-        found.append(no_adapters(spec))
+        faults.append(no_adapters(spec))
     if not spec.takes(kind):
-        others = _use(each for each in engines().values() if each.takes(kind))
-        found.append(f"{engine} {_does(spec)}: for a model that gives {_WHAT[kind]}, use {others}")
-    for fault in spec.faults(shape):
-        found.append(f"{engine} {fault}: use {_use(_instead(spec, shape))}")
+        others = _listed(candidate for candidate in engines().values() if candidate.takes(kind))
+        faults.append(f"{engine} {_does(spec)}: for a model that gives {_RESULTS[kind]}, use {others}")
+    for reason in spec.faults(shape):
+        faults.append(f"{engine} {reason}: use {_listed(_alternatives(spec, shape))}")
     for axis, misfits in spec.misfits.items():
-        found += _misfits(axis, mesh.length(axis), shape, misfits)
-    return [*found, *_rounds(spec, shape, mesh)]
+        faults += _misfits(axis, mesh.length(axis), shape, misfits)
+    return [*faults, *_chunk_misfits(spec, shape, mesh)]
 
 
-def _rounds(spec: EngineSpec, shape: Shape, mesh: Mesh) -> list[str]:
-    """Of a mesh whose stages have several parts of a model each: it has to have as many stages, one behind the other,
-    as there are parts."""
+def _chunk_misfits(spec: EngineSpec, shape: Shape, mesh: Mesh) -> list[str]:
+    """Return what is wrong with a mesh whose pipeline stages have several parts (chunks) of a model each: it has to
+    have as many stages, one behind the other, as there are parts."""
     stages, chunks = mesh.length("pp"), mesh.length("chunks")
     if chunks == 1 or "chunks" not in spec.axes:
         return []
@@ -56,101 +56,103 @@ def _rounds(spec: EngineSpec, shape: Shape, mesh: Mesh) -> list[str]:
 
 
 def parts(spec: EngineSpec, shape: Shape, stages: int) -> list[int]:
-    """Numbers of parts of the layers, more than one, that each of so many stages can have."""
+    """Return the numbers of parts of the layers, more than one, that each of so many stages can have."""
     if stages == 1 or "chunks" not in spec.axes:
         return []
     sizes, misfits = range(2, shape.layers // stages + 1), spec.misfits.get("pp")
-    return [each for each in sizes if misfits is None or not misfits(shape, stages * each)]
+    return [chunks for chunks in sizes if misfits is None or not misfits(shape, stages * chunks)]
 
 
-def _twice(spec: EngineSpec, mesh: Mesh) -> list[str]:
-    """Of a mesh along several of whose axes layers would be split by columns."""
+def _column_conflicts(spec: EngineSpec, mesh: Mesh) -> list[str]:
+    """Return what is wrong with a mesh that would split layers by columns along several of its axes."""
     axes = [axis for axis in spec.columns if mesh.length(axis) > 1]
     if len(axes) < 2:
         return []
-    said, size = " and ".join(f"{axis}={mesh.length(axis)}" for axis in axes), spec.width(mesh)
+    splits, size = " and ".join(f"{axis}={mesh.length(axis)}" for axis in axes), spec.width(mesh)
     instead = " or ".join(f"{axis}={size}" for axis in axes)
-    return [f"{spec.name} does not split along {said} at once: over {size} devices it does {instead}"]
+    return [f"{spec.name} does not split along {splits} at once: over {size} devices it does {instead}"]
 
 
 def adapted(spec: EngineSpec, shape: Shape, dtype: str, kind: DeviceKind, said: str = "") -> tuple[str, ...]:
-    """The ways among which there is a choice for a model's adapters beside weights of a dtype on a kind of device; of
-    one that has none, or where an engine knows one way, the empty one. said: that of a schedule."""
+    """Return the ways among which there is a choice for holding a model's adapters beside weights of a dtype on a kind
+    of device. A model that has none, or an engine that knows one way, has only the empty one. said: the way that a
+    schedule names."""
     if said or shape.adapters is None or len(spec.adapters) < 2:
         return (said,)
     return spec.adapts(shape, dtype, kind)
 
 
 def no_adapters(spec: EngineSpec) -> str:
-    """What to say of an engine that cannot hold models with adapters."""
-    able = (each for each in engines().values() if each.adapters and each.operations >= spec.operations)
-    return f"{spec.name} cannot hold adapters here yet (`lora=`): use {_use(able)}"
+    """Return the message for an engine that cannot hold models with adapters."""
+    able = (other for other in engines().values() if other.adapters and other.operations >= spec.operations)
+    return f"{spec.name} cannot hold adapters here yet (`lora=`): use {_listed(able)}"
 
 
 def held(found: UnsupportedModel, engine: str) -> UnsupportedModel:
-    """Why an engine cannot hold a model; where its family is not known, those are named that this engine can hold."""
+    """Return why an engine cannot hold a model; where its family is not known, the error names those that this engine
+    can hold."""
     if not isinstance(found, UnknownFamily):
         return found
-    return UnknownFamily(found.family, families(named(engine)))
+    return UnknownFamily(found.family, families(spec_of(engine)))
 
 
 def families(spec: EngineSpec) -> list[str]:
-    """Those that an engine can hold, if only without a window."""
+    """Return the model families that an engine can hold, if only without a sliding window."""
     plain = {name: shape_of({"model_type": name, "vocab_size": 1, "sliding_window": None}) for name in FAMILIES}
     return [name for name, shape in plain.items() if spec.experts >= bool(shape.experts) and not spec.faults(shape)]
 
 
 _SIZES = 1 << 14
-"""Up to which others are tried beside one that does not fit: no model has as many layers, heads or experts."""
+"""The largest size tried in place of one that does not fit: no model has as many layers, heads or experts."""
 
 
 def _misfits(axis: str, size: int, shape: Shape, misfits: Misfits, where: str = "") -> list[str]:
-    """What is wrong with a size, in one sentence, with the sizes next to it that have no fault."""
-    found = misfits(shape, size)
-    if not found:
+    """Return what is wrong with a size, in one sentence, with the sizes next to it that have no fault."""
+    faults = misfits(shape, size)
+    if not faults:
         return []
-    below = next(other for other in range(min(size - 1, _SIZES), 0, -1) if not misfits(shape, other))
-    above = next((other for other in range(size + 1, min(2 * size, _SIZES) + 1) if not misfits(shape, other)), None)
+    below = next(near for near in range(min(size - 1, _SIZES), 0, -1) if not misfits(shape, near))
+    above = next((near for near in range(size + 1, min(2 * size, _SIZES) + 1) if not misfits(shape, near)), None)
     nearest = f"{axis}={below}" if above is None else f"{axis}={below} or {axis}={above}"
-    return [f"{axis}={size}{where} {' and '.join(found)}: the nearest that fits is {nearest}"]
+    return [f"{axis}={size}{where} {' and '.join(faults)}: the nearest that fits is {nearest}"]
 
 
 def tensor_misfits(shape: Shape, tp: int, entire: bool = False) -> list[str]:
-    """Of engines that give each tensor-parallel rank whole heads and columns. entire: but for experts, which are not
-    split."""
-    found, network = [], "the feed-forward network"
+    """Return the misfits of `tp` for engines that give each tensor-parallel rank whole heads and columns. entire:
+    experts are not split."""
+    faults, network = [], "the feed-forward network"
     if shape.heads % tp:
-        found.append(f"does not divide the {shape.heads} attention heads")
+        faults.append(f"does not divide the {shape.heads} attention heads")
     if shape.kv_heads % tp and tp % shape.kv_heads:
-        found.append(f"neither divides the {shape.kv_heads} key-value heads nor is a multiple of them")
+        faults.append(f"neither divides the {shape.kv_heads} key-value heads nor is a multiple of them")
     if shape.ffn % tp and not entire:
-        found.append(f"does not divide the {shape.ffn} columns of {'an expert' if shape.experts else network}")
+        faults.append(f"does not divide the {shape.ffn} columns of {'an expert' if shape.experts else network}")
     if shape.dense_ffn % tp:
-        found.append(f"does not divide the {shape.dense_ffn} columns of {network}")
+        faults.append(f"does not divide the {shape.dense_ffn} columns of {network}")
     if shape.shared_ffn % tp:
-        found.append(f"does not divide the {shape.shared_ffn} columns of the shared expert")
-    return found
+        faults.append(f"does not divide the {shape.shared_ffn} columns of the shared expert")
+    return faults
 
 
 def expert_misfits(shape: Shape, ep: int) -> list[str]:
-    """Of engines that give each rank that shares experts out as many of them."""
+    """Return the misfits of `ep` for engines that give each expert-parallel rank the same number of experts."""
     if ep > 1 and not shape.experts:
         return ["splits experts, of which this model has none"]
     return [f"does not divide the {shape.experts} experts"] if shape.experts % ep else []
 
 
-def _instead(spec: EngineSpec, shape: Shape) -> Iterator[EngineSpec]:
-    """Engines that can do all that one can, and a model that it cannot."""
-    for each in engines().values():
-        if each.operations >= spec.operations and each.experts >= bool(shape.experts) and not each.faults(shape):
-            yield each
+def _alternatives(spec: EngineSpec, shape: Shape) -> Iterator[EngineSpec]:
+    """Yield the engines that can do all that this one can, and hold a model that it cannot."""
+    for other in engines().values():
+        if other.operations >= spec.operations and other.experts >= bool(shape.experts) and not other.faults(shape):
+            yield other
 
 
 def _does(spec: EngineSpec) -> str:
-    done = {"generates": spec.generates, "trains": spec.trains}
-    return " and ".join(verb for verb, does in done.items() if does) or "does other work"
+    verbs = {"generates": spec.generates, "trains": spec.trains}
+    return " and ".join(verb for verb, applies in verbs.items() if applies) or "does other work"
 
 
-def _use(found: Iterable[EngineSpec]) -> str:
-    """Engines of our own choice, the best first; others that were brought."""
-    return " or ".join(each.name for each in sorted(found, key=lambda each: -each.preference))
+def _listed(specs: Iterable[EngineSpec]) -> str:
+    """Return the names of engines for a message: of our own the preferred ones first, then those of other packages."""
+    return " or ".join(spec.name for spec in sorted(specs, key=lambda spec: -spec.preference))

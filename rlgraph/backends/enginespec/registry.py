@@ -1,4 +1,5 @@
-"""Which engines there are: ours, in the folders of `rlgraph/backends/engines`, and those that other packages bring."""
+"""Finds the engines there are: ours, in the folders of `rlgraph/backends/engines`, and those that other packages
+bring."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "rlgraph.engines"
-"""Of the entry points of other packages."""
+"""The entry point group under which other packages bring engines."""
 
 _OURS = "rlgraph.backends.engines"
 
@@ -39,93 +40,94 @@ class Fault:
 
 
 def engines() -> Mapping[str, EngineSpec]:
-    """All of them by name, the embedded one first."""
-    return _found()[0]
+    """Return all engines by name, the embedded one first."""
+    return _discovered()[0]
 
 
 def faults() -> tuple[Fault, ...]:
-    """Engines that packages promise, and that are not there."""
-    return _found()[1]
+    """Return the engines that other packages promise and that cannot be used."""
+    return _discovered()[1]
 
 
 def ways(option: str) -> tuple[str, ...]:
-    """What any of them knows for an option of `place` in which each says what it does: `attention`, `adapters`,
-    `gather`."""
-    return tuple(dict.fromkeys(way for each in engines().values() for way in getattr(each, option)))
+    """Return every value that any engine knows for an option of `place` in which each says what it does: `attention`,
+    `adapters`, `gather`."""
+    return tuple(dict.fromkeys(way for spec in engines().values() for way in getattr(spec, option)))
 
 
 def engine(name: str) -> EngineSpec:
+    """Return the spec of an engine by its name."""
     return engines()[name]
 
 
 def embedded() -> EngineSpec:
-    """The engine of the user's own process."""
-    return next(each for each in engines().values() if each.embedded)
+    """Return the engine of the user's own process."""
+    return next(spec for spec in engines().values() if spec.embedded)
 
 
 def preferred(operation: str) -> list[EngineSpec]:
-    """The engines that are taken for an operation where none is named, the best first."""
-    able = [each for each in engines().values() if each.preference and operation in each.operations]
-    return sorted(able, key=lambda each: -each.preference)
+    """Return the engines that are taken for an operation where none is named, the best first."""
+    able = [spec for spec in engines().values() if spec.preference and operation in spec.operations]
+    return sorted(able, key=lambda spec: -spec.preference)
 
 
 def axes() -> tuple[str, ...]:
-    """The axes along which any of them can spread a model, inner ones first."""
-    return tuple(axis.name for axis in AXES if any(axis.name in each.axes for each in engines().values()))
+    """Return the mesh axes along which any of the engines can spread a model, inner ones first."""
+    return tuple(axis.name for axis in AXES if any(axis.name in spec.axes for spec in engines().values()))
 
 
 def installed() -> frozenset[str]:
-    """The engines whose packages are there; nothing of them is loaded."""
-    return frozenset(name for name, each in engines().items() if all(map(_is_there, each.requires)))
+    """Return the engines whose packages are installed; nothing of them is loaded."""
+    return frozenset(name for name, spec in engines().items() if all(map(_is_installed, spec.requires)))
 
 
 def opener(spec: EngineSpec) -> Any:
-    """What opens a rank's part of a model: loads the engine."""
+    """Return the function that opens a rank's part of a model; this loads the engine."""
     module, _, name = spec.opens.partition(":")
     return getattr(import_module(module), name)
 
 
 @cache
-def _found() -> tuple[Mapping[str, EngineSpec], tuple[Fault, ...]]:
-    # Loaded here: who checks a program without a schedule asks for no engine.
+def _discovered() -> tuple[Mapping[str, EngineSpec], tuple[Fault, ...]]:
+    # Imported here: checking a program without a schedule asks for no engine.
     from importlib.metadata import entry_points
 
-    names = sorted(each.parent.name for each in _FOLDER.glob("*/spec.py"))
-    found: dict[str, EngineSpec] = {name: import_module(f"{_OURS}.{name}.spec").SPEC for name in names}
-    ours, wrong = set(found), []
-    for entry in sorted(entry_points(group=GROUP), key=lambda each: (each.name, each.value)):
+    names = sorted(path.parent.name for path in _FOLDER.glob("*/spec.py"))
+    specs: dict[str, EngineSpec] = {name: import_module(f"{_OURS}.{name}.spec").SPEC for name in names}
+    ours, rejected = set(specs), []
+    for entry in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
         spec = _loaded(entry)
         if isinstance(spec, Fault):
-            wrong.append(spec)
-        elif entry.name in found:
-            other = "one of ours" if entry.name in ours else "another package's"
-            wrong.append(Fault(entry.name, _package(entry), f"{other} has the same name"))
+            rejected.append(spec)
+        elif entry.name in specs:
+            owner = "one of ours" if entry.name in ours else "another package's"
+            rejected.append(Fault(entry.name, _package(entry), f"{owner} has the same name"))
         else:
-            found[entry.name] = spec
-    order = sorted(found.values(), key=lambda each: (not each.embedded, each.name))
-    return MappingProxyType({each.name: each for each in order}), tuple(wrong)
+            specs[entry.name] = spec
+    order = sorted(specs.values(), key=lambda spec: (not spec.embedded, spec.name))
+    return MappingProxyType({spec.name: spec for spec in order}), tuple(rejected)
 
 
 def _loaded(entry: EntryPoint) -> EngineSpec | Fault:
-    # Whatever a stranger's module does while it is imported, the others stay usable.
+    # Whatever another package's module raises while it is imported, the other engines stay usable.
     try:
-        found = entry.load()
+        loaded = entry.load()
     except Exception as error:
         return Fault(entry.name, _package(entry), f"{entry.value} raises {type(error).__name__}: {error}")
-    if not isinstance(found, EngineSpec):
+    if not isinstance(loaded, EngineSpec):
         return Fault(entry.name, _package(entry), f"{entry.value} is no EngineSpec")
-    if found.name != entry.name:
-        return Fault(entry.name, _package(entry), f"{entry.value} calls itself `{found.name}`")
-    if found.embedded:
+    if loaded.name != entry.name:
+        return Fault(entry.name, _package(entry), f"{entry.value} calls itself `{loaded.name}`")
+    if loaded.embedded:
         return Fault(entry.name, _package(entry), "there is an embedded engine already")
-    return found
+    return loaded
 
 
 def _package(entry: EntryPoint) -> str:
     return entry.dist.name if entry.dist else entry.module
 
 
-def _is_there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return module in sys.modules or find_spec(module) is not None
     except ModuleNotFoundError:

@@ -1,10 +1,10 @@
-"""What an engine says of itself: all that checker, planner, cost model and dispatch know of it.
+"""Engine specs: what an engine says of itself, which is all that checker, planner, cost model and dispatch know of it.
 
 An engine is a module with a constant `SPEC: EngineSpec`, which loads no torch, and an implementation, which is loaded
 where it runs. Ours are the folders of `rlgraph/backends/engines` that have a `spec.py`; those of other packages are
 entry points of the group `rlgraph.engines`, each named as its engine is, each leading to an `EngineSpec`. Nothing
-outside an engine's folder knows its name: who needs something of an engine asks `rlgraph.backends.enginespec.registry`
-for its spec.
+outside an engine's folder knows its name: whoever needs something of an engine asks
+`rlgraph.backends.enginespec.registry` for its spec.
 """
 
 from __future__ import annotations
@@ -22,28 +22,34 @@ from rlgraph.ir.layout import Local, Piece, whole
 from rlgraph.ir.mesh import Mesh
 
 Setting = Literal["micro_tokens", "recompute", "kv_bytes"]
-"""A field of `rlgraph.ir.plan.Holding`."""
+"""The name of a field of `rlgraph.ir.plan.Holding`."""
 
 Adapting = Literal["apart", "merged"]
 Gathering = Literal["layer", "update"]
 Faults = Callable[[Shape], list[str]]
-"""What an engine cannot do of a model however it is split, as it goes on after the engine's name: `cannot rotate`."""
+"""Returns what an engine cannot do with a model however it is split, each as it goes on after the engine's name:
+`cannot rotate`."""
 
 Misfits = Callable[[Shape, int], list[str]]
-"""What is wrong with a size of an axis, as it goes on after it: `does not divide the 4 layers`. Nothing of size 1."""
+"""Returns what is wrong with a size of an axis, each as it goes on after it: `does not divide the 4 layers`. Size 1 has
+no misfits."""
 
 
 class Layout(Protocol):
+    """A function that lays out a model on a mesh."""
+
     def __call__(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[Local, ...]:
-        """The tensors that a rank holds, for a split that `rlgraph.backends.enginespec.legal` finds no fault with."""
+        """Return the tensors that a rank holds, for a split in which `rlgraph.backends.enginespec.legal` finds no
+        fault."""
         ...
 
 
 def entire(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
-    """Each rank has all that changes in training, under the model's own names."""
-    found = trained(shape, kind)
+    """Return a layout in which each rank has all that changes in training, under the model's own names."""
+    parameters = trained(shape, kind)
     return tuple(
-        Local(each.name, each.shape, (Piece(each.name, whole(each.shape), (0,) * len(each.shape)),)) for each in found
+        Local(tensor.name, tensor.shape, (Piece(tensor.name, whole(tensor.shape), (0,) * len(tensor.shape)),))
+        for tensor in parameters
     )
 
 
@@ -51,57 +57,58 @@ def _no_faults(shape: Shape) -> list[str]:
     return []
 
 
-def _written_out(device: DeviceKind, dtype: str) -> bool:
+def _unfused(device: DeviceKind, dtype: str) -> bool:
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """A cache of keys and values that is there from the start, as large as the plan says."""
+    """A cache of keys and values that is allocated at the start, as large as the plan says."""
 
     prompt_tokens: int = 8192
-    """Of the prompts that are read at a time; there are buffers for as many."""
+    """Prompt tokens that are read at a time; there are buffers for as many."""
     cpu_prompt_tokens: int = 2048
-    """The same on a CPU."""
+    """`prompt_tokens` on a CPU."""
     rows: int = 1024
-    """That are decoded together at most."""
+    """The most rows that are decoded together."""
     cpu_rows: int = 256
-    """The same on a CPU."""
+    """`rows` on a CPU."""
     block: int = 16
-    """Tokens of a prompt whose keys and values samples of it share, or none of these: where the last of them ends, each
-    sample reads for itself."""
+    """Tokens of a prompt whose keys and values its samples share in one piece: each sample reads for itself what
+    remains after the prompt's last full block."""
     cpu_block: int = 32
-    """The same on a CPU."""
+    """`block` on a CPU."""
     page: int = 64
     """Tokens of the largest block that the cache of a device is made of: kernels choose among 16, 32 and 64."""
     share: float = 0.9
-    """Of a device's memory that weights and the cache fill where nobody says how large the cache is."""
+    """Share of a device's memory that weights and cache fill where nobody says how large the cache is."""
     cpu_bytes: int = 64 << 20
-    """Of the cache on a CPU where nobody says how many."""
+    """Bytes of the cache on a CPU where nobody says how many."""
     place_bytes: int = 5
-    """Of each token that each row may have, in the host's memory: what it is, and whether that is known."""
+    """Bytes in the host's memory for each token that each row may have: which token it is, and whether that is
+    known."""
     gathered_tokens: int = 1 << 16
-    """At most for so many tokens there is room where the cache of those that were read before is put together, if it
-    has what keys and values are made of (vLLM 0.32, `MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size`
-    in `model_executor/layers/attention/mla_attention.py`)."""
+    """The most tokens for which there is room where the cache of earlier tokens is put together, if it holds what keys
+    and values are made of (vLLM 0.32, `MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size` in
+    `model_executor/layers/attention/mla_attention.py`)."""
 
     def room(self, tokens: float, on_cpu: bool) -> int:
-        """Tokens that a cache needs room for which holds one row of so many: whole blocks, and one that the engine
-        keeps for itself."""
+        """Return the tokens that a cache needs room for to hold one row of so many: whole blocks, and one that the
+        engine keeps for itself."""
         page = self.cpu_block if on_cpu else self.page
         return page * (math.ceil(tokens / page) + 1)
 
     def row(self, room: float, on_cpu: bool) -> int:
-        """Tokens of the longest row that a cache holds which has room for so many tokens."""
+        """Return the tokens of the longest row that fits a cache with room for so many tokens."""
         page = self.cpu_block if on_cpu else self.page
         return page * max(1, int(room // page) - 1)
 
     def tables(self, positions: int, on_cpu: bool) -> int:
-        """Bytes beside the cache and the model's own, where a row can have so many tokens."""
+        """Return the bytes beside the cache and the model's own, where a row can have so many tokens."""
         return self.place_bytes * self.cpu_rows * positions if on_cpu else 1 << 20
 
     def gathered(self, positions: int, on_cpu: bool) -> int:
-        """For how many there is, where a row can have so many."""
+        """Return for how many gathered tokens there is room, where a row can have so many."""
         rows = self.cpu_rows if on_cpu else self.rows
         return min(max(8 * positions, 4 * rows * self.block), self.gathered_tokens)
 
@@ -118,38 +125,39 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What an engine holds beside weights, activations and moments."""
+    """The memory that an engine holds beside weights, activations and moments."""
 
     network: int = 4
     """Columns that a layer keeps for each one of its feed-forward network: gate, up, SiLU of the gate, and product."""
     angles: int = 2
     """Numbers that positions keep for each token and column of a head: sine and cosine, or the angle alone."""
     row_by_row: bool = False
-    """What comes out of packed rows is there for each row, and put together, whatever their lengths; else where these
+    """Outputs of packed rows exist for each row, and put together, whatever the rows' lengths; else only where lengths
     differ."""
     splits_tokens: bool = False
     """What tensor-parallel ranks do not split of a layer by columns they split by tokens: sequence parallelism."""
     split_head: bool = False
     """Losses are made of logits that are split by vocabulary, whether over several ranks or one."""
     keeps_fused: bool = True
-    """Of a model whose queries, keys and values are one tensor a layer keeps that, and rotated queries twice."""
-    fused_norms: Callable[[DeviceKind, str], bool] = _written_out
+    """In a model whose queries, keys and values are one tensor a layer keeps that, and rotated queries twice."""
+    fused_norms: Callable[[DeviceKind, str], bool] = _unfused
     """Whether norms keep what they read and no more, on a kind of device and in a dtype."""
     wide_norms: int = 8
-    """Bytes that norms keep for each column which multiply by one more than their weight."""
+    """Bytes for each column that are kept by norms which multiply by one more than their weight."""
     gradients_stay: bool = False
-    """There are wide gradients of a trained model at all times, not only during a step."""
+    """Wide gradients of a trained model exist at all times, not only during a step."""
     cache: Reserved | Grown = field(default=Grown())
-    """Where it generates."""
+    """The cache of keys and values for generating."""
     cpu_dtype: str | None = None
-    """What it computes in on a CPU, whatever it is told."""
+    """The dtype that it computes in on a CPU, whatever it is told."""
     process: int = 512 << 20
     """Bytes that one of its processes has on a GPU beside tensors: CUDA's context with the kernels of torch. Those are
     300 to 400 MB (pytorch issues 20532 and 107667), and grow with the kernels that are used."""
     cpu_adapters_by_token: bool = False
-    """On a CPU each token that is read gets a copy of a matrix of its adapter, where these are beside the weights."""
+    """On a CPU each token that is read gets a copy of a matrix of its adapter, where adapters are beside the
+    weights."""
     cpu_packs_experts: bool = False
-    """On a CPU experts are there twice: as its kernel wants them, and as others write them."""
+    """On a CPU experts are stored twice: as its kernel wants them, and as others write them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +165,7 @@ class Attention:
     """A way to compute attention that an engine knows."""
 
     packs: bool = True
-    """Of an engine that packs rows: with it, too."""
+    """An engine that packs rows also packs them with this kind of attention."""
     scores: bool = False
     """Each pair of tokens of a row has a weight in each head, and a layer keeps them."""
     devices: frozenset[DeviceKind] = frozenset({"cpu", "gpu"})
@@ -165,12 +173,12 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How an engine reads once what neighbours of packed rows begin with."""
+    """The conditions under which an engine reads the common beginning of neighbouring packed rows only once."""
 
     worth: float
-    """Where that leaves out at least such a share of the tokens."""
+    """It does so where that leaves out at least this share of the tokens."""
     longest: int
-    """Where no row has more tokens beyond its beginning."""
+    """It does so where no row has more tokens than this beyond the common beginning."""
     devices: frozenset[DeviceKind] = frozenset({"cpu", "gpu"})
 
 
@@ -186,15 +194,17 @@ PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
         "generate": Rates(0.4, 0.5, call=5e-3, block=1e-3, layer=3e-4, row=2e-5),
     },
 }
-"""Of an engine that runs a model as it is written in torch, layer by layer. On a GPU what training reaches is fitted to
-those of the rows FH, FA, FB and FL of docs/why/accuracy.md that are not held out: models of 1 to 70 billion parameters that
-share their parameters out over 8 to 128 A100 and H100. What only reads is assumed to reach as much."""
+"""Rates of an engine that runs a model as it is written in torch, layer by layer. On a GPU what training reaches is
+fitted to those of the rows FH, FA, FB and FL of docs/why/accuracy.md that are not held out: models of 1 to 70 billion
+parameters that shard their parameters over 8 to 128 A100 and H100. Work that only reads is assumed to reach as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
+    """A description of an engine: what it can do, how it splits and holds models, and how fast it works."""
+
     name: str
-    """As `engine=NAME` in a schedule."""
+    """The engine's name, as `engine=NAME` in a schedule."""
     opens: str
     """`module:function`, which is imported where the engine runs: from a `rlgraph.backends.engines.sources.ModelSpec`
     and a `rlgraph.backends.engines.base.Rank` to what implements the roles of `rlgraph.backends.engines.base` that its
@@ -206,14 +216,14 @@ class EngineSpec:
     # How it splits models
 
     axes: tuple[str, ...] = ("dp",)
-    """Those of `rlgraph.ir.mesh` along which it can spread a model, outer ones first."""
+    """The axes of `rlgraph.ir.mesh` along which it can spread a model, outer ones first."""
     columns: tuple[str, ...] = ("tp",)
-    """Those along which each rank has some columns of every layer, and takes part in all tokens of its copy's rows; a
-    copy is split along one of them. Where experts are split so, too, a rank has some of them entire."""
+    """The axes along which each rank has some columns of every layer, and takes part in all tokens of its replica's
+    rows; a replica is split along one of them. Where experts are split so, too, a rank has some of them entire."""
     whole: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By axis those of its operations for which no copy can be split along it."""
+    """By axis those of its operations for which no replica can be split along it."""
     misfits: Mapping[str, Misfits] = field(default_factory=dict)
-    """Of axes whose size depends on the model."""
+    """What is wrong with a size, for axes whose size depends on the model."""
     faults: Faults = _no_faults
     experts: bool = False
     """It can hold models whose layers have experts."""
@@ -224,31 +234,32 @@ class EngineSpec:
     with a copy of the matrices as they are without. The first one is taken where neither a schedule nor a search says
     another."""
     apart_faults: Faults = _no_faults
-    """Why it cannot hold some of them apart."""
+    """Why it cannot hold the adapters of some models apart."""
     adapter_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Of a way the dtypes of weights in which it is not exact, each with what is lost, as it goes on after them: `which
-    round all of a step away`."""
+    """For a way, the dtypes of weights in which it is not exact, each with what is lost, as it goes on after them:
+    `which round all of a step away`."""
     adapter_ranks: tuple[int, ...] = ()
-    """For adapters beside the weights there is room of one of these ranks, the lowest that is enough; empty: of their
-    own."""
+    """Adapters beside the weights have room of one of these ranks, the lowest that is enough; empty: of their own
+    rank."""
     own_adapters: bool = False
-    """Its layout says which part of each adapter a rank has, and models of one base and process have that together.
-    Else each rank has all of all adapters, and each model its base."""
+    """Its layout says which part of each adapter a rank has, and models of one base and process share that base. Else
+    each rank has all of all adapters, and each model its own base."""
     gather: tuple[Gathering, ...] = ()
-    """For how long ranks that share a model's parameters out (`fsdp`) have those that they gather in training, as
+    """For how long ranks that shard a model's parameters (`fsdp`) keep those that they gather in training, as
     `gather=WAY` in a schedule: while a layer works, and once more for its backward pass (ZeRO's third stage, arXiv
     1910.02054), or while all micro-batches of an update are differentiated (the second one). The first one is taken
     where neither a schedule nor a search says another."""
     layout: Layout = entire
     dtypes: Mapping[DeviceKind, frozenset[str]] | None = None
-    """In which it computes; None: in any."""
+    """The dtypes in which it computes, by kind of device; None: any."""
 
     # How it works
 
     packs: bool = False
     """Rows of a micro-batch lie one behind the other; else they are padded to the longest of them."""
     shares: Shares | None = None
-    """Of packed rows, where it trains and where it reads tokens; None: each row is read by itself."""
+    """When it reads common beginnings of packed rows once, where it trains and where it reads tokens; None: each row is
+    read by itself."""
     attention: Mapping[str, Attention] = field(default_factory=dict)
     """Ways to compute attention, as `attention=NAME` in a schedule; the first one is taken where none is named."""
     threads: bool = False
@@ -256,8 +267,8 @@ class EngineSpec:
     streams: bool = False
     """Generated rows leave it as soon as they end: it has `parts` (`rlgraph.backends.engines.base.Streams`)."""
     admits: bool = False
-    """It takes the rows of another call while it samples those of one, with the same weights: somebody else than who
-    asks samples for all of them (`rlgraph.backends.engines.base.Admits`)."""
+    """It takes the rows of another call while it samples those of one, with the same weights: a thread other than the
+    callers' samples for all of them (`rlgraph.backends.engines.base.Admits`)."""
     orders: bool = False
     """It begins with the rows of a call that are expected to be the longest, where it is told (`expected` of
     `rlgraph.backends.engines.base.Generates.generate`)."""
@@ -265,13 +276,14 @@ class EngineSpec:
     """New weights can come while it samples: it asks for them before each token, and reads what it has of the rows
     again (`rlgraph.backends.engines.base.Refresh`)."""
     keeps: bool = False
-    """The same, and it can go on with what it computed of the rows with older weights (`keep` of a `Holding`)."""
+    """New weights can come while it samples, and it can go on with what it computed of the rows with older ones (`keep`
+    of a `Holding`)."""
     accumulates: bool = False
     """It adds up gradients over several calls: see `rlgraph.backends.engines.base.Accumulates`."""
     fuses: bool = False
     """Trainings of several models share the stages of its pipeline (`rlgraph.backends.engines.pipelined`)."""
     sleeps: bool = False
-    """A model of it can be in the host's memory while others work on its devices: it has `sleep` and `wake`
+    """A model of it can be offloaded to the host's memory while others work on its devices: it has `sleep` and `wake`
     (`rlgraph.backends.engines.base.Sleeps`)."""
     saves: bool = False
     """A rank that has all of a model can write it: it has `save` (`rlgraph.backends.engines.base.Saves`)."""
@@ -279,29 +291,30 @@ class EngineSpec:
     """It tells what its optimizer keeps, and goes on with that (`rlgraph.backends.engines.base.Keeps`): runs in which
     it trains can be saved on the way."""
     optimizers: frozenset[str] = frozenset({"adamw"})
-    """Those of `rlgraph.ops.optimizers` that it can step with."""
+    """The optimizers of `rlgraph.ops.optimizers` that it can step with."""
     shards_optimizer: bool = False
-    """Data-parallel copies share the optimizer's state out among them (ZeRO's first stage, arXiv 1910.02054); else they
+    """Data-parallel replicas shard the optimizer's state among them (ZeRO's first stage, arXiv 1910.02054); else they
     add gradients up and each takes the whole step."""
     gathers_later: frozenset[DeviceKind] = frozenset()
-    """Devices on which such copies get the weights that others have updated while the next pass is computed, of which
-    as much is hidden as of gradients; else an update waits for them."""
+    """Devices on which replicas that shard the optimizer's state get the weights that others have updated while the
+    next pass is computed, of which as much is hidden as of gradients; else an update waits for them."""
     memory: Memory = field(default=Memory())
     rates: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = field(default_factory=lambda: PLAIN)
-    """Where none were measured."""
+    """Its rates by kind of device and of work, where none were measured."""
     absorbs: bool = False
-    """Where keys and values are made of a few numbers a token, those that are generated attend to these numbers, and
-    none of what they see is made again."""
+    """Where keys and values are made of a few numbers a token, generated tokens attend to these numbers, and no keys or
+    values of earlier tokens are made again."""
     settings: frozenset[Setting] = frozenset()
-    """Of the way a group holds a model, what a search tries several values of."""
+    """Fields of the way a group holds a model of which a search tries several values."""
 
     # Who takes it
 
     preference: int = 0
-    """Where a schedule names no engine the one with the highest that is there and can is taken; 0: never."""
+    """Where a schedule names no engine, the installed one that can do the work and has the highest preference is taken;
+    0: never."""
     embedded: bool = False
-    """It is the one of the local backend and of `--debug`, where models are in the user's own process. There is one,
-    it can do everything, and it is always there."""
+    """It is the one of the local backend and of `--debug`, where models are in the user's own process. There is one, it
+    can do everything, and it is always there."""
     requires: tuple[str, ...] = ()
     """Modules that have to be installed."""
     install: str = ""
@@ -313,82 +326,85 @@ class EngineSpec:
         return self.axes[::-1]
 
     def carried(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[Local, ...]:
-        """What travels when the weights have changed: a rank's tensors; of models with adapters these, all of them
-        unless the engine lays them out."""
-        whole = shape.adapters is not None and not self.own_adapters
-        return (entire if whole else self.layout)(shape, mesh, rank, kind)
+        """Return what travels when the weights have changed: a rank's tensors; for models with adapters only these, all
+        of them unless the engine lays them out."""
+        complete = shape.adapters is not None and not self.own_adapters
+        return (entire if complete else self.layout)(shape, mesh, rank, kind)
 
     def adapter_rank(self, rank: int) -> int:
-        """Of the room for adapters of a rank."""
-        return min((each for each in self.adapter_ranks if each >= rank), default=rank)
+        """Return the rank for which adapters of a rank have room."""
+        return min((room for room in self.adapter_ranks if room >= rank), default=rank)
 
     def adapts(self, shape: Shape, dtype: str, kind: DeviceKind) -> tuple[Adapting, ...]:
-        """The ways in which it can hold a model's adapters beside weights of a dtype on a kind of device, exactly."""
+        """Return the ways in which it can hold a model's adapters exactly, beside weights of a dtype on a kind of
+        device."""
         if shape.adapters is None:
             return ()
         return tuple(way for way in self.adapters if not self.unheld(way, shape, dtype, kind))
 
     def unheld(self, way: str, shape: Shape, dtype: str, kind: DeviceKind) -> Sequence[str]:
-        """Why it cannot hold a model's adapters in a way that a schedule says; none: it can."""
+        """Return why it cannot hold a model's adapters in a way that a schedule names; empty where it can."""
         if shape.adapters is None:
             return (f"holds no adapters {way}: the model has none",)
         if way == "apart" and (faults := self.apart_faults(shape)):
             return faults
-        kept = self.memory.cpu_dtype if kind == "cpu" and self.memory.cpu_dtype else dtype
-        lost = self.adapter_dtypes.get(way, {}).get(kept)
-        return (f"has adapters {way} in weights of {kept}, {lost}",) if lost else ()
+        stored = self.memory.cpu_dtype if kind == "cpu" and self.memory.cpu_dtype else dtype
+        rounding = self.adapter_dtypes.get(way, {}).get(stored)
+        return (f"has adapters {way} in weights of {stored}, {rounding}",) if rounding else ()
 
     def gathers(self, split: Mesh, said: str = "") -> Sequence[str]:
-        """The ways among which there is a choice on a mesh, the first one empty. said: that of a schedule; there is
-        none where nothing is shared out."""
+        """Return the ways among which there is a choice on a mesh, the first one empty. said: the way that a schedule
+        names; there is no choice where nothing is sharded."""
         if split.length("fsdp") == 1:
             return () if said else ("",)
         return (said,) if said else ("", *self.gather[1:])
 
     def lends(self, split: Mesh) -> bool:
-        """Whether models of a process that begin with one base have it once. Ranks that share a model's parameters out
-        gather those of one model at a time."""
+        """Return whether models of a process that begin with one base have it once. Ranks that shard a model's
+        parameters gather those of one model at a time."""
         return self.own_adapters and split.length("fsdp") == 1
 
     def width(self, split: Mesh) -> int:
-        """Over how many ranks each layer is split by columns."""
+        """Return over how many ranks each layer is split by columns."""
         return math.prod(split.length(axis) for axis in self.columns)
 
     def packed(self, attention: str = "") -> bool:
-        """Whether rows are packed where attention is computed in a way that it knows; empty: as it does by itself."""
+        """Return whether rows are packed where attention is computed in a way that it knows; empty: its default."""
         return self.packs and (not attention or self.attention[attention].packs)
 
     def keeps_scores(self, attention: str) -> bool:
-        """Whether a layer keeps a weight for each pair of tokens."""
+        """Return whether a layer keeps a weight for each pair of tokens."""
         return bool(attention) and self.attention[attention].scores
 
     def does(self, operation: str, split: Iterable[str] = ()) -> bool:
-        """Whether it can do an operation, with copies that are split along some axes."""
-        apart = any(operation in self.whole.get(axis, ()) for axis in split)
-        return operation in self.operations and not apart
+        """Return whether it can do an operation, with replicas that are split along some axes."""
+        excluded = any(operation in self.whole.get(axis, ()) for axis in split)
+        return operation in self.operations and not excluded
 
     @property
     def trains(self) -> bool:
+        """Whether it can train a model."""
         return "train" in self.operations
 
     @property
     def generates(self) -> bool:
+        """Whether it can generate with a model."""
         return "generate" in self.operations
 
     def can_compute(self, dtype: str, device: DeviceKind | None = None) -> bool:
-        """Whether it computes in a dtype, on a kind of device or on any."""
+        """Return whether it computes in a dtype, on a kind of device or on any."""
         if self.dtypes is None:
             return True
-        return any(dtype in found for kind, found in self.dtypes.items() if device in (None, kind))
+        return any(dtype in dtypes for kind, dtypes in self.dtypes.items() if device in (None, kind))
 
     def takes(self, kind: ModelKind) -> bool:
-        """Whether it can do anything with models of a kind."""
-        return bool(self.operations & _OWN[kind])
+        """Return whether it can do anything with models of a kind."""
+        return bool(self.operations & _ONLY_KIND[kind])
 
 
-_OWN = {
+_ONLY_KIND = {
     "causal_lm": {"generate", "interact", "logprobs", "entropy"},
     "value_lm": {"values"},
     "reward_lm": {"score"},
 }
-"""What only models of a kind do."""
+"""The operations that only models of a kind do."""

@@ -76,11 +76,11 @@ def train(split: Mesh, spec: ModelSpec, task: Task, recompute: bool) -> Trained:
         early.append(len(sent._flat))
         return plain(sent, *given)
 
-    plain = copies._Sent.rest
+    plain = copies._Buckets.rest
     with pytest.MonkeyPatch.context() as patch:
         # Copies add gradients up in several parts, while others are computed.
         patch.setattr(copies, "BUCKET", 2000)
-        patch.setattr(copies._Sent, "rest", rest)
+        patch.setattr(copies._Buckets, "rest", rest)
         told = elsewhere(updates, engine, spec.kind, task, own)
     if split.splits == ("dp",) and own and own[-1] and not task.empty:
         assert [bool(each) for each in early] == [True, False, True][: task.steps]

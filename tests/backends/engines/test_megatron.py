@@ -361,10 +361,10 @@ def test_rows_that_are_packed_train_as_they_do_alone(ranks: Ranks, folder: Path)
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_each_token_is_one_ranks_and_all_have_as_much_to_attend_to(ranks: int) -> None:
-    from rlgraph.backends.engines.megatron.context import _stretches
+    from rlgraph.backends.engines.megatron.context import _bounds
 
     lengths = np.array([*range(1, 40), 24 * ranks])
-    cuts = [_stretches(lengths, ranks, rank) for rank in range(ranks)]
+    cuts = [_bounds(lengths, ranks, rank) for rank in range(ranks)]
     for row, length in enumerate(lengths):
         own = [[list(range(*ends)) for ends in zip(a[row], b[row], strict=True)] for a, b in cuts]
         assert sorted(itertools.chain(*itertools.chain(*own))) == list(range(length))
@@ -485,13 +485,13 @@ def on_their_way(mesh: Mesh, spec: ModelSpec, task: Task, later: bool, recompute
             assert (arrival is not None) == later
             if arrival:
                 # Nobody can read an old weight meanwhile: there is none.
-                assert len(arrival._coming) == len(arrival._groups)
+                assert len(arrival._pending) == len(arrival._groups)
                 assert not any(weight.numel() for group in arrival._groups for weight in group.params)
 
         # A pass of a training, or two steps with nothing between them where a copy has no rows.
         update(0)
         update(1)
-        assert not later or engine._trainer._arrival._coming
+        assert not later or engine._trainer._arrival._pending
         # Whoever takes the weights themselves: a transfer, a disk, a moving average, a copy.
         found.append(engine.state())
         update(2)
@@ -500,7 +500,7 @@ def on_their_way(mesh: Mesh, spec: ModelSpec, task: Task, later: bool, recompute
             found.append(engine.logprobs(task.sequences))
         else:
             found.append(engine.values(task.sequences))
-        assert not later or not engine._trainer._arrival._coming
+        assert not later or not engine._trainer._arrival._pending
         held = engine.tensors().values()
         found.append([weight.main_grad.clone() for weight in held if weight.requires_grad])
         update(3)

@@ -488,7 +488,7 @@ def test_adapters_are_merged(model: str) -> None:
     """The sampler with merged adapters, and the trainer with adapters beside the weights; nothing is left of old ones."""
     told = replace(spec(model), adapters=Adapters(4, 8.0))
     engine, trainer = VllmEngine.open(told), TransformersEngine.open(told)
-    base = {name: each.clone() for name, each in engine._own().items()}
+    base = {name: each.clone() for name, each in engine._parameters().items()}
     assert {local.name: local.shape for local in engine.layout()} == {
         local.name: local.shape for local in trainer.layout()
     }
@@ -501,9 +501,9 @@ def test_adapters_are_merged(model: str) -> None:
         trainer.load_state(new)
         made = engine.generate(PROMPTS, 2, Sampling(8), keys(2 * len(PROMPTS)))
         torch.testing.assert_close(made.logprobs, scores(trainer, made.sequences), rtol=0, atol=1e-5)
-    assert any(not torch.equal(each, base[name]) for name, each in engine._own().items())
+    assert any(not torch.equal(each, base[name]) for name, each in engine._parameters().items())
     engine.load_state(first)
-    assert all(torch.equal(each, base[name]) for name, each in engine._own().items())
+    assert all(torch.equal(each, base[name]) for name, each in engine._parameters().items())
 
 
 @pytest.mark.parametrize("model, rank", few(itertools.product(["qwen2", "phi3", "gemma2"], [4, 8]), ("qwen2", 4)))
@@ -511,7 +511,7 @@ def test_adapters_beside_the_weights(model: str, rank: int) -> None:
     """vLLM's own LoRA says what the trainer says, and so do merged weights; the base stays as it is."""
     told = replace(spec(model), adapters=Adapters(rank, 8.0))
     engine, trainer = VllmEngine.open(told, adapters="apart"), TransformersEngine.open(told)
-    base = {name: each.clone() for name, each in engine._own().items()}
+    base = {name: each.clone() for name, each in engine._parameters().items()}
     first = trainer.state()
     assert all(torch.equal(each, first[name]) for name, each in engine.tensors().items())
     plain = engine.generate(PROMPTS, 2, Sampling(8), keys(2 * len(PROMPTS)))
@@ -527,7 +527,7 @@ def test_adapters_beside_the_weights(model: str, rank: int) -> None:
         torch.testing.assert_close(made.logprobs, scores(trainer, made.sequences), rtol=0, atol=1e-5)
         torch.testing.assert_close(made.logprobs, other.logprobs, rtol=0, atol=1e-5)
         assert plain.sequences.rows() != made.sequences.rows()
-    assert all(torch.equal(each, base[name]) for name, each in engine._own().items())
+    assert all(torch.equal(each, base[name]) for name, each in engine._parameters().items())
     engine.load_state(first)
     again = engine.generate(PROMPTS, 2, Sampling(8), keys(2 * len(PROMPTS)))
     assert torch.equal(again.logprobs, plain.logprobs)

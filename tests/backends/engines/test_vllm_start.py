@@ -123,8 +123,8 @@ def test_adapters_where_the_plan_says_no_way(monkeypatch: pytest.MonkeyPatch) ->
     source: Any = SimpleNamespace(shape=replace(SHAPE, adapters=lora))
     for on_cpu, way in ((False, "apart"), (True, "merged")):
         monkeypatch.setattr(engine, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
-        assert engine._way(spec, source, "") == way
-    assert engine._way(replace(spec, adapters=None), source, "") == ""
+        assert engine._adapting(spec, source, "") == way
+    assert engine._adapting(replace(spec, adapters=None), source, "") == ""
     monkeypatch.setattr(engine, "on_cpu", lambda: False)
     with pytest.raises(EngineError, match="vllm has adapters merged in weights of bfloat16, which round away"):
-        engine._way(spec, source, "merged")
+        engine._adapting(spec, source, "merged")

@@ -36,7 +36,7 @@ def look_again() -> None:
     """At what is installed. What a folder has Python knows by the time of its last change, which is too coarse for one
     that changes twice."""
     importlib.invalidate_caches()
-    registry._found.cache_clear()
+    registry._discovered.cache_clear()
 
 
 @pytest.fixture

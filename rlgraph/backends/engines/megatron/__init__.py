@@ -1,1 +1,1 @@
-"""Training and scoring with Megatron-core: tensor, pipeline and data parallel."""
+"""The engine that trains and scores with Megatron-core: tensor, pipeline and data parallel."""

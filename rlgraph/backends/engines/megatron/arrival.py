@@ -1,4 +1,4 @@
-"""New weights travel while the next pass begins: where copies share an update out, each gathers what the others have
+"""Lets new weights travel while the next pass begins: where replicas shard an update, each gathers what the others have
 updated (Megatron-LM's `overlap_param_gather`)."""
 
 from __future__ import annotations
@@ -15,53 +15,53 @@ from rlgraph.backends.engines.base import HalfChanged
 
 
 class Arrival:
-    """The weights of a model that are on their way, and who waits for them: a layer, before it computes, for its own;
-    everybody else for all.
+    """The weights of a model that are on their way. A layer waits for its own before it computes; everybody else waits
+    for all.
 
-    Until a weight is there its tensor is empty, so that nobody computes with the old one by mistake.
+    Until a weight has arrived its tensor is empty, so that nobody computes with the old one by mistake.
     """
 
     def __init__(self, chunk: DistributedDataParallel) -> None:
         groups = [*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups]
-        place = {id(weight): at for at, weight in enumerate(chunk.module.parameters())}
-        # In the order in which a pass comes by them, which is the same on all copies.
-        self._groups = sorted(groups, key=lambda group: min(place[id(weight)] for weight in group.params))
-        self._coming: dict[int, tuple[Any, list[tuple[nn.Parameter, Tensor]]]] = {}
-        """By the number of a group what to wait for, and what is then in the place of each of its tensors."""
-        number = {id(weight): at for at, group in enumerate(self._groups) for weight in group.params}
+        order = {id(weight): at for at, weight in enumerate(chunk.module.parameters())}
+        # The order in which a pass uses them, which is the same on all replicas.
+        self._groups = sorted(groups, key=lambda group: min(order[id(weight)] for weight in group.params))
+        self._pending: dict[int, tuple[Any, list[tuple[nn.Parameter, Tensor]]]] = {}
+        """For the number of a group what to wait for, and the data that each of its tensors then gets."""
+        group_of = {id(weight): at for at, group in enumerate(self._groups) for weight in group.params}
         layers = list(chunk.module.decoder.layers)
-        within = {id(part) for layer in layers for part in layer.modules()}
-        for part in (*layers, *(part for part in chunk.module.modules() if id(part) not in within)):
-            own = part.parameters(recurse=id(part) in within)
-            if needed := sorted({number[id(weight)] for weight in own if id(weight) in number}):
-                part.register_forward_pre_hook(partial(self._before, needed))
+        in_layers = {id(part) for layer in layers for part in layer.modules()}
+        for part in (*layers, *(part for part in chunk.module.modules() if id(part) not in in_layers)):
+            parameters = part.parameters(recurse=id(part) in in_layers)
+            if needed := sorted({group_of[id(weight)] for weight in parameters if id(weight) in group_of}):
+                part.register_forward_pre_hook(partial(self._wait_before, needed))
 
     def start(self) -> None:
-        """After an update, of which every rank has made its part."""
-        assert not self._coming, "an update waits for the weights of the one before"
+        """Start gathering after an update, of which every rank has computed its part."""
+        assert not self._pending, "an update waits for the weights of the one before"
         for at, group in enumerate(self._groups):
             group.start_param_sync()
-            # Megatron's own hooks are not there to take it.
+            # Megatron's own hooks, which would take the handle, are disabled.
             handle, group.param_gather_handle = group.param_gather_handle, None
-            self._coming[at] = handle, [(weight, weight.data) for weight in group.params]
+            self._pending[at] = handle, [(weight, weight.data) for weight in group.params]
             for weight in group.params:
                 weight.data = torch.empty(0, dtype=weight.dtype, device=weight.device)
 
     def wait(self, groups: Iterable[int] | None = None) -> None:
-        """Until the weights of some groups are there, or all. Raises HalfChanged, also to those who ask again, where
+        """Wait until the weights of some groups have arrived, or all. Raises HalfChanged, also for later calls, where
         they do not come."""
-        for at in list(self._coming) if groups is None else groups:
-            if at not in self._coming:
+        for at in list(self._pending) if groups is None else groups:
+            if at not in self._pending:
                 continue
-            handle, found = self._coming[at]
+            handle, weights = self._pending[at]
             try:
                 handle.wait()
             except RuntimeError as error:
                 raise HalfChanged(f"the weights of an update have not come from other copies: {error}") from error
-            for weight, data in found:
+            for weight, data in weights:
                 weight.data = data
-            self._coming.pop(at, None)
+            self._pending.pop(at, None)
 
-    def _before(self, groups: list[int], part: nn.Module, given: tuple[Any, ...]) -> None:
-        if self._coming:
+    def _wait_before(self, groups: list[int], part: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if self._pending:
             self.wait(groups)

@@ -1,4 +1,4 @@
-"""Calls as a pass over the model takes them: rows one behind the other, and the answers read off its output."""
+"""Puts calls in the form of a pass over the model: rows one behind the other, and answers read off its output."""
 
 from __future__ import annotations
 
@@ -12,82 +12,83 @@ from rlgraph.backends.engines.base import Call, EngineError
 from rlgraph.backends.engines.sequences import Sequences
 
 Head = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
-"""From hidden states, [M, size], M tokens and a temperature to log-probabilities and entropies, [M] each."""
+"""Turns hidden states, [M, size], M tokens and a temperature into log-probabilities and entropies, [M] each."""
 
 
-def _alone(table: int, values: Tensor) -> Tensor:
+def _unchanged(table: int, values: Tensor) -> Tensor:
     return values
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of some calls; rows that several of them ask for are there once."""
+    """The rows of some calls; rows that several of them ask for exist once."""
 
     calls: tuple[Call, ...]
     ids: Tensor
-    """int64 [1, T]: what is fed of the rows, at least one token."""
+    """int64 [1, T]: the rows' tokens that are read, at least one token."""
     lengths: list[int]
-    """Tokens of each row that is fed, none of them 0."""
+    """Tokens of each row that is read, none of them 0."""
     places: Tensor
-    """int64 [M]: those of the T whose hidden states the answers are made of; at least one."""
+    """int64 [M]: the places among the T whose hidden states the answers are made of; at least one."""
     tokens: Tensor
-    """int64 [M]: what follows there; less where a place was only made up for a pass to have one."""
+    """int64 [M]: the tokens that follow there; fewer where a place was only made up for a pass to have one."""
     spans: dict[int, slice]
-    """Among the M places those of a table of sequences, by its `id`."""
-    together: Callable[[int, Tensor], Tensor] = _alone
-    """From what is said at a table's places, [m], to what all ranks say that have some of them."""
+    """For a table of sequences, by its `id`, its places among the M."""
+    together: Callable[[int, Tensor], Tensor] = _unchanged
+    """Turns what is computed at a table's places, [m], into the results of all ranks that have some of them."""
 
     def answers(self, output: Tensor, head: Head) -> list[Tensor]:
-        """What the model says to each call, from its output at the places: hidden states, [M, size], or [M, 1] scalars;
-        float32 at least."""
-        both: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
-        found = []
+        """Return the model's answer to each call, from its output at the places: hidden states, [M, size], or [M, 1]
+        scalars; float32 at least."""
+        cached: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
+        answers = []
         for call in self.calls:
             table = id(call.sequences)
             part = output[self.spans[table]]
             if call.op in ("values", "score"):
-                found.append(self.together(table, part[:, 0].to(torch.promote_types(part.dtype, torch.float32))))
+                answers.append(self.together(table, part[:, 0].to(torch.promote_types(part.dtype, torch.float32))))
                 continue
             key = table, call.temperature
-            if key not in both:
-                both[key] = head(part, self.tokens[self.spans[table]].to(part.device), call.temperature)
-            found.append(self.together(table, both[key][call.op == "entropy"]))
-        return found
+            if key not in cached:
+                cached[key] = head(part, self.tokens[self.spans[table]].to(part.device), call.temperature)
+            answers.append(self.together(table, cached[key][call.op == "entropy"]))
+        return answers
 
 
 def batch_of(calls: Sequence[Call], pad_id: int) -> Batch:
-    """Raises EngineError for a scored token with nothing before it, and for the score of a row without tokens."""
+    """Return the batch of some calls. Raises EngineError for a scored token with nothing before it, and for the score
+    of a row without tokens."""
     tables = {id(call.sequences): call.sequences for call in calls}
     ops = {id(call.sequences): call.op for call in calls}
     ids, lengths, places, tokens, spans = [], [], [], [], {}
-    above = at = 0
+    token_offset = place_offset = 0
     for key, table in tables.items():
         rows, columns, token = _places(table, ops[key])
-        # What follows a row's last place need not be fed.
-        fed = torch.zeros_like(table.lengths).scatter_reduce_(0, rows, columns + 1, "amax")
-        starts = fed.cumsum(0) - fed
-        ids.append(table.tokens[table.column_of < fed[table.row_of]])
-        lengths += [length for length in fed.tolist() if length]
-        places.append(starts[rows] + columns + above)
+        # What follows a row's last place need not be read.
+        input_lengths = torch.zeros_like(table.lengths).scatter_reduce_(0, rows, columns + 1, "amax")
+        starts = input_lengths.cumsum(0) - input_lengths
+        ids.append(table.tokens[table.column_of < input_lengths[table.row_of]])
+        lengths += [length for length in input_lengths.tolist() if length]
+        places.append(starts[rows] + columns + token_offset)
         tokens.append(token)
-        spans[key] = slice(at, at + len(rows))
-        above, at = above + len(ids[-1]), at + len(rows)
-    if not at:
-        # All ranks take part in a pass, whether it has something to say or not.
+        spans[key] = slice(place_offset, place_offset + len(rows))
+        token_offset, place_offset = token_offset + len(ids[-1]), place_offset + len(rows)
+    if not place_offset:
+        # All ranks take part in a pass, even one that has no answers.
         ids, lengths, places = [torch.full((1,), pad_id)], [1], [torch.zeros(1, dtype=torch.long)]
-    none = torch.zeros(0, dtype=torch.long)
-    return Batch(tuple(calls), torch.cat(ids)[None], lengths, torch.cat(places), torch.cat([none, *tokens]), spans)
+    empty = torch.zeros(0, dtype=torch.long)
+    return Batch(tuple(calls), torch.cat(ids)[None], lengths, torch.cat(places), torch.cat([empty, *tokens]), spans)
 
 
 def _places(table: Sequences, op: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Row, column and following token of each place that answers `op`."""
+    """Return row, column and following token of each place that answers `op`."""
     if op == "score":
         if bool((table.lengths == 0).any()):
             raise EngineError("a row without tokens has no score")
         last = table.lengths - 1
         return torch.arange(len(table)), last, torch.zeros_like(last)
-    where = table.scored.nonzero()[:, 0]
-    columns = table.column_of[where] - 1
+    positions = table.scored.nonzero()[:, 0]
+    columns = table.column_of[positions] - 1
     if bool((columns < 0).any()):
         raise EngineError("a row's first token cannot be scored: there is nothing before it to predict it from")
-    return table.row_of[where], columns, table.tokens[where]
+    return table.row_of[positions], columns, table.tokens[positions]

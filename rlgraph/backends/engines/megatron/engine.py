@@ -1,4 +1,5 @@
-"""A model that is split over the ranks of a mesh: log-probabilities, values, scores and training with Megatron-core."""
+"""The engine of models that are split over the ranks of a mesh: log-probabilities, values, scores and training with
+Megatron-core."""
 
 from __future__ import annotations
 
@@ -60,10 +61,10 @@ from rlgraph.ir.mesh import Mesh
 
 
 class MegatronEngine:
-    """One rank's part of a model. Implements `Scores` and `Fuses`.
+    """One rank's part of a model. It implements `Scores` and `Fuses`.
 
-    All ranks of a copy get the same calls with the same rows, in the same order; those along ep share the blocks of
-    rows out, and those along cp the tokens of each row. Ranks of different copies (dp) have rows of their own, and call
+    All ranks of a replica get the same calls with the same rows, in the same order; those along ep shard the blocks of
+    rows, and those along cp the tokens of each row. Ranks of different replicas (dp) have rows of their own, and call
     `open`, `copy`, `train_step`, `clear_gradients` and `apply_gradients` together. Nothing but training keeps
     gradients. All ranks of the last stage have results, not the one alone that `speaks`.
     """
@@ -83,7 +84,7 @@ class MegatronEngine:
         turned: bool,
         later: bool | None,
     ) -> None:
-        """With weights that are all zeros; `open` reads them."""
+        """Build the model with weights that are all zeros; `open` reads them."""
         self.spec, self.codec, self._stages = spec, codec, Stages(turned)
         self._model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec), recompute, self._stages)
         self._shape, self._mesh, self._rank = shape, mesh, mesh.turned(rank, "pp") if turned else rank
@@ -95,10 +96,10 @@ class MegatronEngine:
         )
         self._trainer: Trainer | None = None
         self.rest = Sleeper()
-        self._adds = False
+        self._has_gradients = False
         """There are gradients of an update that has not been made."""
         self._loss, self._has_rows = 0.0, False
-        """Of the gradients that were added up: the loss, and whether there were rows."""
+        """The loss of the gradients that were added up, and whether there were rows."""
 
     @classmethod
     @on_cpu()
@@ -116,12 +117,12 @@ class MegatronEngine:
     ) -> MegatronEngine:
         """Load this rank's part of the model of `spec`, after `rlgraph.backends.engines.process_groups.join`.
 
-        distributed_optimizer: split the optimizer's state over the copies, too. block_tokens: tokens in a
-        micro-batch. recompute: training keeps each layer's input only, and computes what is inside again. turned:
-        the ranks have the stages the other way round, the last one the first stage. later: where copies share the
-        optimizer out, new weights come from the others while the next pass is computed; None: on the devices that the
-        spec says. Raises EngineError for a source that cannot be used, a family that is not known, and a mesh that does
-        not fit the model or this process.
+        distributed_optimizer: shard the optimizer's state over the replicas, too. block_tokens: tokens in a
+        micro-batch. recompute: training keeps each layer's input only, and computes the rest again. turned: the ranks
+        have the stages in reverse, the last one the first stage. later: where replicas shard the optimizer, new weights
+        come from the others while the next pass is computed; None: on the devices that the spec says. Raises
+        EngineError for a source that cannot be used, a family that is not known, and a mesh that does not fit the model
+        or this process.
         """
         rank = settle(mesh)
         codec = load_codec(spec)
@@ -143,31 +144,32 @@ class MegatronEngine:
         return engine
 
     def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
-        """log softmax(logits / temperature) of each scored token, float [total scored]."""
-        return self._ask(sequences, ["logprobs"], temperature)[0]
+        """Return log softmax(logits / temperature) of each scored token, float [total scored]."""
+        return self._answer(sequences, ["logprobs"], temperature)[0]
 
     def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
-        """Entropy in nats of the distribution of each scored token, float [total scored]."""
-        return self._ask(sequences, ["entropy"], temperature)[0]
+        """Return the entropy in nats of the distribution of each scored token, float [total scored]."""
+        return self._answer(sequences, ["entropy"], temperature)[0]
 
     def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Both from one pass, float [total scored] each."""
-        logprobs, entropy = self._ask(sequences, ["logprobs", "entropy"], temperature)
+        """Return both from one pass, float [total scored] each."""
+        logprobs, entropy = self._answer(sequences, ["logprobs", "entropy"], temperature)
         return logprobs, entropy
 
     def values(self, sequences: Sequences) -> Tensor:
-        """The value of the state before each scored token, float [total scored]."""
-        return self._ask(sequences, ["values"])[0]
+        """Return the value of the state before each scored token, float [total scored]."""
+        return self._answer(sequences, ["values"])[0]
 
     def score(self, sequences: Sequences) -> Tensor:
-        """The scalar at each row's last token, float [N]."""
-        return self._ask(sequences, ["score"])[0]
+        """Return the scalar at each row's last token, float [N]."""
+        return self._answer(sequences, ["score"])[0]
 
     def train_step(
         self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
     ) -> dict[str, float]:
-        """One update with the gradient of the sum of the losses of `micro(block)` over the blocks of all copies: its
-        `loss`, its `grad_norm` before clipping, and `lr`, the same on every rank. A copy may have no blocks."""
+        """Make one update with the gradient of the sum of the losses of `micro(block)` over the blocks of all replicas,
+        and return its `loss`, its `grad_norm` before clipping, and `lr`, the same on every rank. A replica may have no
+        blocks."""
         self.clear_gradients()
         add_gradients([(self, blocks, micro)], last=True)
         return self.apply_gradients(options, step)
@@ -175,48 +177,48 @@ class MegatronEngine:
     @on_cpu()
     @torch.enable_grad()
     def clear_gradients(self) -> None:
-        """Forget what was added up."""
+        """Forget the gradients that were added up."""
         if self._trainer is None:
             self._trainer = self._new_trainer()
             self.rest.changed()
         self._trainer.clear()
-        self._loss, self._has_rows, self._adds = 0.0, False, False
+        self._loss, self._has_rows, self._has_gradients = 0.0, False, False
 
     def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> None:
-        """Add the gradient of the sum of the losses of `micro(block)` to what is there, after `clear_gradients`. Only
-        the ranks of this copy take part."""
+        """Add the gradient of the sum of the losses of `micro(block)` to the accumulated ones, after `clear_gradients`.
+        Only the ranks of this replica take part."""
         add_gradients([(self, blocks, micro)])
 
     def add_together(self, trainings: Sequence[Training], beside: Beside | None = None) -> None:
-        """The same for several models of this process, or of others beside it, in one pipeline."""
+        """Add the gradients of several models of this process, or of others beside it, in one pipeline."""
         add_gradients(trainings, beside=beside)
 
     @on_cpu()
     @torch.enable_grad()
     def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
-        """One update with `scale` times the gradients of all copies."""
+        """Make one update with `scale` times the gradients of all replicas."""
         assert self._trainer is not None
-        first = self._last and self._mesh.at(self._rank, "tp") == self._mesh.at(self._rank, "cp") == 0
-        said = [self._loss, float(self._has_rows)] if first else [0.0, 0.0]
-        total = torch.tensor(said, dtype=torch.float64, device=device())
+        reports = self._is_last_stage and self._mesh.at(self._rank, "tp") == self._mesh.at(self._rank, "cp") == 0
+        report = [self._loss, float(self._has_rows)] if reports else [0.0, 0.0]
+        total = torch.tensor(report, dtype=torch.float64, device=device())
         dist.all_reduce(total)
         loss, rows = total.tolist()
-        self._adds = False
+        self._has_gradients = False
         if not rows:
-            # Gradients of zeros that are on their way to others have to arrive.
+            # Zero gradients that are already travelling to other ranks have to arrive.
             self._trainer.sum()
             raise NoRows
         self.rest.changed()
         return {"loss": scale * loss, **self._trainer.step(options, step, scale)}
 
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
-        """Blocks for `train_step`: row indices; at least one for each stage of each rank along ep, where there are as
-        many rows."""
+        """Return blocks for `train_step`: row indices; at least one for each stage of each rank along ep, where there
+        are as many rows."""
         side = self._mesh.length("pp") * self._mesh.length("ep")
         return plan_blocks(lengths, token_budget or self._block_tokens, side, packed=True)
 
     def state(self) -> State:
-        """A copy of this rank's weights."""
+        """Return a copy of this rank's weights."""
         return copied(self.tensors())
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -232,74 +234,74 @@ class MegatronEngine:
     @contextmanager
     def weights(self, state: State) -> Iterator[None]:
         """Compute with the tensors of `state` while the context lasts; nothing is copied."""
-        own = self.tensors()
-        same_names(own, state)
-        before = {name: tensor.data for name, tensor in own.items()}
+        tensors = self.tensors()
+        same_names(tensors, state)
+        originals = {name: tensor.data for name, tensor in tensors.items()}
         try:
-            for name, tensor in own.items():
+            for name, tensor in tensors.items():
                 tensor.data = state[name]
             yield
         finally:
-            for name, tensor in own.items():
-                tensor.data = before[name]
+            for name, tensor in tensors.items():
+                tensor.data = originals[name]
 
     @property
     def model(self) -> GPTModel:
-        """With the weights of the last update: whoever asks waits until they are there. Only a pass over the model,
-        whose layers wait by themselves, begins before."""
+        """The model with the weights of the last update: the caller waits until they have arrived. Only a pass over the
+        model, whose layers wait by themselves, begins before."""
         if self._trainer is not None:
             self._trainer.arrived()
         return self._model
 
     @property
     def longest(self) -> int:
-        """Most tokens of a row."""
+        """The most tokens of a row."""
         return self._shape.positions
 
     @property
     def speaks(self) -> bool:
-        """Whether this is its copy's last stage, and the first rank there along tp, cp and ep."""
-        return self._last and not any(self._mesh.at(self._rank, axis) for axis in ("tp", "cp", "ep"))
+        """Whether this is its replica's last stage, and the first rank there along tp, cp and ep."""
+        return self._is_last_stage and not any(self._mesh.at(self._rank, axis) for axis in ("tp", "cp", "ep"))
 
     def layout(self) -> tuple[Local, ...]:
-        """The tensors that this rank holds."""
+        """Return the tensors that this rank holds."""
         return layout(self._shape, self._mesh, self._rank, self.spec.kind)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The live parameters by the names of `layout`, those of the last update. A view of one does not outlive the
-        first `train_step`."""
+        """Return the live parameters by the names of `layout`, those of the last update. A view of one does not outlive
+        the first `train_step`."""
         return self.rest.here(dict(self.model.named_parameters()))
 
     @on_cpu()
     def written(self) -> None:
-        """Takes the weights over into the optimizer's wide copies."""
+        """Copy the weights into the optimizer's wide copies."""
         if self.rest.changed() and self._trainer is not None:
             self._trainer.reread()
 
     def sleep(self, keep: bool = True) -> Switched:
-        """Gives the memory of weights, moments and gradients back. Gradients are kept only of an update that has not
+        """Give the memory of weights, moments and gradients back. Gradients are kept only of an update that has not
         been made."""
         weights, trainer = list(self.model.parameters()), self._trainer
         if trainer is None:
             return self.rest.sleep(weights, lost=() if keep else weights)
-        lost = [*(() if keep else weights), *(() if self._adds else trainer.gradients())]
+        lost = [*(() if keep else weights), *(() if self._has_gradients else trainer.gradients())]
         return self.rest.sleep([*weights, *trainer.tensors()], once=trainer.gradients(), lost=lost)
 
     def wake(self) -> Switched:
-        """Takes it again."""
+        """Take the memory again."""
         return self.rest.wake(self.written)
 
     def moments(self) -> Moments:
-        """What this rank's optimizer keeps, live; nothing before the first update."""
+        """Return what this rank's optimizer keeps, live; nothing before the first update."""
         if self._trainer is None:
             return Moments()
-        own = dict(self.model.named_parameters())
-        return moments(self._trainer.adam, own, locals_of(self.layout(), own), self.rest)
+        parameters = dict(self.model.named_parameters())
+        return moments(self._trainer.adam, parameters, locals_of(self.layout(), parameters), self.rest)
 
     @on_cpu()
     @torch.enable_grad()
     def begin_moments(self, kinds: Collection[str], steps: float) -> Moments:
-        """Continue after so many updates, with what is written into these."""
+        """Continue after so many updates, with what is written into what this returns."""
         if self._trainer is None:
             self._trainer = self._new_trainer()
         begin(self._trainer.adam, kinds, steps)
@@ -308,8 +310,8 @@ class MegatronEngine:
 
     @on_cpu()
     def copy(self) -> MegatronEngine:
-        """The same model with weights of its own and no optimizer."""
-        other = MegatronEngine(
+        """Return the same model with weights of its own and no optimizer."""
+        duplicate = MegatronEngine(
             self.spec,
             self.codec,
             self._shape,
@@ -322,47 +324,47 @@ class MegatronEngine:
             turned=self._stages.turned,
             later=self._later,
         )
-        other.load_state(self.tensors())
-        return other
+        duplicate.load_state(self.tensors())
+        return duplicate
 
     def _new_trainer(self) -> Trainer:
-        here: DeviceKind = "gpu" if device().type == "cuda" else "cpu"
-        later = here in SPEC.gathers_later if self._later is None else self._later
+        kind: DeviceKind = "gpu" if device().type == "cuda" else "cpu"
+        later = kind in SPEC.gathers_later if self._later is None else self._later
         return Trainer(self._model, self._distributed, later)
 
     @property
-    def _last(self) -> bool:
+    def _is_last_stage(self) -> bool:
         return self._mesh.at(self._rank, "pp") == self._mesh.length("pp") - 1
 
     @on_cpu()
-    def _ask(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:
-        """The answers of some operations for the same rows, from one pass."""
+    def _answer(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:
+        """Return the answers of some operations for the same rows, from one pass."""
         for op in ops:
             self._require(op)
         counts = torch.ones_like(sequences.lengths) if "score" in ops else sequences.counts()
-        busy = counts.nonzero()[:, 0]
-        plan = self._own([busy[rows] for rows in self.plan_blocks(sequences.lengths[busy])])
+        used = counts.nonzero()[:, 0]
+        plan = self._own_blocks([used[rows] for rows in self.plan_blocks(sequences.lengths[used])])
         calls = [
             [] if rows is None else [Call(op, part, temperature) for part in [sequences.take(rows)] for op in ops]
             for rows in plan
         ]
-        done = self._pipeline.answers([batch_of(each, self.codec.pad_id) for each in calls])
+        outputs = self._pipeline.answers([batch_of(batch_calls, self.codec.pad_id) for batch_calls in calls])
         wide = torch.promote_types(dtype_of(self.spec), torch.float32)
-        found = [torch.zeros(int(counts.sum()), dtype=wide, device=device()) for _ in ops]
-        if done:
+        results = [torch.zeros(int(counts.sum()), dtype=wide, device=device()) for _ in ops]
+        if outputs:
             order, starts = (
-                torch.cat([busy[:0], *(rows for rows in plan if rows is not None)]),
+                torch.cat([used[:0], *(rows for rows in plan if rows is not None)]),
                 counts.cumsum(0) - counts,
             )
-            back = ragged_index(starts[order], counts[order]).to(device())
-            for index, place in enumerate(found):
-                place[back] = torch.cat([place[:0], *(answers[index] for answers in done if answers)])
+            places = ragged_index(starts[order], counts[order]).to(device())
+            for index, result in enumerate(results):
+                result[places] = torch.cat([result[:0], *(answers[index] for answers in outputs if answers)])
                 if self._mesh.length("ep") > 1:
-                    # Each has the answers to its own rows.
-                    dist.all_reduce(place, group=parallel_state.get_expert_model_parallel_group())
-        return found
+                    # Each rank has the answers to its own rows.
+                    dist.all_reduce(result, group=parallel_state.get_expert_model_parallel_group())
+        return results
 
-    def _checked(self, micro: Callable[[Any], Micro]) -> Callable[[Any], Micro]:
+    def _checked_micro(self, micro: Callable[[Any], Micro]) -> Callable[[Any], Micro]:
         def checked(block: Any) -> Micro:
             if block is None:
                 return Micro((), lambda answers: torch.zeros((), device=device()))
@@ -374,53 +376,58 @@ class MegatronEngine:
 
         return checked
 
-    def _own(self, blocks: Sequence[Any]) -> list[Any]:
-        """Ranks along ep get the same blocks, and each works on its part of them; with as many for each, since all of
-        them have experts that each one needs: None where there is none."""
+    def _own_blocks(self, blocks: Sequence[Any]) -> list[Any]:
+        """Return this rank's part of the blocks, which all ranks along ep get. All of them have experts that each one
+        needs, so each has as many blocks: None where there is none left."""
         ep, at = self._mesh.length("ep"), self._mesh.at(self._rank, "ep")
-        own = list(blocks[at::ep])
-        return own + [None] * (-(-len(blocks) // ep) - len(own))
+        blocks_here = list(blocks[at::ep])
+        return blocks_here + [None] * (-(-len(blocks) // ep) - len(blocks_here))
 
     def _require(self, op: str) -> None:
-        kind, what = _GIVES[op]
+        kind, what = _ANSWERS[op]
         if self.spec.kind != kind:
             raise EngineError(f"a {self.spec.kind} does not give {what}: that needs a {kind}")
 
 
 @on_cpu()
 def add_gradients(trainings: Sequence[Training], *, last: bool = False, beside: Beside | None = None) -> None:
-    """What `MegatronEngine.add_gradients` does, for several models of one process that do not depend on each other: as
-    micro-batches of one pipeline, in which each works while the others would wait.
+    """Do what `MegatronEngine.add_gradients` does, for several models of one process that do not depend on each other:
+    as micro-batches of one pipeline, in which each works while the others would wait.
 
-    last: no more gradients come before the step, so that copies add them up as they are made; for one model, since
-    copies may come to the ends of several in different orders. beside: who has other models of the pipeline.
+    last: no more gradients come before the step, so that replicas add them up as they are made; for one model, since
+    replicas may come to the ends of several in different orders. beside: the processes that have other models of the
+    pipeline.
     """
     assert not last or (len(trainings) == 1 and beside is None)
-    shared = [Answered(each._mesh, each._rank, blocks, each._checked(micro)) for each, blocks, micro in trainings]
-    parts = [
-        (each._pipeline, each._own(blocks), said.micro)
-        for (each, blocks, _), said in zip(trainings, shared, strict=True)
+    shared = [
+        Answered(engine._mesh, engine._rank, blocks, engine._checked_micro(micro))
+        for engine, blocks, micro in trainings
     ]
-    trainers = [each._trainer for each, _, _ in trainings]
+    parts = [
+        (engine._pipeline, engine._own_blocks(blocks), shared_answers.micro)
+        for (engine, blocks, _), shared_answers in zip(trainings, shared, strict=True)
+    ]
+    trainers = [engine._trainer for engine, _, _ in trainings]
     assert all(trainers)
     losses = gradients(parts, trainers[0].complete if last and trainers[0] else None, beside)
-    for (engine, _, _), said, loss in zip(trainings, shared, losses, strict=True):
-        said.tell(torch.promote_types(dtype_of(engine.spec), torch.float32))
-        engine._adds = True
+    for (engine, _, _), shared_answers, loss in zip(trainings, shared, losses, strict=True):
+        shared_answers.tell(torch.promote_types(dtype_of(engine.spec), torch.float32))
+        engine._has_gradients = True
         engine._loss += loss
 
 
-_GIVES = {
+_ANSWERS = {
     "logprobs": ("causal_lm", "log-probabilities"),
     "entropy": ("causal_lm", "an entropy"),
     "values": ("value_lm", "values"),
     "score": ("reward_lm", "a score"),
 }
-"""What kind of model answers an operation."""
+"""The kind of model that answers an operation, and what the answer is called."""
 
 
 def _source(spec: ModelSpec) -> tuple[Shape, Weights]:
-    """Of a local folder only what is asked for is read; what transformers has to make or find is made whole."""
+    """Return the shape and weights of a source. A local folder is read only as far as is needed; what transformers has
+    to make or find is made whole."""
     try:
         if isinstance(spec.source, str) and Path(spec.source).is_dir():
             weights = FolderWeights(spec.source)

@@ -17,21 +17,21 @@ from rlgraph.ir.mesh import Mesh
 
 
 def settle(mesh: Mesh) -> int:
-    """Lays torch's default process group out as the mesh, and returns this process's rank on it. All ranks call it.
+    """Lay torch's default process group out as the mesh, and return this process's rank on it. All ranks call it.
 
     Models of one process share the mesh. Raises EngineError where the process has joined no group or one of another
     size, or has settled on another mesh.
     """
     if not dist.is_initialized() or dist.get_world_size() != mesh.size:
-        there = dist.get_world_size() if dist.is_initialized() else "no"
-        raise EngineError(f"a mesh of {mesh} needs a process group of {mesh.size} ranks: there are {there} ranks")
+        present = dist.get_world_size() if dist.is_initialized() else "no"
+        raise EngineError(f"a mesh of {mesh} needs a process group of {mesh.size} ranks: there are {present} ranks")
     if not parallel_state.model_parallel_is_initialized():
         _initialize(mesh)
-        # Its generators are used at dropout only, which is off; but it asks for them.
+        # Megatron asks for its generators, though only dropout, which is off, uses them.
         with torch.random.fork_rng(devices=[]):
             model_parallel_cuda_manual_seed(1)
     rank = dist.get_rank()
-    here = {
+    place = {
         "dp": parallel_state.get_data_parallel_rank() // mesh.length("ep"),
         "cp": parallel_state.get_context_parallel_rank(),
         "ep": parallel_state.get_expert_model_parallel_rank(),
@@ -45,14 +45,14 @@ def settle(mesh: Mesh) -> int:
         "ep": parallel_state.get_expert_model_parallel_world_size(),
     }
     if any(mesh.length(axis) != size for axis, size in split.items()):
-        there = ", ".join(f"{axis}={size}" for axis, size in split.items())
-        raise EngineError(f"this process has a model split over {there}: one over {mesh} needs processes of its own")
-    assert all(mesh.at(rank, axis) == at for axis, at in here.items()), f"Megatron counts ranks otherwise: {here}"
+        current = ", ".join(f"{axis}={size}" for axis, size in split.items())
+        raise EngineError(f"this process has a model split over {current}: one over {mesh} needs processes of its own")
+    assert all(mesh.at(rank, axis) == at for axis, at in place.items()), f"Megatron counts ranks otherwise: {place}"
     return rank
 
 
 class Stages:
-    """A model's stages on the ranks of this process's pipeline: one behind the other, or the other way round."""
+    """A model's pipeline stages on the ranks of this process's pipeline: one behind the other, or in reverse."""
 
     def __init__(self, turned: bool = False) -> None:
         """turned: the last rank has the first stage."""
@@ -60,35 +60,36 @@ class Stages:
         ranks = dist.get_process_group_ranks(self._group)
         self.turned, self._ranks = turned, ranks[::-1] if turned else ranks
         self.place = dist.get_rank(self._group)
-        """Of this process among those of the pipeline, whichever way the stages lie."""
+        """The place of this process among those of the pipeline, whichever way the stages lie."""
         self._channels: dict[int, dist.ProcessGroup] = {}
 
     def rank(self) -> int:
-        """The stage of this process. Megatron asks a process group for it, and for the next one."""
+        """Return the stage of this process. Megatron asks a process group for it, and for the next one."""
         return self._ranks.index(dist.get_rank())
 
     def size(self) -> int:
+        """Return the number of stages."""
         return len(self._ranks)
 
     @property
     def ranks(self) -> Sequence[int]:
-        """Among all, that have the stages, the first stage first."""
+        """The ranks that have the stages, among all, the first stage first."""
         return self._ranks
 
     def beside(self, by: int) -> int | None:
-        """The rank, among all, with the stage that is so many further; None where there is none."""
+        """Return the rank, among all, with the stage that is so many further; None where there is none."""
         at = self.rank() + by
         return self._ranks[at] if 0 <= at < len(self._ranks) else None
 
     def collection(self) -> ProcessGroupCollection:
-        """Megatron's groups, with this for the stages."""
-        found = ProcessGroupCollection.use_mpu_process_groups()
+        """Return Megatron's groups, with this object as the pipeline's if the stages are reversed."""
+        collection = ProcessGroupCollection.use_mpu_process_groups()
         if self.turned:
-            found.pp = self
-        return found
+            collection.pp = self
+        return collection
 
     def channel(self, tag: int) -> dist.ProcessGroup:
-        """For `rlgraph.backends.engines.pipelined`."""
+        """Return the group that carries a tag's messages for `rlgraph.backends.engines.pipelined`."""
         if dist.get_backend(self._group) == "gloo" or len(self._ranks) == 1:
             return self._group
         if tag not in self._channels:
@@ -97,9 +98,10 @@ class Stages:
 
 
 def _initialize(mesh: Mesh) -> None:
-    """Megatron's own orders of ranks have stages outermost where experts are split; the mesh has copies there."""
-    own = parallel_state.RankGenerator
-    parallel_state.RankGenerator = partial(_Ranks, mesh)
+    """Initialize Megatron's groups for a mesh. Megatron's own orders of ranks have stages outermost where experts are
+    split; the mesh has replicas there."""
+    original = parallel_state.RankGenerator
+    parallel_state.RankGenerator = partial(_MeshRanks, mesh)
     try:
         parallel_state.initialize_model_parallel(
             mesh.length("tp"),
@@ -107,30 +109,30 @@ def _initialize(mesh: Mesh) -> None:
             context_parallel_size=mesh.length("cp"),
             expert_model_parallel_size=mesh.length("ep"),
             order="tp-cp-ep-dp-pp",
-            # Only Megatron's own checkpoints need groups of gloo beside those that compute.
+            # Only Megatron's own checkpoints need gloo groups beside those for computing.
             create_gloo_process_groups=False,
         )
     finally:
-        parallel_state.RankGenerator = own
+        parallel_state.RankGenerator = original
 
 
-class _Ranks:
-    """A mesh's ranks in groups, as Megatron asks for them. What is no expert is the same along ep as along dp: to it
-    both are copies. To experts dp and cp are."""
+class _MeshRanks:
+    """A mesh's ranks in groups, as Megatron asks for them. Parameters outside experts are the same along ep as along
+    dp: for them both are replicas. For experts dp and cp are."""
 
     def __init__(self, mesh: Mesh, *, ep: int, cp: int, **_: Any) -> None:
-        """With the sizes of the axes for experts, which have cp=1, or for what is none, which has ep=1."""
+        """Take the sizes of the axes for experts, which have cp=1, or for everything else, which has ep=1."""
         self._mesh = mesh
         self._copies = {"dp"} | {axis for axis, size in (("ep", ep), ("cp", cp)) if mesh.length(axis) != size}
         self.world_size = mesh.size
 
     def get_ranks(self, token: str) -> list[list[int]]:
-        """Groups of those that differ along some axes only: `tp-dp`."""
+        """Return groups of those ranks that differ along some axes only: `tp-dp`."""
         along = {*token.split("-")}
         if "dp" in along:
             along |= self._copies
-        found: dict[tuple[int, ...], list[int]] = {}
+        groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self._mesh.size):
             place = self._mesh.coordinates(rank)
-            found.setdefault(tuple(at for axis, at in place.items() if axis not in along), []).append(rank)
-        return list(found.values())
+            groups.setdefault(tuple(at for axis, at in place.items() if axis not in along), []).append(rank)
+        return list(groups.values())

@@ -19,26 +19,26 @@ from rlgraph.backends.engines.varlen import How, as_wide, attend
 from rlgraph.catalog.models.shape import Shape
 
 _EPS = 1e-6
-"""Of the norms of what queries and keys are made of, whatever that of a layer's is."""
+"""The epsilon of the norms of what queries and keys are made of, whatever that of a layer's norms is."""
 
 
 class LatentAttention(nn.Module):
-    """Ranks along tp have some heads each. What heads share they make of their own tokens, and put that together: it
-    is less than the hidden states are."""
+    """Multi-head latent attention. Ranks along tp have some heads each. Each computes what heads share for its own
+    tokens, and they gather that: it is less than the hidden states are."""
 
     def __init__(self, config: TransformerConfig, *, shape: Shape, **_: Any) -> None:
         super().__init__()
         assert shape.latent is not None
         self._latent, tp = shape.latent, config.tensor_model_parallel_size
         self._split, self._heads = tp > 1, shape.heads // tp
-        size, below = self._latent.plain + self._latent.turned, self._latent.queries
-        # As wide as the widest: torch's kernels that keep no scores want queries, keys and values alike.
+        size, query_size = self._latent.plain + self._latent.turned, self._latent.queries
+        # All get the largest width: torch's kernels that keep no scores want queries, keys and values of one width.
         self._width = max(size, self._latent.values)
         self._how = How(shape.score_scale or size**-0.5)
-        if below:
-            self.queries_down = whole(below, shape.hidden, self._split)
-            self.queries_norm = Norm(config, below, _EPS)
-        self.queries_up = part((self._heads * size, below or shape.hidden), 0)
+        if query_size:
+            self.queries_down = whole(query_size, shape.hidden, self._split)
+            self.queries_norm = Norm(config, query_size, _EPS)
+        self.queries_up = part((self._heads * size, query_size or shape.hidden), 0)
         self.keys_down = whole(self._latent.cached, shape.hidden, self._split)
         self.keys_norm = Norm(config, self._latent.keys, _EPS)
         self.keys_up = part((self._heads * (self._latent.plain + self._latent.values), self._latent.keys), 0)
@@ -51,32 +51,32 @@ class LatentAttention(nn.Module):
         queries = self.queries_norm(x @ self.queries_down.t()) if latent.queries else x
         low = self.keys_norm(low)
         if self._split:
-            sizes = [each.shape[1] for each in (queries, low, turned)]
-            together = gather_from_sequence_parallel_region(torch.cat([queries, low, turned], 1))
-            queries, low, turned = together.split(sizes, 1)
+            sizes = [part.shape[1] for part in (queries, low, turned)]
+            gathered = gather_from_sequence_parallel_region(torch.cat([queries, low, turned], 1))
+            queries, low, turned = gathered.split(sizes, 1)
         query, key, value = self._read(queries, low, turned, packed_seq_params.turns[0])
         if share:
-            made = share.attend(query, key, value, self._how)
+            attended = share.attend(query, key, value, self._how)
         else:
-            made = attend(query, key, value, packed_seq_params.lengths, self._how)
-        found = (made[..., : latent.values].flatten(1) @ self.linear_proj.t())[:, None]
-        return reduce_scatter_to_sequence_parallel_region(found) if self._split else found, None
+            attended = attend(query, key, value, packed_seq_params.lengths, self._how)
+        projected = (attended[..., : latent.values].flatten(1) @ self.linear_proj.t())[:, None]
+        return reduce_scatter_to_sequence_parallel_region(projected) if self._split else projected, None
 
     def _read(self, queries: Tensor, low: Tensor, turned: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of this rank's heads, [tokens, heads, size] each; all are as wide."""
+        """Return queries, keys and values of this rank's heads, [tokens, heads, size] each, all of the same width."""
         latent = self._latent
         query = (queries @ self.queries_up.t()).unflatten(1, (self._heads, -1))
-        both = (low @ self.keys_up.t()).unflatten(1, (self._heads, -1))
-        key, value = both.split([latent.plain, latent.values], -1)
-        ahead, behind = query.split([latent.plain, latent.turned], -1)
-        of_all = _rotate(turned[:, None], turn).expand(-1, self._heads, -1)
-        query = torch.cat([ahead, _rotate(behind, turn)], -1)
-        key = torch.cat([key, of_all], -1)
+        keys_values = (low @ self.keys_up.t()).unflatten(1, (self._heads, -1))
+        key, value = keys_values.split([latent.plain, latent.values], -1)
+        plain, to_rotate = query.split([latent.plain, latent.turned], -1)
+        shared_part = _rotate(turned[:, None], turn).expand(-1, self._heads, -1)
+        query = torch.cat([plain, _rotate(to_rotate, turn)], -1)
+        key = torch.cat([key, shared_part], -1)
         return as_wide(query, self._width), as_wide(key, self._width), as_wide(value, self._width)
 
 
-def _rotate(x: Tensor, by: Turn) -> Tensor:
-    """Numbers that are neighbours together; what comes out of the first ones of each two lies before all others, in
+def _rotate(x: Tensor, turn: Turn) -> Tensor:
+    """Rotate neighbouring numbers together; the first of each two rotated numbers come before all second ones, in
     queries as in keys."""
-    (cos, sin), one, other = by, x[..., 0::2], x[..., 1::2]
-    return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
+    (cos, sin), even, odd = turn, x[..., 0::2], x[..., 1::2]
+    return torch.cat([even * cos - odd * sin, odd * cos + even * sin], -1)

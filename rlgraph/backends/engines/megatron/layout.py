@@ -1,8 +1,7 @@
-"""How Megatron-core's GPTModel lays out a model over pipeline stages, tensor-parallel ranks, and ranks that
-share experts out.
+"""Lays out a model of Megatron-core's GPTModel over pipeline stages, tensor-parallel ranks, and expert-parallel ranks.
 
-The names are those of `get_gpt_layer_local_spec(normalization="RMSNorm")`, but for experts; layers are counted from 0
-on each stage.
+The names are those of `get_gpt_layer_local_spec(normalization="RMSNorm")`, except for experts; layers are counted from
+0 on each stage.
 """
 
 from __future__ import annotations
@@ -18,95 +17,95 @@ from rlgraph.ir.mesh import Mesh
 
 
 def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
-    """The local tensors of a rank, for a split that `rlgraph.backends.enginespec.legal` finds no fault with; every copy
-    along `dp` has the same."""
+    """Return the local tensors of a rank, for a split in which `rlgraph.backends.enginespec.legal` finds no fault;
+    every replica along `dp` has the same."""
     cuts = Cuts.of(shape, mesh, rank, kind)
     stages, stage = mesh.length("pp"), mesh.at(rank, "pp")
-    found: list[Local] = []
+    tensors: list[Local] = []
     if stage == 0:
-        found.append(cuts.split_padded("embedding.word_embeddings.weight", EMBEDDING, padded_vocab(shape, cuts.tp)))
-    found += _layers(shape, cuts)
+        tensors.append(cuts.split_padded("embedding.word_embeddings.weight", EMBEDDING, padded_vocab(shape, cuts.tp)))
+    tensors += _layers(shape, cuts)
     if stage == stages - 1:
-        found.append(cuts.entire("decoder.final_layernorm.weight", "model.norm.weight"))
-        found += _head(shape, cuts, kind, stages)
-    return tuple(found)
+        tensors.append(cuts.entire("decoder.final_layernorm.weight", "model.norm.weight"))
+        tensors += _head(shape, cuts, kind, stages)
+    return tuple(tensors)
 
 
 def padded_vocab(shape: Shape, tp: int) -> int:
-    """The vocabulary, lengthened to a multiple of the tensor-parallel ranks: each has as many rows."""
+    """Return the vocabulary's size, raised to a multiple of the tensor-parallel ranks: each has as many rows."""
     return -(-shape.vocab // tp) * tp
 
 
 def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
-    ours, theirs = "decoder.layers.*.", "model.layers.*."
-    yield cuts.entire(f"{ours}input_layernorm.weight", f"{theirs}input_layernorm.weight")
+    megatron, hf = "decoder.layers.*.", "model.layers.*."
+    yield cuts.entire(f"{megatron}input_layernorm.weight", f"{hf}input_layernorm.weight")
     yield from _latent(shape.latent, cuts) if shape.latent else _attention(shape, cuts)
     yield from _norms(shape, cuts)
     if shape.experts:
         yield from _experts(shape, cuts)
         return
     columns = cuts.part(shape.ffn)
-    yield cuts.join(f"{ours}mlp.linear_fc1.weight", [rows_of(shape, part, *columns) for part in ("gate", "up")])
-    yield cuts.split(f"{ours}mlp.linear_fc2.weight", f"{theirs}mlp.down_proj.weight", dim=1)
+    yield cuts.join(f"{megatron}mlp.linear_fc1.weight", [rows_of(shape, part, *columns) for part in ("gate", "up")])
+    yield cuts.split(f"{megatron}mlp.linear_fc2.weight", f"{hf}mlp.down_proj.weight", dim=1)
 
 
 def _attention(shape: Shape, cuts: Cuts) -> Iterator[Local]:
-    ours, theirs = "decoder.layers.*.self_attention.", "model.layers.*.self_attn."
+    megatron, hf = "decoder.layers.*.self_attention.", "model.layers.*.self_attn."
     for field in ("weight", "bias") if shape.qkv_bias else ("weight",):
-        yield cuts.join(f"{ours}linear_qkv.{field}", list(_qkv(shape, cuts, field)))
+        yield cuts.join(f"{megatron}linear_qkv.{field}", list(_qkv(shape, cuts, field)))
     if shape.qk_norm:
-        yield cuts.entire(f"{ours}q_layernorm.weight", f"{theirs}q_norm.weight")
-        yield cuts.entire(f"{ours}k_layernorm.weight", f"{theirs}k_norm.weight")
-    yield cuts.split(f"{ours}linear_proj.weight", f"{theirs}o_proj.weight", dim=1)
+        yield cuts.entire(f"{megatron}q_layernorm.weight", f"{hf}q_norm.weight")
+        yield cuts.entire(f"{megatron}k_layernorm.weight", f"{hf}k_norm.weight")
+    yield cuts.split(f"{megatron}linear_proj.weight", f"{hf}o_proj.weight", dim=1)
 
 
 def _latent(latent: Latent, cuts: Cuts) -> Iterator[Local]:
-    """As `rlgraph.backends.engines.megatron.latent` has it: each rank has some heads, and all that makes what heads
-    share."""
-    ours, theirs = "decoder.layers.*.self_attention.", "model.layers.*.self_attn."
+    """Yield the tensors of `rlgraph.backends.engines.megatron.latent`: each rank has some heads, and everything that
+    makes what heads share."""
+    megatron, hf = "decoder.layers.*.self_attention.", "model.layers.*.self_attn."
     if latent.queries:
-        yield cuts.entire(f"{ours}queries_down", f"{theirs}q_a_proj.weight")
-        yield cuts.entire(f"{ours}queries_norm.weight", f"{theirs}q_a_layernorm.weight")
-    yield cuts.split(f"{ours}queries_up", f"{theirs}q_{'b_' if latent.queries else ''}proj.weight")
-    yield cuts.entire(f"{ours}keys_down", f"{theirs}kv_a_proj_with_mqa.weight")
-    yield cuts.entire(f"{ours}keys_norm.weight", f"{theirs}kv_a_layernorm.weight")
-    yield cuts.split(f"{ours}keys_up", f"{theirs}kv_b_proj.weight")
-    yield cuts.split(f"{ours}linear_proj", f"{theirs}o_proj.weight", dim=1)
+        yield cuts.entire(f"{megatron}queries_down", f"{hf}q_a_proj.weight")
+        yield cuts.entire(f"{megatron}queries_norm.weight", f"{hf}q_a_layernorm.weight")
+    yield cuts.split(f"{megatron}queries_up", f"{hf}q_{'b_' if latent.queries else ''}proj.weight")
+    yield cuts.entire(f"{megatron}keys_down", f"{hf}kv_a_proj_with_mqa.weight")
+    yield cuts.entire(f"{megatron}keys_norm.weight", f"{hf}kv_a_layernorm.weight")
+    yield cuts.split(f"{megatron}keys_up", f"{hf}kv_b_proj.weight")
+    yield cuts.split(f"{megatron}linear_proj", f"{hf}o_proj.weight", dim=1)
 
 
 def _norms(shape: Shape, cuts: Cuts) -> Iterator[Local]:
-    """All but the one before attention."""
-    ours = (
+    """Yield all norms but the one before attention."""
+    megatron = (
         ["pre_mlp_layernorm"] if len(shape.norms) == 2 else ["self_attn_bda.norm", "pre_mlp_layernorm", "mlp_bda.norm"]
     )
-    for mine, theirs in zip(ours, shape.norms[1:], strict=True):
-        yield cuts.entire(f"decoder.layers.*.{mine}.weight", f"model.layers.*.{theirs}.weight")
+    for norm, hf in zip(megatron, shape.norms[1:], strict=True):
+        yield cuts.entire(f"decoder.layers.*.{norm}.weight", f"model.layers.*.{hf}.weight")
 
 
 def _experts(shape: Shape, cuts: Cuts) -> Iterator[Local]:
-    """As `rlgraph.backends.engines.megatron.experts` has them: some experts for each rank along ep, some columns of
-    them for each along tp. Layers without experts may come before."""
-    ours, theirs = "decoder.layers.*.mlp.", f"{sparse_layers(shape)}mlp."
+    """Yield the tensors of `rlgraph.backends.engines.megatron.experts`: some experts for each rank along ep, some
+    columns of them for each along tp. Layers without experts may come before."""
+    megatron, hf = "decoder.layers.*.mlp.", f"{sparse_layers(shape)}mlp."
     if shape.dense:
         first = "model.layers.*.mlp."
-        yield cuts.split(f"{ours}linear_fc1.weight", f"{first}gate_proj.weight", f"{first}up_proj.weight")
-        yield cuts.split(f"{ours}linear_fc2.weight", f"{first}down_proj.weight", dim=1)
-    yield cuts.entire(f"{ours}router", f"{theirs}gate.weight")
+        yield cuts.split(f"{megatron}linear_fc1.weight", f"{first}gate_proj.weight", f"{first}up_proj.weight")
+        yield cuts.split(f"{megatron}linear_fc2.weight", f"{first}down_proj.weight", dim=1)
+    yield cuts.entire(f"{megatron}router", f"{hf}gate.weight")
     if shape.routing:
-        yield cuts.entire(f"{ours}correction", f"{theirs}gate.{CORRECTION}")
-    yield cuts.join(f"{ours}linear_fc1", expert_rows(shape, *cuts.part(shape.ffn)), dim=1)
-    yield cuts.split(f"{ours}linear_fc2", f"{theirs}experts.down_proj", dim=2)
+        yield cuts.entire(f"{megatron}correction", f"{hf}gate.{CORRECTION}")
+    yield cuts.join(f"{megatron}linear_fc1", expert_rows(shape, *cuts.part(shape.ffn)), dim=1)
+    yield cuts.split(f"{megatron}linear_fc2", f"{hf}experts.down_proj", dim=2)
     if shape.shared_ffn:
-        gate_up = [f"{theirs}{shape.shared}.{name}_proj.weight" for name in ("gate", "up")]
-        yield cuts.split(f"{ours}shared_fc1", *gate_up)
-        yield cuts.split(f"{ours}shared_fc2", f"{theirs}{shape.shared}.down_proj.weight", dim=1)
+        gate_up = [f"{hf}{shape.shared}.{name}_proj.weight" for name in ("gate", "up")]
+        yield cuts.split(f"{megatron}shared_fc1", *gate_up)
+        yield cuts.split(f"{megatron}shared_fc2", f"{hf}{shape.shared}.down_proj.weight", dim=1)
         if not shape.routing:
-            yield cuts.entire(f"{ours}shared_gate", f"{theirs}{shape.shared}_gate.weight")
+            yield cuts.entire(f"{megatron}shared_gate", f"{hf}{shape.shared}_gate.weight")
 
 
 def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:
-    """The fused rows are, for each key-value head, those of its queries, its key and its value; each rank has an equal
-    range of them.
+    """Yield the slices of a rank's fused rows: for each key-value head those of its queries, its key and its value;
+    each rank has an equal range of them.
 
     With more ranks than key-value heads the range of a rank begins or ends within a head's rows (megatron-core gathers
     the fused activations there), else it is that of whole heads.
@@ -124,8 +123,8 @@ def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:
 
 
 def _head(shape: Shape, cuts: Cuts, kind: ModelKind, stages: int) -> Iterator[Local]:
-    """A scalar head is whole on each tensor-parallel rank. A tied output layer is a tensor of its own where the
-    embedding is on another stage."""
+    """Yield the head's tensors. A scalar head is whole on each tensor-parallel rank. A tied output layer is a tensor of
+    its own where the embedding is on another stage."""
     if kind != "causal_lm":
         for source in ("score.weight", "score.bias"):
             if source in cuts.shapes:

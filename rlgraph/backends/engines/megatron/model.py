@@ -1,4 +1,4 @@
-"""Megatron's GPTModel with the numbers of a decoder of `rlgraph.catalog.models`."""
+"""Builds Megatron's GPTModel with the numbers of a decoder of `rlgraph.catalog.models`."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from rlgraph.ir.mesh import Mesh
 
 
 def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompute: bool, stages: Stages) -> GPTModel:
-    """This rank's part, all zeros. All ranks call it. Raises EngineError where the mesh cannot hold the model.
+    """Return this rank's part of a model, all zeros. All ranks call it. Raises EngineError where the mesh cannot hold
+    the model.
 
     recompute: for its backward pass each layer keeps its input only.
     """
-    found = problems(shape, "megatron", mesh, kind)
+    faults = problems(shape, "megatron", mesh, kind)
     tp = mesh.length("tp")
     rows = padded_vocab(shape, tp)
     if rows - shape.vocab >= rows // tp:
-        found.append(f"tp={tp} is too much for a vocabulary of {shape.vocab}: the last rank has nothing of it")
-    if found:
-        raise EngineError("; ".join(found))
+        faults.append(f"tp={tp} is too much for a vocabulary of {shape.vocab}: the last rank has nothing of it")
+    if faults:
+        raise EngineError("; ".join(faults))
     config = _config(shape, mesh, dtype, recompute)
     model = GPTModel(
         config,
-        # Not a `ModuleSpec`, of whose modules Megatron wants to know all.
+        # A `ModuleSpec` would have to name all modules.
         layers(
             config,
             shape,
@@ -53,7 +54,7 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
         pre_process=stages.beside(-1) is None,
         post_process=stages.beside(1) is None,
         share_embeddings_and_output_weights=shape.tied and kind == "causal_lm",
-        # Attention rotates what it is given.
+        # Attention rotates queries and keys itself.
         position_embedding_type="none",
         pg_collection=stages.collection(),
     )
@@ -65,33 +66,33 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
     if model.pre_process and shape.pad_id is not None:
         _freeze_token(model, shape.pad_id)
     if model.pre_process and shape.embedding_scale != 1:
-        # In the dtype of the weights, as transformers has it.
+        # The scale is rounded to the dtype of the weights, as in transformers.
         scale = float(torch.tensor(shape.embedding_scale, dtype=dtype))
-        model.embedding.register_forward_hook(lambda module, args, found: found * scale)
+        model.embedding.register_forward_hook(lambda module, args, output: output * scale)
     return model.to(device(), dtype)
 
 
 def _freeze_token(model: GPTModel, token: int) -> None:
-    """Keeps a token's embedding out of the gradient, as torch's `padding_idx` does in transformers. A model may well
+    """Keep a token's embedding out of the gradient, as torch's `padding_idx` does in transformers. A model may well
     sample the padding token; where its embedding is 0, the norm above it would have a gradient out of proportion."""
 
-    def detach(_: nn.Module, args: tuple[Tensor, ...], found: Tensor) -> Tensor:
+    def detach(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         ids = args[0]  # [1, tokens]
         if model.config.sequence_parallel:
             # `found` is of this rank's tokens, [tokens / tp, 1, hidden].
             tp, rank = model.config.tensor_model_parallel_size, parallel_state.get_tensor_model_parallel_rank()
             ids = ids.t().chunk(tp)[rank]
-        return torch.where((ids == token)[..., None], found.detach(), found)
+        return torch.where((ids == token)[..., None], output.detach(), output)
 
     model.embedding.word_embeddings.register_forward_hook(detach)
 
 
 def dtype_of(spec: ModelSpec) -> torch.dtype:
-    """What the model computes in; optimizers keep float32 at least."""
-    known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-    if spec.dtype not in known:
-        raise EngineError(f"no dtype is called {spec.dtype!r}: there are {', '.join(known)}")
-    return known[spec.dtype]
+    """Return the dtype that the model computes in; optimizers keep float32 at least."""
+    dtypes = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+    if spec.dtype not in dtypes:
+        raise EngineError(f"no dtype is called {spec.dtype!r}: there are {', '.join(dtypes)}")
+    return dtypes[spec.dtype]
 
 
 def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> TransformerConfig:
@@ -106,16 +107,16 @@ def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> Tr
         add_qkv_bias=shape.qkv_bias,
         add_bias_linear=False,
         gated_linear_unit=True,
-        # Which one our module in its place computes.
+        # The function that our own module computes.
         activation_func=nn.functional.gelu if shape.gelu else nn.functional.silu,
-        # The module in its place that layers name: ours.
+        # Use the module that the layers name, which is ours.
         use_te_activation_func=True,
         normalization="RMSNorm",
         layernorm_epsilon=shape.norm_eps,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        # Weights are read afterwards; and where none are, in a padded vocabulary, are zeros. (Without its
-        # initialization it would forget which parameters are split, and leave most of them out of the gradient's norm.)
+        # Weights are read afterwards; the padding of a vocabulary stays zeros. (Without initialization Megatron would
+        # forget which parameters are split, and leave most of them out of the gradient's norm.)
         init_method=nn.init.zeros_,
         output_layer_init_method=nn.init.zeros_,
         use_cpu_initialization=not torch.cuda.is_available(),
@@ -123,12 +124,12 @@ def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> Tr
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         tensor_model_parallel_size=mesh.length("tp"),
-        # What ranks of a layer do not split by columns they split by tokens (arXiv 2205.05198, section 4.2.2).
+        # Ranks split by tokens what they do not split by columns (arXiv 2205.05198, section 4.2.2).
         sequence_parallel=mesh.length("tp") > 1,
         pipeline_model_parallel_size=mesh.length("pp"),
         # Each micro-batch is as long as its rows together.
         variable_seq_lengths=True,
-        # Nothing is dispatched to experts, but the default is refused beside lengths that vary.
+        # Megatron dispatches nothing to experts here, but refuses the default beside lengths that vary.
         moe_token_dispatcher_type="alltoall",
         batch_p2p_sync=False,
         # The gradient is the sum over micro-batches and data-parallel ranks: nothing is divided by their number.

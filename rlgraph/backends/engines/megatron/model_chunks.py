@@ -1,4 +1,5 @@
-"""A stage with several parts of a model: each can be called as if it were a stage of its own."""
+"""Splits a pipeline stage into several parts of a model, each of which can be called as if it were a stage of its
+own."""
 
 from __future__ import annotations
 
@@ -12,32 +13,33 @@ from rlgraph.backends.engines.megatron.groups import Stages
 
 
 def parts(model: GPTModel, chunks: int, stages: Stages) -> list[GPTModel]:
-    """Of all layers of a stage those that lie behind each other in the model, with what is before the first ones and
-    behind the last ones. They have no tensors of their own: gradients, updates and names are those of the whole."""
+    """Return the parts of a stage, each with layers that follow each other in the model, and with what comes before the
+    first ones and after the last ones. They have no tensors of their own: gradients, updates and names are those of the
+    whole."""
     if chunks == 1:
         return [model]
-    each = len(model.decoder.layers) // chunks
-    found = []
+    size = len(model.decoder.layers) // chunks
+    chunk_models = []
     for chunk in range(chunks):
         first = stages.rank() == 0 and chunk == 0
         last = stages.rank() == stages.size() - 1 and chunk == chunks - 1
         part, block = _view(model), _view(model.decoder)
-        block.layers = nn.ModuleList(model.decoder.layers[chunk * each : (chunk + 1) * each])
-        block.num_layers_per_pipeline_rank = each
+        block.layers = nn.ModuleList(model.decoder.layers[chunk * size : (chunk + 1) * size])
+        block.num_layers_per_pipeline_rank = size
         part.pre_process = block.pre_process = first
         part.post_process = block.post_process = last
         if not last:
             block.final_layernorm = None
-        for own, name in ((first, "embedding"), (last, "output_layer")):
-            if not own and hasattr(part, name):
+        for present, name in ((first, "embedding"), (last, "output_layer")):
+            if not present and hasattr(part, name):
                 delattr(part, name)
         part.decoder = block
-        found.append(part)
-    return found
+        chunk_models.append(part)
+    return chunk_models
 
 
 def _view(module: Any) -> Any:
-    """The same modules and parameters, of which others can be put in the place."""
+    """Return a module with the same modules and parameters, which can be replaced in it."""
     view = copy(module)
     view._modules = dict(module._modules)
     return view

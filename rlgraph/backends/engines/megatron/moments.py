@@ -1,5 +1,5 @@
-"""What Megatron's AdamW keeps on a rank: of each of its parameters, or of the range that is this copy's where copies
-share the optimizer out."""
+"""Tells what Megatron's AdamW keeps on a rank: for each of its parameters, or for this replica's range of it where
+replicas shard the optimizer."""
 
 from __future__ import annotations
 
@@ -19,50 +19,52 @@ _KINDS = ("exp_avg", "exp_avg_sq")
 
 
 def moments(adam: Any, parameters: Mapping[str, Tensor], layout: Sequence[Local], rest: Sleeper) -> Moments:
-    """adam: Megatron's optimizer. layout: of the parameters, layer by layer. rest: where all that is, if the model
-    sleeps."""
-    names, locals_ = {id(each): name for name, each in parameters.items()}, {local.name: local for local in layout}
-    own: list[Local] = []
+    """Return the moments of a rank. adam: Megatron's optimizer. layout: of the parameters, layer by layer. rest: where
+    these tensors are, if the model sleeps."""
+    names, locals_ = {id(tensor): name for name, tensor in parameters.items()}, {local.name: local for local in layout}
+    parts: list[Local] = []
     kinds: dict[str, dict[str, Tensor]] = {}
     steps = 0.0
-    for torchs, group, parameter, target, start in _targets(adam):
-        local, state = locals_[names[id(parameter)]], torchs.state.get(target, {})
-        kept = {kind: state[kind] for kind in (*_KINDS, STEP) if torch.is_tensor(state.get(kind))}
+    for torch_optimizer, group, parameter, target, start in _targets(adam):
+        local, state = locals_[names[id(parameter)]], torch_optimizer.state.get(target, {})
+        state_tensors = {kind: state[kind] for kind in (*_KINDS, STEP) if torch.is_tensor(state.get(kind))}
         if parameter.dtype != target.dtype:
-            kept[MASTER] = target
-        kept = rest.here(kept)
-        steps = float(kept.pop(STEP, group.get(STEP, steps)))
-        at = 0
+            state_tensors[MASTER] = target
+        state_tensors = rest.here(state_tensors)
+        steps = float(state_tensors.pop(STEP, group.get(STEP, steps)))
+        offset = 0
         for number, box in enumerate(stretches(local.shape, start, start + target.numel())):
             name = f"{local.name}#{number}"
-            own.append(within(local, box, name))
-            for kind, tensor in kept.items():
-                part = tensor.detach().reshape(-1)[at : at + volume(box)]
-                kinds.setdefault(kind, {})[name] = part.view(own[-1].shape)
-            at += volume(box)
-    return Moments(tuple(own), kinds, steps)
+            parts.append(within(local, box, name))
+            for kind, tensor in state_tensors.items():
+                part = tensor.detach().reshape(-1)[offset : offset + volume(box)]
+                kinds.setdefault(kind, {})[name] = part.view(parts[-1].shape)
+            offset += volume(box)
+    return Moments(tuple(parts), kinds, steps)
 
 
 def begin(adam: Any, kinds: Collection[str], steps: float) -> None:
-    """As after so many updates, with zeros for what these kinds had then."""
-    for torchs, group, _, target, _ in _targets(adam):
-        torchs.state[target] = {kind: torch.zeros_like(target.detach()) for kind in _KINDS if kind in kinds}
-        if isinstance(torchs, torch.optim.AdamW):
-            torchs.state[target][STEP] = torch.tensor(steps, dtype=torch.float32)
+    """Put the optimizer in its state after so many updates, with zeros for what these kinds had then."""
+    for torch_optimizer, group, _, target, _ in _targets(adam):
+        torch_optimizer.state[target] = {kind: torch.zeros_like(target.detach()) for kind in _KINDS if kind in kinds}
+        if isinstance(torch_optimizer, torch.optim.AdamW):
+            torch_optimizer.state[target][STEP] = torch.tensor(steps, dtype=torch.float32)
         else:
-            # Transformer Engine's and Apex's count for a whole group.
+            # Transformer Engine's and Apex's optimizers count the updates of a whole group.
             group[STEP] = int(steps)
 
 
 def _targets(adam: Any) -> Iterator[tuple[Any, dict[str, Any], Tensor, Tensor, int]]:
-    """What is updated here: torch's optimizer and its group, the model's parameter, the tensor that takes its place for
-    the optimizer, and where in the flat parameter that begins."""
-    for each in getattr(adam, "chained_optimizers", [adam]):
-        if isinstance(each, DistributedOptimizer):
-            for parameter, (group, place) in each.model_param_group_index_map.items():
-                found = each.optimizer.param_groups[group]
-                start = each._get_model_param_range_map(parameter)["param"].start
-                yield each.optimizer, found, parameter, found["params"][place], start
+    """Yield what is updated here: torch's optimizer and its group, the model's parameter, the tensor that takes its
+    place for the optimizer, and where in the flat parameter that begins."""
+    for optimizer in getattr(adam, "chained_optimizers", [adam]):
+        if isinstance(optimizer, DistributedOptimizer):
+            for parameter, (group, place) in optimizer.model_param_group_index_map.items():
+                param_group = optimizer.optimizer.param_groups[group]
+                start = optimizer._get_model_param_range_map(parameter)["param"].start
+                yield optimizer.optimizer, param_group, parameter, param_group["params"][place], start
         else:
-            for found in each.optimizer.param_groups:
-                yield from ((each.optimizer, found, parameter, parameter, 0) for parameter in found["params"])
+            for param_group in optimizer.optimizer.param_groups:
+                yield from (
+                    (optimizer.optimizer, param_group, parameter, parameter, 0) for parameter in param_group["params"]
+                )

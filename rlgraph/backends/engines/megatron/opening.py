@@ -1,4 +1,4 @@
-"""Megatron-core is imported here first: with what it says of itself off the screen, and a word where it is missing."""
+"""Imports Megatron-core first of all: its warnings stay off the screen, and an error says so where it is missing."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 def open_rank(model: ModelSpec, rank: Rank) -> MegatronEngine:
-    """This rank's part of a model, on the mesh of its group. Raises EngineError."""
+    """Open this rank's part of a model, on the mesh of its group. Raises EngineError."""
     prepare()
     from rlgraph.backends.engines.megatron.engine import MegatronEngine
 
     rank.join()
-    opened = MegatronEngine.open(
+    engine = MegatronEngine.open(
         model, rank.mesh, recompute=rank.holding.recompute, turned=rank.turned, **rank.blocks()
     )
-    opened.rest = Sleeper(rank.arenas)
-    return opened
+    engine.rest = Sleeper(rank.arenas)
+    return engine
 
 
 def prepare() -> None:
-    """Imports megatron-core. Raises EngineError without it."""
-    # What it says of packages that it does without, and what torch says of how it calls it.
+    """Import megatron-core. Raises EngineError without it."""
+    # It warns of packages that it does without, and torch warns of the calls that it makes.
     warnings.filterwarnings("ignore", module=r"megatron\.core")
     warnings.filterwarnings("ignore", r"`torch\.distributed\.(reduce_scatter|all_gather_into)_tensor` is deprecated")
     warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf")

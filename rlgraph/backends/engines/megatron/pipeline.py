@@ -1,4 +1,4 @@
-"""Passes over the stages of a model, forward alone or forward and backward."""
+"""Runs passes over the stages of a model, forward alone or forward and backward."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rlgraph.passes.pipelines.published import alone, forwards
 
 
 class Pipeline:
-    """One model's stages; every rank of a pipeline calls it with the same rows."""
+    """One model's pipeline stages; every rank of a pipeline calls it with the same rows."""
 
     def __init__(
         self,
@@ -48,50 +48,50 @@ class Pipeline:
         self._angles = Angles(model.config, shape)
         self._shape, self._kind = shape, kind
         self._places, self._context = Places(model), Context()
-        self._head = _head_of(model, shape, logit_numbers)
+        self._head = _make_head(model, shape, logit_numbers)
 
     @torch.no_grad()
     def answers(self, batches: Sequence[Batch]) -> list[list[Tensor]]:
-        """The answers to each batch's calls; nothing on ranks before the last stage."""
-        found = []
+        """Return the answers to each batch's calls; nothing on ranks before the last stage."""
+        answers = []
 
         def forward(number: int, chunk: int, arrive: Arrive) -> tuple[Tensor | None, Tensor]:
-            came, output, batch = self._run(batches[number], chunk, arrive)
+            received, output, batch = self._run(batches[number], chunk, arrive)
             if self._parts[chunk].post_process:
-                found.append(batch.answers(output[0], self._head))
-            return came, output
+                answers.append(batch.answers(output[0], self._head))
+            return received, output
 
         order = forwards(self.stages.size(), len(batches), len(self._parts))
         follow(order, [self._line(forward)], self.stages.channel)
-        return found
+        return answers
 
     def model(self, micro_batches: int) -> Model:
-        """By which lists of several are made."""
-        again = bool(self._model.config.recompute_granularity)
+        """Return the description of the model from which joint schedules of several are made."""
+        recompute = bool(self._model.config.recompute_granularity)
         size, turned = self.stages.size(), self.stages.turned
-        found = counted(self._shape, self._kind, size, micro_batches, recompute=again, turned=turned)
-        return replace(found, chunks=len(self._parts))
+        model = counted(self._shape, self._kind, size, micro_batches, recompute=recompute, turned=turned)
+        return replace(model, chunks=len(self._parts))
 
     def training(
         self, blocks: Sequence[Any], micro: Callable[[Any], Micro], last: Callable[[nn.Module], None] | None
     ) -> tuple[Line, list[Tensor]]:
-        """The blocks as micro-batches of a schedule, and where the losses come on the last stage."""
+        """Return the blocks as micro-batches of a schedule, and a list to which the last stage adds their losses."""
         losses: list[Tensor] = []
-        begun: dict[int, tuple[Micro, Batch]] = {}
-        """What has not gone through all chunks."""
+        in_progress: dict[int, tuple[Micro, Batch]] = {}
+        """Micro-batches that have not gone through all chunks."""
 
         def forward(number: int, chunk: int, arrive: Arrive) -> tuple[Tensor | None, Tensor]:
             if chunk == 0:
-                made = micro(blocks[number])
-                begun[number] = made, batch_of(made.calls, self._pad_id)
-            part, rows = begun.pop(number) if chunk == len(self._parts) - 1 else begun[number]
-            came, output, batch = self._run(rows, chunk, arrive)
+                micro_batch = micro(blocks[number])
+                in_progress[number] = micro_batch, batch_of(micro_batch.calls, self._pad_id)
+            part, rows = in_progress.pop(number) if chunk == len(self._parts) - 1 else in_progress[number]
+            received, output, batch = self._run(rows, chunk, arrive)
             if not self._parts[chunk].post_process:
-                return came, output
+                return received, output
             value = part.loss(batch.answers(output[0], self._head))
             losses.append(value.detach())
-            # The stages before wait for a gradient, even if it is 0.
-            return came, value if value.requires_grad else value + 0 * output[0, 0, 0]
+            # The earlier stages wait for a gradient, even if it is 0.
+            return received, value if value.requires_grad else value + 0 * output[0, 0, 0]
 
         complete = None if last is None else (lambda chunk: last(self._parts[chunk]))
         return replace(self._line(forward), last=complete), losses
@@ -100,36 +100,36 @@ class Pipeline:
         return Line(forward, self.stages.ranks, self.stages.rank(), len(self._parts))
 
     def _run(self, batch: Batch, chunk: int, arrive: Arrive) -> tuple[Tensor | None, Tensor, Batch]:
-        """Of one chunk: what came in; the hidden states, or from the last one the output at the batch's places, [1, M,
-        outputs]; and the batch as this rank has it."""
+        """Run one chunk. Return its input; the hidden states, or from the last one the output at the batch's places,
+        [1, M, outputs]; and the batch as this rank has it."""
         model = self._parts[chunk]
         part, share = self._context.part(batch, self._pad_id)
         self._places.set(part.places.to(device()))
         packed = self._angles.of(part.lengths, share, device())
-        came = None
+        received = None
         if not model.pre_process:
             config = model.config
             tokens = part.ids.shape[1] // (config.tensor_model_parallel_size if config.sequence_parallel else 1)
-            came = arrive(torch.empty(tokens, 1, config.hidden_size, dtype=config.pipeline_dtype, device=device()))
-            came.requires_grad_(torch.is_grad_enabled())
-        model.set_input_tensor(came)
+            received = arrive(torch.empty(tokens, 1, config.hidden_size, dtype=config.pipeline_dtype, device=device()))
+            received.requires_grad_(torch.is_grad_enabled())
+        model.set_input_tensor(received)
         output: Tensor = model(part.ids.to(device()), None, None, packed_seq_params=packed)
-        # It would keep it until the next one.
+        # The model would keep its input until the next one.
         model.set_input_tensor(None)
-        return came, output, part
+        return received, output, part
 
 
 Training = tuple[Pipeline, Sequence[Any], Callable[[Any], Micro]]
-"""Blocks of rows, and what their loss is."""
+"""A pipeline, its blocks of rows, and the function that makes each block's micro-batch."""
 
 
 def gradients(
     trainings: Sequence[Training], last: Callable[[nn.Module], None] | None = None, beside: Beside | None = None
 ) -> list[float]:
-    """Adds those of the blocks' losses to the gradients of the weights; returns the sum of each training's losses, 0 on
-    ranks before its model's last stage. last: called before the last pass backward through each part of a model.
+    """Add the gradients of the blocks' losses to those of the weights; return the sum of each training's losses, 0 on
+    ranks before its model's last stage. last: called before the last backward pass through each part of a model.
 
-    One model goes by 1F1B, interleaved if it has chunks; several, over the same ranks, fill each other's bubbles. So do
+    One model runs 1F1B, interleaved if it has chunks; several, over the same ranks, fill each other's bubbles. So do
     those of other processes, which are `beside` this one.
     """
     parts = [(pipeline, *pipeline.training(blocks, micro, last), len(blocks)) for pipeline, blocks, micro in trainings]
@@ -139,20 +139,21 @@ def gradients(
             lines, channel = [line for _, line, *_ in parts], parts[0][0].stages.channel
             follow([turn.entry for turn in turns], lines, channel, in_turn(turns, beside))
         return [float(sum(losses)) for _, _, losses, _ in parts]
-    busy = [(pipeline.stages, line, pipeline.model(blocks)) for pipeline, line, _, blocks in parts if blocks]
-    if busy:
-        (stages, _, model), *others = busy
+    active = [(pipeline.stages, line, pipeline.model(blocks)) for pipeline, line, _, blocks in parts if blocks]
+    if active:
+        (stages, _, model), *others = active
         if others:
-            entries = drawn(Problem(tuple(each for _, _, each in busy)))[stages.place]
+            entries = drawn(Problem(tuple(described for _, _, described in active)))[stages.place]
         else:
             entries = alone(model)[stages.rank()]
         with torch.enable_grad():
-            follow(entries, [line for _, line, _ in busy], stages.channel)
+            follow(entries, [line for _, line, _ in active], stages.channel)
     return [float(sum(losses)) for _, _, losses, _ in parts]
 
 
-def _head_of(model: GPTModel, shape: Shape, numbers: int) -> Head:
-    """Over this rank's part of the vocabulary, without the rows that pad it; with at most so many logits at a time."""
+def _make_head(model: GPTModel, shape: Shape, numbers: int) -> Head:
+    """Return a head over this rank's part of the vocabulary, without the rows that pad it; it computes at most so many
+    logits at a time."""
     group = parallel_state.get_tensor_model_parallel_group()
 
     def head(hidden: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

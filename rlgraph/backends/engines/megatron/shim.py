@@ -1,4 +1,4 @@
-"""Megatron-core on a machine without CUDA: what it says to CUDA is answered by the CPU."""
+"""Runs Megatron-core on a machine without CUDA: the CPU answers its calls to CUDA."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 _lock = threading.Lock()
-_inside = 0
-_own: list[tuple[Any, str, Any]] = []
+_depth = 0
+_originals: list[tuple[Any, str, Any]] = []
 
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """Around each call into megatron-core, in the thread that calls; it may be nested. Does nothing where CUDA is
-    there."""
+    """Surround a call into megatron-core, in the thread that calls; it may be nested. Does nothing where CUDA is
+    available."""
     if torch.cuda.is_available():
         yield
         return
     _enter()
     try:
-        with _Moved():
+        with _CudaToCpu():
             yield
     finally:
         _leave()
 
 
 def device() -> torch.device:
-    """Where the model of this process is."""
+    """Return the device of this process's model."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-class _Moved(TorchFunctionMode):
-    """Of one thread: tensors that are asked for on `cuda` are made on the CPU."""
+class _CudaToCpu(TorchFunctionMode):
+    """Makes tensors that this thread asks for on `cuda` on the CPU."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -47,31 +47,31 @@ class _Moved(TorchFunctionMode):
         elif function is torch.Tensor.cuda:
             return args[0]
         elif function is torch.Tensor.type and len(args) == 1 and not kwargs:
-            # The optimizer knows parameters by names like torch.cuda.FloatTensor.
+            # The optimizer sorts parameters by names like torch.cuda.FloatTensor.
             return function(*args).replace("torch.", "torch.cuda.", 1)
         return function(*args, **kwargs)
 
 
 def _enter() -> None:
-    global _inside
+    global _depth
     with _lock:
-        if not _inside:
-            for owner, name, answer in _answers():
-                _own.append((owner, name, getattr(owner, name)))
+        if not _depth:
+            for owner, name, answer in _replacements():
+                _originals.append((owner, name, getattr(owner, name)))
                 setattr(owner, name, answer)
-        _inside += 1
+        _depth += 1
 
 
 def _leave() -> None:
-    global _inside
+    global _depth
     with _lock:
-        _inside -= 1
-        while not _inside and _own:
-            setattr(*_own.pop())
+        _depth -= 1
+        while not _depth and _originals:
+            setattr(*_originals.pop())
 
 
-def _answers() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Functions that only CUDA has, and what takes their place."""
+def _replacements() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """Yield functions that only CUDA has, and their replacements."""
     from megatron.core.tensor_parallel import random
 
     def state(*_: Any, **__: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What Megatron-core's engine is for: training and scoring of models that are split."""
+"""The spec of Megatron-core's engine: training and scoring of models that are split."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ _ROPE = {
 
 
 def faults(shape: Shape) -> list[str]:
+    """Return what the engine cannot compute of a model."""
     scaling = dict(shape.rope_scaling)
     scaling.pop("factor", None)
-    found = [f"cannot compute {', '.join(shape.beyond)}, which this model has"] if shape.beyond else []
+    missing = [f"cannot compute {', '.join(shape.beyond)}, which this model has"] if shape.beyond else []
     if not scaling or scaling == _ROPE:
-        return found
-    return [*found, f"cannot scale rotary positions as this model does ({scaling['rope_type']})"]
+        return missing
+    return [*missing, f"cannot scale rotary positions as this model does ({scaling['rope_type']})"]
 
 
-def _tokens(shape: Shape, cp: int) -> list[str]:
+def _cp_misfits(shape: Shape, cp: int) -> list[str]:
     if cp == 1 or not (shape.narrow or shape.score_cap):
         return []
     return ["does not go with a window" if shape.narrow else "does not go with scores that are capped"]
 
 
-def _stages(shape: Shape, pp: int) -> list[str]:
+def _pp_misfits(shape: Shape, pp: int) -> list[str]:
     return [f"does not divide the {shape.layers} layers"] if shape.layers % pp else []
 
 
-def _tensors(shape: Shape, tp: int) -> list[str]:
-    found, fused = tensor_misfits(shape, tp), (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    # Where whole heads fall to each rank this is no further condition.
+def _tp_misfits(shape: Shape, tp: int) -> list[str]:
+    misfits, fused = tensor_misfits(shape, tp), (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    # Where each rank gets whole heads this is no further condition.
     if shape.heads % tp == 0 and fused % tp:
-        found.append(f"does not divide the {fused} fused rows of queries, keys and values")
-    return found
+        misfits.append(f"does not divide the {fused} fused rows of queries, keys and values")
+    return misfits
 
 
 def _fused_norms(device: DeviceKind, dtype: str) -> bool:
@@ -55,7 +56,7 @@ SPEC = EngineSpec(
     opens="rlgraph.backends.engines.megatron.opening:open_rank",
     operations=frozenset({"train", "logprobs", "entropy", "values", "score"}),
     axes=("dp", "pp", "chunks", "cp", "ep", "tp"),
-    misfits={"pp": _stages, "cp": _tokens, "ep": expert_misfits, "tp": _tensors},
+    misfits={"pp": _pp_misfits, "cp": _cp_misfits, "ep": expert_misfits, "tp": _tp_misfits},
     faults=faults,
     experts=True,
     layout=layout,
@@ -78,9 +79,15 @@ SPEC = EngineSpec(
         wide_norms=4,
         gradients_stay=True,
     ),
+<<<<<<< HEAD
     # Shares of what the largest products and long copies reach, and of its exchange what travels beside them: for
     # training fitted to MH01, MH03 and, with what they differ in, MA01 to MA07 of docs/why/accuracy.md, models of 1.7 to
     # 175 billion parameters on H100 and A100. What only reads is assumed to reach as much.
+=======
+    # Shares of the rates of the largest products and long copies, and of its exchange what travels beside them: for
+    # training fitted to MH01, MH03 and, with what they differ in, MA01 to MA07 of docs/why/accuracy.md, models of 1.7 to
+    # 175 billion parameters on H100 and A100. Work that only reads is assumed to reach as much.
+>>>>>>> h-eng
     rates={
         "gpu": {
             "train": Rates(0.9, 0.9, call=0.01, block=1e-3, layer=1e-4, update=5e-3, hides=0.6),

@@ -1,4 +1,4 @@
-"""Gradients of all ranks, added up, and the update that they make."""
+"""Adds up the gradients of all ranks, and makes the update."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from rlgraph.backends.engines.megatron.overlap import Overlap
 from rlgraph.backends.engines.optimizer import adamw
 
 BUCKET: int | None = None
-"""Gradients that copies add up at a time, at least; stages but the first, which end sooner, add up all at once. None:
-Megatron's own number, 40 million or a million for each copy."""
+"""Numbers of gradients that replicas add up at a time, at least; stages other than the first, which end sooner, add up
+all at once. None: Megatron's own number, 40 million or a million for each replica."""
 
 
 class Trainer:
@@ -35,10 +35,11 @@ class Trainer:
     """
 
     def __init__(self, model: GPTModel, distributed: bool, later: bool) -> None:
-        """distributed: the moments, and the float32 copies, are split over the data-parallel ranks. later: what the
-        other ranks have updated comes while others work goes on, where somebody has to wait for it (`arrived`)."""
+        """distributed: the moments, and the float32 copies, are sharded over the data-parallel ranks. later: weights
+        that the other ranks have updated travel while other work goes on; whoever needs them waits for them
+        (`arrived`)."""
         dtype = model.config.params_dtype
-        # The distributed optimizer does not know float64.
+        # The distributed optimizer does not support float64.
         distributed = distributed and dtype != torch.float64
         later = later and distributed and parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1
         self.chunk = DistributedDataParallel(
@@ -59,7 +60,7 @@ class Trainer:
             self._arrival = Arrival(self.chunk)
         config = OptimizerConfig(
             optimizer="adam",
-            # Set at each step, with the rest of its numbers.
+            # `step` sets it each time, with the other settings.
             lr=0.0,
             clip_grad=0.0,
             bf16=dtype == torch.bfloat16,
@@ -80,23 +81,23 @@ class Trainer:
         self._overlap.clear()
 
     def arrived(self) -> None:
-        """Waits until the weights are those of the last update. Raises HalfChanged where they do not come."""
+        """Wait until the weights are those of the last update. Raises HalfChanged where they do not come."""
         if self._arrival:
             self._arrival.wait()
 
     def complete(self, part: nn.Module) -> None:
-        """The next pass backward through a part of the model is the last one before the step: gradients travel as it
-        makes them."""
+        """Note that the next backward pass through a part of the model is the last one before the step: gradients
+        travel as it makes them."""
         self._overlap.complete(part)
 
     def sum(self) -> None:
-        """Adds up what all ranks have of each gradient."""
+        """Add up all ranks' parts of each gradient."""
         self._overlap.finish()
         finalize_model_grads([self.chunk])
 
     def step(self, options: TrainOptions, number: int, scale: float = 1.0) -> dict[str, float]:
-        """Update the weights with `scale` times the sum of all ranks' gradients: its norm before clipping, and the
-        learning rate.
+        """Update the weights with `scale` times the sum of all ranks' gradients, and return its norm before clipping
+        and the learning rate.
 
         A gradient that is not finite raises `NotFinite` on every rank and leaves the weights as they are.
         """
@@ -106,38 +107,40 @@ class Trainer:
             self._scale(scale)
         norm = float(self._adam.get_grad_norm())
         if not math.isfinite(norm):
-            # In the same words on every rank: none of them sees all of the gradient.
+            # All ranks raise the same message, as none of them sees all of the gradient.
             raise NotFinite(f"the gradient is not finite (its norm is {norm}): the weights were left as they are")
         if options.clip_norm and norm > options.clip_norm:
             self._scale(options.clip_norm / norm)
         rate = options.learning_rate(number)
-        # Of all groups: Megatron would let biases and norms decay less.
+        # All groups get the same decay: Megatron would let biases and norms decay less.
         for group in self._adam.param_groups:
             group.update(lr=rate, **adamw(options))
-        # What it writes into may be on its way to others.
+        # The weights that it writes may still be travelling.
         self.arrived()
         try:
             self._adam.step_with_ready_grads()
             if self._arrival:
                 self._arrival.start()
         except RuntimeError as error:
-            # Each copy updates a part, and the others get it from there.
+            # Each replica updates a part, and the others get it from there.
             raise HalfChanged(f"the update has ended in the midst: {error}") from error
         return {"grad_norm": norm, "lr": rate}
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """What the optimizer keeps: moments, and the wide copies of narrow weights."""
-        for each in getattr(self._adam, "chained_optimizers", [self._adam]):
-            if (inner := each.optimizer) is not None:
+        """Yield what the optimizer keeps: moments, and the wide copies of narrow weights."""
+        for optimizer in getattr(self._adam, "chained_optimizers", [self._adam]):
+            if (inner := optimizer.optimizer) is not None:
                 yield from (weight for group in inner.param_groups for weight in group["params"])
-                yield from (kept for one in inner.state.values() for kept in one.values() if torch.is_tensor(kept))
+                yield from (
+                    value for state in inner.state.values() for value in state.values() if torch.is_tensor(value)
+                )
 
     def gradients(self) -> list[torch.Tensor]:
-        """The buffers."""
+        """Return the buffers of gradients."""
         return [buffer.grad_data for buffer in (*self.chunk.buffers, *self.chunk.expert_parallel_buffers)]
 
     def reread(self) -> None:
-        """Take the model's weights over into the wide copies, after somebody else has set them."""
+        """Copy the model's weights into the wide copies, after somebody else has set them."""
         self.arrived()
         self._adam.reload_model_params()
 

@@ -1,4 +1,4 @@
-"""Parameters of layers that Megatron-core has otherwise, or not at all, with what it wants to know of each."""
+"""Makes parameters of layers that Megatron-core has otherwise, or not at all, with the attributes that it reads."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torch import nn
 
 
 def whole(rows: int, columns: int, split: bool) -> nn.Parameter:
-    """That each tensor-parallel rank has all of. Each has gradients of its own columns or tokens: they are added up in
-    the end."""
+    """Return a parameter that each tensor-parallel rank has all of. Each rank has gradients of its own columns or
+    tokens: they are added up in the end."""
     weight = nn.Parameter(torch.zeros(rows, columns))
     weight.sequence_parallel = split  # type: ignore[attr-defined]
     return weight
 
 
 def part(size: tuple[int, ...], dim: int) -> nn.Parameter:
-    """That each has a part of, along a dimension."""
+    """Return a parameter of which each rank has a part, along a dimension."""
     weight = nn.Parameter(torch.zeros(size))
     set_tensor_model_parallel_attributes(weight, True, dim, 1)
     return weight

@@ -1,1 +1,1 @@
-"""Any Hugging Face model on one machine: the engine of the user's own process."""
+"""The engine of Hugging Face models on one machine, which the user's own process uses."""

@@ -11,15 +11,13 @@ from transformers.cache_utils import DynamicLayer
 from rlgraph.backends.enginespec.spec import Grown
 
 _FIRST_ROOM = Grown().first
-"""Places allocated beyond the prompt at first, at most."""
+"""The most places that are allocated beyond the prompt at first."""
 
 
 class RoomyLayer(DynamicLayer):
-    """A layer that writes new keys and values in place, where transformers' own copies the whole cache for
-    each token.
+    """A layer that writes new keys and values in place, where transformers' own copies the whole cache for each token.
 
-    Room grows by half when it is used up, so a limit of thousands of tokens costs nothing while rows stay
-    short.
+    Room grows by half when it is used up, so a limit of thousands of tokens costs nothing while rows stay short.
     """
 
     def __init__(self, room: int) -> None:
@@ -29,6 +27,7 @@ class RoomyLayer(DynamicLayer):
         self._stored: tuple[Tensor, Tensor] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take dtype and device from the first keys."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
@@ -48,6 +47,7 @@ class RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
+        """Return the places in use."""
         return self._length
 
     def batch_select_indices(self, indices: Tensor) -> None:
@@ -75,7 +75,7 @@ class RoomyLayer(DynamicLayer):
 
 
 def make_cache(config: PretrainedConfig, room: int) -> DynamicCache:
-    """A cache for a model of this configuration and prompts that `room` tokens may follow.
+    """Return a cache for a model of this configuration and prompts that `room` tokens may follow.
 
     Sliding-window, recurrent and other special layers stay as transformers makes them.
     """

@@ -1,4 +1,4 @@
-"""Data-parallel copies of a model: each has rows of its own, and all take the same step."""
+"""Data-parallel replicas of a model: each has rows of its own, and all take the same step."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ message."""
 
 
 class Copies:
-    """The copies of a process group, one on each rank; of copies that are shared out, those of one part."""
+    """The replicas of a process group, one on each rank; if replicas are split, the ranks with one part."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         """None: torch's default group."""
         self._group = group
-        self._sent: _Sent | None = None
+        self._pending: _Buckets | None = None
 
     @contextmanager
     def during(self, before: Sequence[Tensor | None], like: Sequence[Tensor]) -> Iterator[None]:
-        """Around the last micro-batch of a step, whose gradients come on top of those before: they travel while others
-        are computed (arXiv 2006.15704). The next `sum` is of these."""
-        self._sent = _Sent(like, self._group)
-        watched = [
-            tensor.register_hook(partial(self._sent.made, index, before[index] if before else None))
+        """Surround the last micro-batch of a step, whose gradients come on top of those before: they travel while
+        others are computed (arXiv 2006.15704). The next `sum` is of these."""
+        self._pending = _Buckets(like, self._group)
+        hooks = [
+            tensor.register_hook(partial(self._pending.made, index, before[index] if before else None))
             for index, tensor in enumerate(like)
         ]
         try:
             yield
         except BaseException:
-            self._sent = None
+            self._pending = None
             raise
         finally:
-            for hook in watched:
+            for hook in hooks:
                 hook.remove()
 
     def sum(
         self, total: float, busy: int, gradients: Sequence[Tensor | None], like: Sequence[Tensor]
     ) -> tuple[float, int, list[Tensor | None]]:
-        """The loss, how many micro-batches have rows, and the gradients, added up over all copies, the same bits on
-        each. A copy without rows has None."""
-        sent, self._sent = self._sent or _Sent(like, self._group), None
-        return sent.rest(total, busy, gradients)
+        """Return the loss, how many micro-batches have rows, and the gradients, added up over all replicas, the same
+        bits on each. A replica without rows has None."""
+        buckets, self._pending = self._pending or _Buckets(like, self._group), None
+        return buckets.rest(total, busy, gradients)
 
 
-class _Sent:
-    """Buckets of gradients that are on their way, in one order on all copies: that in which a backward pass comes by.
+class _Buckets:
+    """Buckets of gradients that are on their way, in one order on all replicas: that in which a backward pass comes by.
     The last one has the loss and the number of micro-batches, too."""
 
     def __init__(self, like: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
@@ -66,7 +66,7 @@ class _Sent:
         self._works: list[dist.Work] = []
 
     def made(self, index: int, before: Tensor | None, gradient: Tensor) -> None:
-        """A parameter's gradient is there; it is kept only until its bucket is full."""
+        """Take a parameter's gradient, which is kept only until its bucket is full."""
         self._parts[index] = self._wide(index, gradient if before is None else before + gradient)
         while len(self._flat) < len(self._buckets) - 1 and all(
             at in self._parts for at in self._buckets[len(self._flat)]
@@ -76,19 +76,19 @@ class _Sent:
     def rest(
         self, total: float, busy: int, gradients: Sequence[Tensor | None]
     ) -> tuple[float, int, list[Tensor | None]]:
-        """Sends what was not, and gives the sums."""
+        """Send the buckets that were not sent, and return the sums."""
         for bucket in self._buckets[len(self._flat) :]:
             parts = [self._wide(at, gradients[at]) for at in bucket]
             last = len(self._flat) == len(self._buckets) - 1
             self._send([*parts, parts[0].new_tensor([total, busy])] if last else parts)
-        found: list[Tensor | None] = [None] * len(self._like)
+        sums: list[Tensor | None] = [None] * len(self._like)
         for bucket, flat, work in zip(self._buckets, self._flat, self._works, strict=True):
             work.wait()
             sizes = [self._like[at].numel() for at in bucket]
             for at, part in zip(bucket, flat[: sum(sizes)].split(sizes), strict=True):
-                found[at] = part.view(self._like[at].shape).to(self._like[at].dtype)
+                sums[at] = part.view(self._like[at].shape).to(self._like[at].dtype)
         total, count = self._flat[-1][-2:].tolist()
-        return total, round(count), found
+        return total, round(count), sums
 
     def _wide(self, index: int, gradient: Tensor | None) -> Tensor:
         tensor = self._like[index]

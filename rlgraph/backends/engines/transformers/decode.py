@@ -20,19 +20,18 @@ from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.pause import Pause
 
 _DROP_AT = 0.75
-"""Finished rows leave the batch when at most this share of it is still running: a copy of the cache then
-pays."""
+"""Finished rows leave the batch when at most this share of it is still running: a copy of the cache then pays."""
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Which tokens begin and end rows."""
+    """The tokens that begin and end rows."""
 
     eos_ids: tuple[int, ...]
     """The model's own end-of-sequence tokens."""
     pad_id: int
     start_id: int | None
-    """What an empty prompt is replaced with; None: an empty prompt is an error."""
+    """The token that replaces an empty prompt; None: an empty prompt is an error."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class _Rows:
     finished: Tensor
     """bool [R]"""
     versions: Tensor | None
-    """int64 [R, longest]: of the weights that sampled each token, where new ones can come."""
+    """int64 [R, longest]: the version of the weights that sampled each token, where new ones can come."""
 
 
 def generate(
@@ -68,10 +67,10 @@ def generate(
 ) -> Generation:
     """Sample `n` responses for each prompt; `Engine.generate` says what is promised.
 
-    Rows are decoded in blocks of similar prompt length of at most `block_tokens` places, and in at least
-    `threads` blocks, which `pool` runs side by side. An empty prompt becomes the single token
-    `ends.start_id`. agreed: as `Pause` has it. expected: the tokens that the responses to each prompt are expected to
-    have: blocks are of rows that have as many, and those with most come first.
+    Rows are decoded in blocks of similar prompt length of at most `block_tokens` places, and in at least `threads`
+    blocks, which `pool` runs side by side. An empty prompt becomes the single token `ends.start_id`. agreed: as `Pause`
+    has it. expected: the tokens that the responses to each prompt are expected to have: a block has rows with equally
+    many, and those with most come first.
     """
     keys = np.ascontiguousarray(row_keys, dtype=np.uint64)
     count = len(prompts) * n
@@ -81,8 +80,8 @@ def generate(
     lengths = torch.repeat_interleave(prompts.lengths, n)
     together = n if sampling.first else 1
     blocks = _blocks(_order(lengths, n, expected), lengths, sampling.max_tokens, threads, block_tokens, together)
-    if any(_ragged(lengths[rows]) for rows in blocks) and not network.pads:
-        blocks = [part for rows in blocks for part in _of_equal_length(rows, lengths)]
+    if any(_is_ragged(lengths[rows]) for rows in blocks) and not network.pads:
+        blocks = [part for rows in blocks for part in _split_by_length(rows, lengths)]
     stops = torch.tensor(sorted({*ends.eos_ids, *sampling.stop_ids}), dtype=torch.long)
 
     pause = None if refresh is None else Pause(refresh, agreed)
@@ -91,8 +90,8 @@ def generate(
         with nullcontext() if pause is None else pause.decoding():
             return _decode(network, prompts, rows, n, sampling, keys[rows.numpy()], stops, ends.pad_id, pause)
 
-    # Threads with a block each, not operators with two threads each: those wait for one another hundreds of
-    # times a token, which on a machine that has other work to do takes tens of times as long.
+    # Each thread has a block, and operators have one thread: several would wait for one another hundreds of times a
+    # token, which on a machine that has other work to do takes tens of times as long.
     parts = list(map(run, blocks) if pool is None else pool.map(run, blocks))
     return _assemble(prompts, n, blocks, parts, sampling.max_tokens)
 
@@ -106,8 +105,8 @@ def _with_start(prompts: Sequences, start_id: int | None) -> Sequences:
 
 
 def _order(lengths: Tensor, n: int, expected: Sequence[float] | None) -> Tensor:
-    """Rows in the order in which they are decoded, int64: by the lengths of their prompts, int64, and before that by
-    what is expected of their responses."""
+    """Return rows in the order in which they are decoded, int64: by the lengths of their prompts, int64, and before
+    that by what is expected of their responses."""
     order = lengths.argsort(stable=True)
     if expected is None:
         return order
@@ -118,7 +117,7 @@ def _order(lengths: Tensor, n: int, expected: Sequence[float] | None) -> Tensor:
 def _blocks(
     order: Tensor, lengths: Tensor, max_tokens: int, threads: int, block_tokens: int, together: int
 ) -> list[Tensor]:
-    """Row indices in an order, cut into blocks; so many rows, one behind the other, stay together."""
+    """Cut row indices in an order into blocks; so many rows, one behind the other, stay together."""
     if not lengths.shape[0]:
         return []
     places = int(lengths.max()) + max_tokens
@@ -127,12 +126,12 @@ def _blocks(
     return [part.reshape(-1) for part in groups.tensor_split(min(blocks, groups.shape[0]))]
 
 
-def _ragged(lengths: Tensor) -> bool:
+def _is_ragged(lengths: Tensor) -> bool:
     return bool((lengths != lengths[0]).any())
 
 
-def _of_equal_length(rows: Tensor, lengths: Tensor) -> list[Tensor]:
-    """`rows`, sorted by length, cut where the length changes."""
+def _split_by_length(rows: Tensor, lengths: Tensor) -> list[Tensor]:
+    """Cut `rows`, sorted by length, where the length changes."""
     _, sizes = torch.unique_consecutive(lengths[rows], return_counts=True)
     return list(rows.split(sizes.tolist()))
 
@@ -149,7 +148,7 @@ def _decode(
     pad_id: int,
     pause: Pause | None,
 ) -> _Rows:
-    """The responses of `rows` (row i * n + k is sample k of prompt i), in their order."""
+    """Return the responses of `rows` (row i * n + k is sample k of prompt i), in their order."""
     count, limit, device = rows.shape[0], sampling.max_tokens, network.device
     tokens = torch.full((count, limit), pad_id)
     lengths = torch.zeros(count, dtype=torch.long)
@@ -171,8 +170,7 @@ def _decode(
         logits = logits.index_select(0, local.to(device))
         cache.batch_select_indices(local.to(device))
         mask, start = mask[local], start[local]
-    # From here on a batch row is `active[i]`: those that run, and a few that have finished since the last
-    # compaction.
+    # From here on batch row i is row `active[i]`: those that run, and a few that finished since the last compaction.
     active = torch.arange(count)
     seen = torch.cat([mask, torch.ones(count, limit, dtype=torch.bool)], 1).to(device) if ragged else None
     stops = stops[stops < logits.shape[1]]
@@ -180,16 +178,16 @@ def _decode(
     banned = stops.to(device) if sampling.min_tokens and stops.numel() else None
     for place in range(limit):
         if pause is not None and versions is not None:
-            if (now := pause.version()) != version:
-                version, read = now, torch.cat([ids[local[active]], tokens[active, :place]], 1)
-                there = torch.cat([mask[active], torch.ones(active.shape[0], place, dtype=torch.bool)], 1)
-                logits, cache = _read(network, read, there, limit - place)
-            versions[active, place] = now
+            if (newest := pause.version()) != version:
+                version, read_ids = newest, torch.cat([ids[local[active]], tokens[active, :place]], 1)
+                read_mask = torch.cat([mask[active], torch.ones(active.shape[0], place, dtype=torch.bool)], 1)
+                logits, cache = _read(network, read_ids, read_mask, limit - place)
+            versions[active, place] = newest
         wide = logits if logits.dtype == torch.float64 else logits.float()
         sampled, logprob = sample(wide, keys, place, sampling, banned if place < sampling.min_tokens else None)
         token = sampled.cpu()
-        whole = active.shape[0] == count
-        if whole:
+        all_active = active.shape[0] == count
+        if all_active:
             tokens[:, place], logprobs[:, place] = token, logprob.cpu()
         else:
             tokens[active, place], logprobs[active, place] = token, logprob.cpu()
@@ -209,16 +207,16 @@ def _decode(
             active, keys, start, sampled = active[keep], keys[keep.numpy()], start[keep], sampled[keep.to(device)]
             cache.batch_select_indices(keep.to(device))
             seen = None if seen is None else seen[keep.to(device)]
-        where = (start + place)[:, None] if ragged else torch.tensor([[width + place]])
+        positions = (start + place)[:, None] if ragged else torch.tensor([[width + place]])
         logits = network.step(
-            sampled[:, None], cache, where.to(device), None if seen is None else seen[:, : width + place + 1]
+            sampled[:, None], cache, positions.to(device), None if seen is None else seen[:, : width + place + 1]
         )
     return _Rows(tokens, logprobs, lengths, finished, versions)
 
 
 def _read(network: Network, ids: Tensor, mask: Tensor, room: int) -> tuple[Tensor, DynamicCache]:
-    """What the model says after rows that end in the same column, and the cache that so many tokens may follow. ids:
-    int64 [N, T]; mask: bool [N, T], what is no padding."""
+    """Return the logits after rows that end in the same column, and the cache that so many tokens may follow. ids:
+    int64 [N, T]; mask: bool [N, T], False at padding."""
     ragged, cache = not bool(mask.all()), make_cache(network.model.config, room)
     positions = (mask.long().cumsum(1) - 1).clamp(min=0) if ragged else torch.arange(ids.shape[1])[None]
     seen = mask.to(network.device) if ragged else None
@@ -226,7 +224,7 @@ def _read(network: Network, ids: Tensor, mask: Tensor, room: int) -> tuple[Tenso
 
 
 def _left_padded(prompts: Sequences, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Rows that end in the same column: ids int64 [N, T] and what is no padding, bool [N, T]."""
+    """Return rows that end in the same column: ids int64 [N, T] and a mask, bool [N, T], False at padding."""
     longest = int(prompts.lengths.max())
     mask = torch.arange(longest)[None] >= longest - prompts.lengths[:, None]
     ids = torch.full(mask.shape, pad_id)
@@ -235,26 +233,26 @@ def _left_padded(prompts: Sequences, pad_id: int) -> tuple[Tensor, Tensor]:
 
 
 def _assemble(prompts: Sequences, n: int, blocks: list[Tensor], parts: list[_Rows], limit: int) -> Generation:
-    """The blocks' responses behind their prompts, in the order of the rows."""
+    """Put the blocks' responses behind their prompts, in the order of the rows."""
     count = len(prompts) * n
     if not count:
         return Generation(Sequences.from_lists([]), torch.zeros(0), torch.zeros(0, dtype=torch.bool))
-    back = torch.cat(blocks).argsort()
+    order = torch.cat(blocks).argsort()
     # Tensors made in inference mode may not enter a loss; what indexing makes here may.
-    tokens = torch.cat([part.tokens for part in parts])[back]
-    logprobs = torch.cat([part.logprobs for part in parts])[back]
-    lengths = torch.cat([part.lengths for part in parts])[back]
-    finished = torch.cat([part.finished for part in parts])[back]
+    tokens = torch.cat([part.tokens for part in parts])[order]
+    logprobs = torch.cat([part.logprobs for part in parts])[order]
+    lengths = torch.cat([part.lengths for part in parts])[order]
+    finished = torch.cat([part.finished for part in parts])[order]
     spans = [part.versions for part in parts if part.versions is not None]
-    written = torch.arange(limit)[None] < lengths[:, None]
-    before = torch.repeat_interleave(prompts.lengths, n)
-    starts = (before + lengths).cumsum(0) - (before + lengths)
-    flat = torch.empty(int((before + lengths).sum()), dtype=torch.long)
+    valid = torch.arange(limit)[None] < lengths[:, None]
+    prompt_lengths = torch.repeat_interleave(prompts.lengths, n)
+    starts = (prompt_lengths + lengths).cumsum(0) - (prompt_lengths + lengths)
+    flat = torch.empty(int((prompt_lengths + lengths).sum()), dtype=torch.long)
     scored = torch.zeros(flat.shape[0], dtype=torch.bool)
     in_prompts = torch.repeat_interleave(prompts.starts, n)
-    flat[ragged_index(starts, before)] = prompts.tokens[ragged_index(in_prompts, before)]
-    responses = ragged_index(starts + before, lengths)
-    flat[responses] = tokens[written]
+    flat[ragged_index(starts, prompt_lengths)] = prompts.tokens[ragged_index(in_prompts, prompt_lengths)]
+    responses = ragged_index(starts + prompt_lengths, lengths)
+    flat[responses] = tokens[valid]
     scored[responses] = True
-    versions = torch.cat(spans)[back][written] if spans else None
-    return Generation(Sequences(flat, before + lengths, scored), logprobs[written], finished, versions)
+    versions = torch.cat(spans)[order][valid] if spans else None
+    return Generation(Sequences(flat, prompt_lengths + lengths, scored), logprobs[valid], finished, versions)

@@ -1,4 +1,5 @@
-"""Any Hugging Face model on one machine: generation, log-probabilities, values, scores and training."""
+"""The engine of Hugging Face models, on one machine or split over ranks: generation, log-probabilities, values, scores
+and training."""
 
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ T = TypeVar("T")
 
 
 def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
-    """A copy of a model or a rank's part of it, which takes its optimizer's steps together with those of the other
-    ranks. Raises EngineError."""
+    """Open a replica of a model or a rank's part of it, which takes its optimizer's steps together with those of the
+    other ranks. Raises EngineError."""
     device = device_here(rank.device)
     copies = apart = None
     if rank.mesh.size > 1:
@@ -66,9 +67,9 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
         apart = Apart(rank.mesh, rank.number, device)
     if rank.mesh.length("dp") > 1:
         copies = Copies(apart.copies if apart else None)
-    # Micro-batches side by side are for cores: one of them fills a GPU, and all of them its memory.
+    # Micro-batches run side by side on CPU cores alone: one fills a GPU, and several would fill its memory.
     threads = rank.threads if device == "cpu" and apart is None else 1
-    opened = TransformersEngine.open(
+    engine = TransformersEngine.open(
         model,
         threads=threads,
         device=device,
@@ -80,15 +81,15 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
         beside=rank.beside,
         **rank.blocks(),
     )
-    opened.rest = Sleeper(rank.arenas)
-    return opened
+    engine.rest = Sleeper(rank.arenas)
+    return engine
 
 
 class TransformersEngine:
-    """One model. Implements `Embedded`; `open` makes one from a source.
+    """An engine with one model. It implements `Embedded`; `open` makes one from a source.
 
-    Where the ranks of a copy share it out they get the same calls with the same rows, in the same order, and each has
-    all results; such a copy does not save by itself, and generates where no parameters are shared out.
+    Where the ranks of a replica shard it they get the same calls with the same rows, in the same order, and each has
+    all results; such a replica does not save by itself, and generates where no parameters are sharded.
     """
 
     def __init__(
@@ -106,16 +107,16 @@ class TransformersEngine:
         copies: Copies | None = None,
         apart: Apart | None = None,
     ) -> None:
-        """A model that is loaded.
+        """Take a model that is loaded.
 
-        threads: row blocks computed side by side, each by one thread; 1 leaves parallelism to torch's own
-        operators. recompute: training keeps what enters each layer alone, and computes what is inside again.
-        attention: as transformers calls a way to compute it; empty: the model's own choice. gather: for how long ranks
-        that share the model out have what they gather in training, as the spec says; empty: `layer`.
-        block_tokens: tokens in a block, padded ones where rows are padded. logit_numbers: most logits that are computed
-        at a time. cache_tokens: places of the key-value cache, of all rows together, that are decoded at a time.
-        copies: those in other processes that train on other rows. apart: the ranks that have split the model: those
-        that share it out compute with a share of the rows each, those that split its layers a part of all rows.
+        threads: row blocks computed side by side, each by one thread; 1 leaves parallelism to torch's own operators.
+        recompute: training keeps each layer's inputs alone, and computes the rest again. attention: as transformers
+        calls a way to compute it; empty: the model's own choice. gather: for how long ranks that shard the model keep
+        what they gather in training, as the spec says; empty: `layer`. block_tokens: tokens in a block, padded ones
+        where rows are padded. logit_numbers: most logits that are computed at a time. cache_tokens: places of the
+        key-value cache, of all rows together, that are decoded at a time. copies: the replicas in other processes that
+        train on other rows. apart: the ranks that have split the model: those that shard its parameters compute with a
+        shard of the rows each, those that split its layers with a part of all rows.
         """
         self.spec = spec
         self.codec = loaded.codec
@@ -134,14 +135,14 @@ class TransformersEngine:
         use_attention(self.model, attention)
         if recompute:
             use_recomputation(self.model)
-        self._network = self._run(lambda: self._new_network())
-        self._packs = self._run(lambda: self._network.packs)
-        self._shares = self._run(lambda: self._network.shares)
+        self._network = self._run_model(lambda: self._new_network())
+        self._packs = self._run_model(lambda: self._network.packs)
+        self._shares = self._run_model(lambda: self._network.shares)
         self._optimizer: Optimizer | None = None
-        self._loss, self._busy = 0.0, 0
+        self._loss, self._with_rows = 0.0, 0
         self._gradients: list[Tensor | None] = []
-        """Of what is trained, added up since they were cleared, with the loss and how many micro-batches had
-        rows."""
+        """The gradients of what is trained, added up since they were cleared, like the loss and the number of
+        micro-batches with rows."""
         self.rest = Sleeper()
         self._pool: Executor | None = None
         if threads > 1:
@@ -165,12 +166,12 @@ class TransformersEngine:
         beside: TransformersEngine | None = None,
         **limits: int,
     ) -> TransformersEngine:
-        """Load the model of `spec`. A source that cannot be used raises EngineError, a model that does not compute
-        what this engine asks of it ModelRefused.
+        """Load the model of `spec`. A source that cannot be used raises EngineError, a model that does not compute what
+        this engine asks of it ModelRefused.
 
-        beside: has the same base, which neither of them changes: there is no other copy of it.
+        beside: an engine that has the same base, which neither changes: the base is not copied.
         """
-        # On the host, where it is split, since it may have no room on a device as a whole.
+        # It is loaded and split on the host, since all of it may have no room on a device.
         loaded = load(spec, device if apart is None else "cpu") if beside is None else beside._lend(spec)
         if apart is not None:
             apart.split(loaded.model, spec.kind, lent=beside is not None)
@@ -187,17 +188,17 @@ class TransformersEngine:
                 **limits,
             )
             generates = spec.kind == "causal_lm" and spec.generates and engine._shards is None
-            engine._run(lambda: probe(engine._network, generates))
+            engine._run_model(lambda: probe(engine._network, generates))
         return engine
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """The tokens that end a response: the tokenizer's, and those of the model's generation settings."""
         settings = getattr(self.model, "generation_config", None)
-        more = getattr(settings, "eos_token_id", None)
-        listed = [more] if isinstance(more, int) else list(more or [])
-        own = [] if self.codec.eos_id is None else [self.codec.eos_id]
-        return tuple(sorted({*own, *listed}))
+        eos = getattr(settings, "eos_token_id", None)
+        model_ids = [eos] if isinstance(eos, int) else list(eos or [])
+        tokenizer_ids = [] if self.codec.eos_id is None else [self.codec.eos_id]
+        return tuple(sorted({*tokenizer_ids, *model_ids}))
 
     def generate(
         self,
@@ -231,43 +232,43 @@ class TransformersEngine:
             )
 
     def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
-        """log softmax(logits / temperature) of each scored token, float [total scored]."""
+        """Return log softmax(logits / temperature) of each scored token, float [total scored]."""
         self._require("causal_lm", "log-probabilities")
-        return self._language(sequences, ("logprobs",), temperature)[0]
+        return self._token_outputs(sequences, ("logprobs",), temperature)[0]
 
     def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
-        """Entropy in nats of the distribution of each scored token, float [total scored]."""
+        """Return the entropy in nats of the distribution of each scored token, float [total scored]."""
         self._require("causal_lm", "an entropy")
-        return self._language(sequences, ("entropy",), temperature)[0]
+        return self._token_outputs(sequences, ("entropy",), temperature)[0]
 
     def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Both from one pass, float [total scored] each."""
+        """Return both from one pass, float [total scored] each."""
         self._require("causal_lm", "log-probabilities")
-        both = self._language(sequences, ("logprobs", "entropy"), temperature)
+        both = self._token_outputs(sequences, ("logprobs", "entropy"), temperature)
         return both[0], both[1]
 
-    def _language(self, sequences: Sequences, asked: Sequence[str], temperature: float) -> list[Tensor]:
-        """What is asked of each scored token's distribution, float [total scored] each."""
+    def _token_outputs(self, sequences: Sequences, names: Sequence[str], temperature: float) -> list[Tensor]:
+        """Return what is names of each scored token's distribution, float [total scored] each."""
 
         def read(logits: Tensor, tokens: Tensor) -> list[Tensor]:
             if self._split is not None:
-                said = self._split.said(tempered(logits, temperature), tokens)
-                return [said[each == "entropy"] for each in asked]
+                results = self._split.said(tempered(logits, temperature), tokens)
+                return [results[name == "entropy"] for name in names]
             plain = {
                 "logprobs": lambda: logprobs(logits, tokens, temperature),
                 "entropy": lambda: entropy(logits, temperature),
             }
-            return [plain[each]() for each in asked]
+            return [plain[name]() for name in names]
 
-        return self._reader.tokenwise(sequences, read, len(asked))
+        return self._reader.tokenwise(sequences, read, len(names))
 
     def values(self, sequences: Sequences) -> Tensor:
-        """The value of the state before each scored token, float [total scored]."""
+        """Return the value of the state before each scored token, float [total scored]."""
         self._require("value_lm", "values")
         return self._reader.tokenwise(sequences, lambda outputs, tokens: [outputs[:, 0]], 1)[0]
 
     def score(self, sequences: Sequences) -> Tensor:
-        """The scalar at each row's last token, float [N]."""
+        """Return the scalar at each row's last token, float [N]."""
         self._require("reward_lm", "a score")
         if len(sequences) and int(sequences.lengths.min()) == 0:
             raise EngineError("a row without tokens has no score")
@@ -276,8 +277,8 @@ class TransformersEngine:
     def train_step(
         self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
     ) -> dict[str, float]:
-        """One update with the gradient of the sum of the losses of `micro(block)`: its `loss`, `grad_norm` before
-        clipping, and `lr`."""
+        """Make one update with the gradient of the sum of the losses of `micro(block)`, and return its `loss`,
+        `grad_norm` before clipping, and `lr`."""
         self.clear_gradients()
         if self.copies is not None and self._apart is None and self._pool is None and blocks:
             self.add_gradients(blocks[:-1], micro)
@@ -288,24 +289,24 @@ class TransformersEngine:
         return self.apply_gradients(options, step)
 
     def clear_gradients(self) -> None:
-        """Forget what was added up."""
-        self._loss, self._busy, self._gradients = 0.0, 0, []
+        """Forget the gradients that were added up."""
+        self._loss, self._with_rows, self._gradients = 0.0, 0, []
 
     def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> None:
-        """Add the gradient of the sum of the losses of `micro(block)` to what is there.
+        """Add the gradient of the sum of the losses of `micro(block)` to the accumulated ones.
 
         The blocks' gradients are added in the blocks' order, so that neither threads nor their timing change the
         result.
         """
-        todo = self._differentiate, blocks, micro, self._pool, self.threads
+        arguments = self._differentiate, blocks, micro, self._pool, self.threads
         with self._shards.once() if self._shards and self._gathers_once else nullcontext():
-            loss, busy, self._gradients = summed(self, *todo, self._gradients)
-        self._loss, self._busy = self._loss + loss, self._busy + busy
+            loss, busy, self._gradients = summed(self, *arguments, self._gradients)
+        self._loss, self._with_rows = self._loss + loss, self._with_rows + busy
 
     def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
-        """One update with the gradients that were added up, and those of other copies, times `scale`."""
+        """Make one update with `scale` times the gradients that were added up, and those of other replicas."""
         parameters = list(self._trained.values())
-        loss, busy, gradients = self._loss, self._busy, self._gradients or [None] * len(parameters)
+        loss, busy, gradients = self._loss, self._with_rows, self._gradients or [None] * len(parameters)
         self.clear_gradients()
         if self.copies is not None:
             loss, busy, gradients = self.copies.sum(loss, busy, gradients, parameters)
@@ -319,14 +320,14 @@ class TransformersEngine:
         return {"loss": scale * loss, **self._optimizer.step(gradients, options, step)}
 
     def plan_blocks(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
-        """Blocks for `train_step`: row indices, as `rlgraph.backends.engines.blocks.plan_blocks` cuts them for this
-        engine's threads. Ranks that share the model out take a share of each block's rows."""
+        """Return blocks for `train_step`: row indices, as `rlgraph.backends.engines.blocks.plan_blocks` cuts them for
+        this engine's threads. Ranks that shard the model take a shard of each block's rows."""
         ranks = self._shards.size if self._shards else 1
         budget, ordered = (token_budget or self._block_tokens) * ranks, self._packs and self._shares
         return plan_blocks(lengths, budget, self.threads, packed=self._packs, ordered=ordered)
 
     def state(self) -> State:
-        """A copy of the weights."""
+        """Return a copy of the weights."""
         return copied(self.tensors())
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -341,47 +342,47 @@ class TransformersEngine:
 
     @contextmanager
     def weights(self, state: State) -> Iterator[None]:
-        """Compute with the tensors of `state` while the context lasts; nothing is copied. Not for two threads
-        at a time."""
+        """Compute with the tensors of `state` while the context lasts; nothing is copied. Not for two threads at a
+        time."""
         assert self._shards is None, "only what generates has older weights"
         tensors = self.tensors()
         same_names(tensors, state)
-        own = {name: tensor.data for name, tensor in tensors.items()}
+        originals = {name: tensor.data for name, tensor in tensors.items()}
         try:
             for name, tensor in tensors.items():
                 tensor.data = state[name]
             yield
         finally:
             for name, tensor in tensors.items():
-                tensor.data = own[name]
+                tensor.data = originals[name]
 
     def moments(self) -> Moments:
-        """What the optimizer keeps, live; nothing before the first update."""
+        """Return what the optimizer keeps, live; nothing before the first update."""
         return moments(self._optimizer, self.layout(), self._trained, self.rest)
 
     def begin_moments(self, kinds: Collection[str], steps: float) -> Moments:
-        """Continue after so many updates, with what is written into these."""
+        """Continue after so many updates, with what is written into what this returns."""
         self._optimizer = self._new_optimizer()
         self.rest.changed()
         self._optimizer.begin(kinds, steps)
         return self.moments()
 
     def save(self, folder: str | Path) -> None:
-        """Write model and tokenizer as a folder that `from_pretrained` and a model source can read; of a model with
-        adapters these, as PEFT does."""
+        """Write model and tokenizer as a folder that `from_pretrained` and a model source can read; for a model with
+        adapters only these, as PEFT does."""
         assert self._apart is None, "no rank has all of it"
-        held = self.rest.here(self.model.state_dict())
-        write(self.model, held, self.tensors(), self.spec, self.codec, Path(folder))
+        contents = self.rest.here(self.model.state_dict())
+        write(self.model, contents, self.tensors(), self.spec, self.codec, Path(folder))
 
     def _lend(self, spec: ModelSpec) -> Loaded:
-        """The model of `spec`, on this one's base."""
+        """Load the model of `spec` on this one's base."""
         model = beside(self.model, spec.kind)
         if spec.adapters is not None:
             attach(model, spec.adapters, spec.kind)
         return Loaded(model, self.codec, self.new_parameters)
 
     def copy(self) -> TransformersEngine:
-        """The same model with weights of its own, those of a base aside that adapters share, and no optimizer."""
+        """Return the same model with weights of its own, except a base that adapters share, and no optimizer."""
         assert self._apart is None, "each rank opens its part"
         return TransformersEngine(
             Loaded(duplicate(self.model), self.codec, self.new_parameters),
@@ -396,17 +397,17 @@ class TransformersEngine:
 
     @property
     def longest(self) -> int | None:
-        """Most tokens of a row; None: positions have no end."""
+        """The most tokens of a row; None: positions have no end."""
         return positions_of(self.model.config)
 
     @property
     def speaks(self) -> bool:
-        """Each rank is a whole copy, with results of its own, or the first one of those that share one out."""
+        """Whether this rank has results: it is a whole replica, or the first one of those that split a replica."""
         return self._apart is None or self._apart.speaks
 
     def layout(self) -> tuple[Local, ...]:
-        """All of every tensor, or this rank's part; in the terms of its family where that is known, else each by its
-        own name."""
+        """Return all of every tensor, or this rank's part; in the terms of its family where that is known, else each by
+        its own name."""
         split, rank = (self._apart.mesh, self._apart.rank) if self._apart else (mesh(), 0)
         try:
             shape = shape_of(self.model.config.get_text_config().to_dict())
@@ -421,37 +422,37 @@ class TransformersEngine:
         return layout(replace(shape, adapters=self.spec.adapters), split, rank, self.spec.kind)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The live parameters and persistent buffers by name, tied ones once; of a model with adapters these: the
-        others are the same everywhere."""
+        """Return the live parameters and persistent buffers by name, tied ones once; for a model with adapters only
+        these: the others are the same everywhere."""
         return self.rest.here(self._held if self.spec.adapters is None else self._trained)
 
     def written(self) -> None:
-        """Takes the weights over into the optimizer's wide copies."""
+        """Copy the weights into the optimizer's wide copies."""
         if self.rest.changed() and self._optimizer is not None:
             self._optimizer.reread()
 
     def sleep(self, keep: bool = True) -> Switched:
-        """Gives the memory of weights, moments and gradients back, of the base of adapters, too."""
+        """Give the memory of weights, moments and gradients back, and that of the base of adapters."""
         lost = () if keep else self.tensors().values()
-        kept = [*self._held.values(), *(self._optimizer.tensors() if self._optimizer is not None else ())]
+        copied_tensors = [*self._held.values(), *(self._optimizer.tensors() if self._optimizer is not None else ())]
         gradients = [gradient for gradient in self._gradients if gradient is not None]
-        return self.rest.sleep(kept, once=gradients, lost=lost)
+        return self.rest.sleep(copied_tensors, once=gradients, lost=lost)
 
     def wake(self) -> Switched:
-        """Takes it again."""
+        """Take the memory again."""
         return self.rest.wake(self.written)
 
     @property
     def _held(self) -> dict[str, Tensor]:
-        """By name: all parameters and persistent buffers, or this rank's parts of them."""
-        saved = self.model.state_dict().keys()
-        named: dict[str, Tensor] = dict(self.model.named_parameters())
-        here = self._shards.parameters if self._shards else named
-        return here | {name: buffer for name, buffer in self.model.named_buffers() if name in saved}
+        """All parameters and persistent buffers by name, or this rank's parts of them."""
+        persistent = self.model.state_dict().keys()
+        all_parameters: dict[str, Tensor] = dict(self.model.named_parameters())
+        parameters = self._shards.parameters if self._shards else all_parameters
+        return parameters | {name: buffer for name, buffer in self.model.named_buffers() if name in persistent}
 
     @property
     def _trained(self) -> dict[str, Tensor]:
-        """By name: what is here of the parameters that are trained."""
+        """This rank's part of the parameters that are trained, by name."""
         return self._apart.trained(self.model) if self._apart else trained(self.model)
 
     def _new_optimizer(self) -> Optimizer:
@@ -462,8 +463,8 @@ class TransformersEngine:
         gathered = {"gathered": self._split.gathered} if self._split and self.spec.kind == "causal_lm" else {}
         return Network(self.model, self.codec.pad_id, **gathered)
 
-    def _run(self, work: Callable[[], T]) -> T:
-        """`work` that calls the model."""
+    def _run_model(self, work: Callable[[], T]) -> T:
+        """Run `work`, which calls the model."""
         return self._shards.run(work) if self._shards else work()
 
     def _differentiate(self, loss: Tensor) -> Sequence[Tensor | None]:

@@ -1,4 +1,4 @@
-"""The gradient of a step: the sum of those of its micro-batches, which threads compute side by side."""
+"""Computes the gradient of a step: the sum of those of its micro-batches, which threads compute side by side."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rlgraph.backends.engines.sequences import Sequences
 
 
 class Answers(Scores, Protocol):
-    """Who answers what losses ask."""
+    """An engine that answers the calls of losses."""
 
     def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Both from one pass over the model."""
+        """Return both from one pass over the model."""
         ...
 
 
@@ -30,11 +30,11 @@ def summed(
     threads: int,
     before: Sequence[Tensor | None] = (),
 ) -> tuple[float, int, list[Tensor | None]]:
-    """The sum over blocks of the loss, how many of them have rows, and the sum of the gradients, added in the blocks'
-    order; no gradients where nothing was differentiated. differentiate: from a loss to its gradient for each parameter.
-    before: a sum to which gradients are added in its place."""
+    """Return the sum over blocks of the loss, how many of them have rows, and the sum of the gradients, added in the
+    blocks' order; no gradients where nothing was differentiated. differentiate: from a loss to its gradient for each
+    parameter. before: a sum to which gradients are added in place."""
 
-    def one(block: Any) -> tuple[float, bool, Sequence[Tensor | None]]:
+    def differentiated(block: Any) -> tuple[float, bool, Sequence[Tensor | None]]:
         with torch.enable_grad():
             part = micro(block)
             value = part.loss(_answers(engine, part.calls))
@@ -43,7 +43,7 @@ def summed(
             return float(value.detach()), part.has_rows, differentiate(value)
 
     total, busy, sums = 0.0, 0, list(before)
-    for value, has_rows, gradients in _in_order(one, blocks, pool, threads):
+    for value, has_rows, gradients in _in_order(differentiated, blocks, pool, threads):
         total, busy = total + value, busy + has_rows
         if sums and gradients:
             sums = [plus(old, new) for old, new in zip(sums, gradients, strict=True)]
@@ -53,20 +53,20 @@ def summed(
 
 
 def _answers(engine: Answers, calls: Sequence[Call]) -> list[Tensor]:
-    """What the model says to each call; log-probabilities and entropies of the same rows come from one pass."""
-    found: dict[int, Tensor] = {}
+    """Return the model's answer to each call; log-probabilities and entropies of the same rows come from one pass."""
+    answers: dict[int, Tensor] = {}
     for place, call in enumerate(calls):
-        if place in found:
+        if place in answers:
             continue
-        twin = next((at for at, other in enumerate(calls) if at > place and _one_pass(call, other)), None)
+        twin = next((index for index, later in enumerate(calls) if index > place and _one_pass(call, later)), None)
         if twin is not None:
             both = engine.logprobs_and_entropy(call.sequences, call.temperature)
-            found[place], found[twin] = both if call.op == "logprobs" else both[::-1]
+            answers[place], answers[twin] = both if call.op == "logprobs" else both[::-1]
         elif call.op in ("logprobs", "entropy"):
-            found[place] = getattr(engine, call.op)(call.sequences, call.temperature)
+            answers[place] = getattr(engine, call.op)(call.sequences, call.temperature)
         else:
-            found[place] = getattr(engine, call.op)(call.sequences)
-    return [found[place] for place in range(len(calls))]
+            answers[place] = getattr(engine, call.op)(call.sequences)
+    return [answers[place] for place in range(len(calls))]
 
 
 def _one_pass(a: Call, b: Call) -> bool:
@@ -74,7 +74,7 @@ def _one_pass(a: Call, b: Call) -> bool:
 
 
 def _in_order(work: Callable[[Any], Any], items: Sequence[Any], pool: Executor | None, ahead: int) -> Iterator[Any]:
-    """Results in the order of `items`, with at most `ahead` of them under way or waiting."""
+    """Yield results in the order of `items`, with at most `ahead` of them under way or waiting."""
     if pool is None or len(items) < 2:
         yield from (work(item) for item in items)
         return
@@ -87,7 +87,7 @@ def _in_order(work: Callable[[Any], Any], items: Sequence[Any], pool: Executor |
 
 
 def plus(old: Tensor | None, new: Tensor | None) -> Tensor | None:
-    """The sum, in the place of the old one; None is 0."""
+    """Return the sum, in the place of the old one; None is 0."""
     if old is None or new is None:
         return new if old is None else old
     return old.add_(new)

@@ -1,5 +1,5 @@
-"""How a model of transformers is laid out: whole, split by heads, columns and tokens of the vocabulary, and with the
-first dimension of each parameter, or of such a part, shared out among ranks (`torch.distributed.fsdp.fully_shard`)."""
+"""Lays out a model of transformers: whole, split by heads, columns and tokens of the vocabulary, and with the first
+dimension of each parameter, or of such a part, sharded over ranks (`torch.distributed.fsdp.fully_shard`)."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from rlgraph.ir.mesh import Mesh
 
 
 def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
-    """The tensors of a rank, under their own names; of a model with adapters these."""
+    """Return the tensors of a rank, under their own names; for a model with adapters only these."""
     cuts = Cuts.of(shape, mesh, rank, kind, trained(shape, kind))
     parts = (_split(shape, cuts, name) if cuts.tp > 1 else cuts.entire(name, name) for name in cuts.shapes)
-    return tuple(_shared_out(part, mesh, rank) if mesh.length("fsdp") > 1 else part for part in parts)
+    return tuple(_sharded(part, mesh, rank) if mesh.length("fsdp") > 1 else part for part in parts)
 
 
 _ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Linear layers of which each tensor-parallel rank has some outputs: whole heads, and columns of the network."""
 _COLUMNS = ("o_proj", "down_proj")
-"""Those of which it has the inputs that belong to these."""
+"""Linear layers of which it has the inputs that belong to these outputs."""
 
 
 def _split(shape: Shape, cuts: Cuts, name: str) -> Local:
-    """A tensor-parallel rank's part of a parameter."""
+    """Return a tensor-parallel rank's part of a parameter."""
     module, _, field = name.rpartition(".")
     if module.endswith((".lora_A", ".lora_B")):
-        # What lies between them is whole on each rank.
-        module, _, small = module.rpartition(".")
+        # What lies between A and B is whole on each rank.
+        module, _, matrix = module.rpartition(".")
         rows = module.rpartition(".")[2] in _ROWS
-        if rows == (small == "lora_A"):
+        if rows == (matrix == "lora_A"):
             return cuts.entire(name, name)
     layer = module.rpartition(".")[2]
     if field == "gate_up_proj":
@@ -42,9 +42,9 @@ def _split(shape: Shape, cuts: Cuts, name: str) -> Local:
     return cuts.split(name, name, dim=1) if layer in _COLUMNS else cuts.entire(name, name)
 
 
-def _shared_out(part: Local, mesh: Mesh, rank: int) -> Local:
-    """What a rank has of a tensor that others share out with it: some rows, of each layer's where there is one for
-    each; they may be none. Only parameters are shared out, and no buffers."""
+def _sharded(part: Local, mesh: Mesh, rank: int) -> Local:
+    """Return what a rank has of a tensor that is sharded: some rows, of each layer's where it is stacked; they may be
+    none. Only parameters are sharded, and no buffers."""
     if part.name.endswith(CORRECTION):
         return part
     box, dim = list(whole(part.shape)), "*" in part.name
@@ -53,12 +53,12 @@ def _shared_out(part: Local, mesh: Mesh, rank: int) -> Local:
 
 
 def own(mesh: Mesh, rank: int, size: int) -> Range:
-    """A rank's part of so many rows of a parameter."""
+    """Return a rank's range of so many rows of a parameter."""
     return chunk(size, mesh.length("fsdp"), mesh.at(rank, "fsdp"))
 
 
 def local(name: str, shape: tuple[int, ...], rows: Range | None) -> Local:
-    """These rows of a tensor of which only the name and the shape are known; None: all of it."""
+    """Return these rows of a tensor of which only the name and the shape are known; None: all of it."""
     box = whole(shape) if rows is None else (rows, *whole(shape[1:]))
     sizes = tuple(stop - start for start, stop in box)
     return Local(name, sizes, (Piece(name, box, (0,) * len(shape)),) if all(sizes) else ())

@@ -1,8 +1,8 @@
 """Faster matrix products for float32 models on a CPU.
 
-torch multiplies float32 matrices with MKL, which on processors that are not Intel's keeps to narrow vectors;
-the oneDNN that torch also carries has no such limit and was 2.2 times as fast on the machine this was written
-on (AMD EPYC, AVX-512).
+torch multiplies float32 matrices with MKL, which on processors that are not Intel's keeps to narrow vectors; the oneDNN
+that torch also carries has no such limit and was 2.2 times as fast on the machine this was written on (AMD EPYC,
+AVX-512).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _WORTH = 1 << 20
 
 
 def use_onednn(model: nn.Module) -> int:
-    """Let the plain linear layers of a float32 CPU model multiply with oneDNN; how many were changed.
+    """Make the plain linear layers of a float32 CPU model multiply with oneDNN, and return how many were changed.
 
-    Parameters, their names and saved files stay as they are. Nothing is changed where oneDNN is missing or
-    does not agree with torch on a small product.
+    Parameters, their names and saved files stay as they are. Nothing is changed where oneDNN is missing or does not
+    agree with torch on a small product.
     """
     if not _agrees():
         return 0
     changed = 0
     for module in model.modules():
-        # Subclasses may compute something else: only the two plain classes are known.
+        # Subclasses may compute something else: only the two plain classes are changed.
         faster = {nn.Linear: _Linear, Conv1D: _Conv1D}.get(type(module))
         if faster is not None and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in module.parameters()):
             module.__class__ = faster
@@ -46,7 +46,7 @@ class _Conv1D(Conv1D):
 
 
 class _Product(torch.autograd.Function):
-    """x W' + b of a matrix x, forward and backward with oneDNN."""
+    """Computes x W' + b of a matrix x, forward and backward with oneDNN."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -69,8 +69,7 @@ def _apply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return nn.functional.linear(x, weight, bias)
     if not torch.is_grad_enabled():
         return _multiply(x, weight, bias)
-    # Of more dimensions it would be a view that this function makes, which nobody may write into, as ranks do that add
-    # theirs up.
+    # With more dimensions this function would return a view, into which nobody may write, as ranks do that sum theirs.
     product: Tensor = _Product.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
     return product.view(*x.shape[:-1], -1)
 
@@ -81,7 +80,7 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _outer(gradient: Tensor, x: Tensor) -> Tensor:
-    """gradient' x, [M, outputs] and [M, inputs] to [outputs, inputs]; oneDNN copies its first argument: the
+    """Return gradient' x, [M, outputs] and [M, inputs] to [outputs, inputs]; oneDNN copies its first argument: the
     narrower one."""
     if gradient.shape[1] > x.shape[1]:
         return _multiply(x.t(), gradient.t(), None).t()
@@ -89,7 +88,7 @@ def _outer(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def _agrees() -> bool:
-    """Whether oneDNN's product is there and gives what torch's gives, for each layout that is used here."""
+    """Return whether oneDNN's product exists and gives what torch's gives, for each layout that is used here."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     x = torch.linspace(-1, 1, 3 * 40 * 24).view(3, 40, 24)
@@ -103,4 +102,4 @@ def _agrees() -> bool:
         ]
     except RuntimeError:
         return False
-    return all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in pairs)
+    return all(torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4) for ours, theirs in pairs)

@@ -12,11 +12,11 @@ from rlgraph.ir.mesh import Mesh
 
 
 def device_mesh(mesh: Mesh, device: str) -> DeviceMesh:
-    """Of torch's default process group, which has this mesh's ranks, with its axes."""
-    return _made(torch.device(device).type, mesh.axes, dist.group.WORLD)
+    """Return torch's device mesh with the axes of this one, over the default process group, which has its ranks."""
+    return _cached_mesh(torch.device(device).type, mesh.axes, dist.group.WORLD)
 
 
 @lru_cache(1)
-def _made(device: str, axes: tuple[tuple[str, int], ...], world: dist.ProcessGroup) -> DeviceMesh:
-    # Groups cost memory: those of the last process group go with it.
+def _cached_mesh(device: str, axes: tuple[tuple[str, int], ...], world: dist.ProcessGroup) -> DeviceMesh:
+    # Groups cost memory: with one cached mesh, those of an earlier default group are dropped.
     return init_device_mesh(device, tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes))

@@ -1,4 +1,4 @@
-"""What the optimizer of a transformers model keeps: of each parameter, or of this rank's part of it."""
+"""Tells what the optimizer of a transformers model keeps for each parameter, or for this rank's part of it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rlgraph.ir.layout import Local
 def moments(
     optimizer: Optimizer | None, layout: Iterable[Local], trained: Mapping[str, Tensor], rest: Sleeper
 ) -> Moments:
-    """layout: of all the rank's tensors. rest: where these are, if the model sleeps."""
+    """Return the optimizer's moments. layout: of all the rank's tensors. rest: where these are, if the model sleeps."""
     if optimizer is None:
         return Moments()
     kinds = {kind: rest.here(tensors) for kind, tensors in optimizer.kept().items()}
     counts = kinds.pop(STEP, {})
-    own = [local for local in locals_of(layout, trained) if local.name in trained]
-    return Moments(tuple(own), kinds, float(next(iter(counts.values()), 0.0)))
+    held = [local for local in locals_of(layout, trained) if local.name in trained]
+    return Moments(tuple(held), kinds, float(next(iter(counts.values()), 0.0)))

@@ -1,4 +1,4 @@
-"""A transformers model as two functions: tokens to hidden states, and hidden states to what its head says."""
+"""Splits a transformers model into two functions: tokens to hidden states, and hidden states to the head's output."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from rlgraph.catalog.clusters.cluster import kind_of
 _PADDED = 1.05
 """Rows that padding makes at most so many times as large are padded: attention of rows side by side takes one call."""
 
-_MOST, _SAME = 0.25, 0.01
-"""Shares of the largest number that two ways to it may be apart in a narrow dtype: two passes through the layers; two
-heads on the same hidden states."""
-_LARGE = 1000.0
+_MOST_LAYERS, _MOST_HEAD = 0.25, 0.01
+"""How far two ways to the same numbers may be apart in a narrow dtype, as shares of the largest: two passes through the
+layers; two heads on the same hidden states."""
+_LARGE_SCALE = 1000.0
 
 _HEADS = ("score", "classifier", "lm_head")
 _CACHE = ("cache", "past_key_values")
-"""What transformers calls what it keeps of a row: in newer versions, and before."""
+"""What transformers calls a row's cache: in newer versions, and before."""
 
 
 class Network:
     """Splits a model into backbone and head, so that the head runs only at the positions that are needed.
 
-    The head is a module of the model, or, where the model scales or caps what that says, the model itself on a backbone
-    that gives back what it is given. Whether head(backbone(x)) is really what the model computes is tried once on a few
+    The head is a module of the model, or, where the model scales or caps that module's output, the model itself on a
+    backbone that returns its input. Whether head(backbone(x)) is really what the model computes is tried once on a few
     tokens: a model for which neither is so is run whole instead, at every position.
     """
 
@@ -52,10 +52,11 @@ class Network:
         self.device = model.device
         self._pad_id, self._gathered = pad_id, gathered
         self._backbone: nn.Module = model.base_model
-        self._head = self._found()
+        self._head = self._find_head()
 
     def hidden(self, rows: Sequences, places: Tensor, beginnings: Tensor | None = None) -> Tensor:
-        """What `head` needs of some places, float [M, ...]: int64 [M], which increase, among the tokens of all rows.
+        """Return what `head` needs at some places, float [M, ...]: int64 [M], which increase, among the tokens of all
+        rows.
 
         The rows lie one behind the other where the model can read them so, and are padded on the right where it cannot,
         or where there is little to pad. The padding needs no mask: a causal model never looks to the right.
@@ -76,50 +77,50 @@ class Network:
         return flat if _is_range(index, flat.shape[0]) else flat.index_select(0, index.to(self.device))
 
     def packed(self, rows: Sequences, packing: Packing) -> Tensor:
-        """What `states` are of rows that lie one behind the other, [1, places, H]; only where it `packs`."""
+        """Return what `states` returns, for rows that lie one behind the other, [1, places, H]; only where it
+        `packs`."""
         tokens, positions = rows.tokens[packing.taken], rows.column_of[packing.taken]
         with packed(packing.spans):
             return self._states(tokens[None].to(self.device), positions[None].to(self.device))
 
     def head(self, hidden: Tensor) -> Tensor:
-        """What the model says where its hidden states are these, float [M, outputs]."""
+        """Return the model's output where its hidden states are these, float [M, outputs]."""
         return hidden if self._head is None else self._head(hidden)
 
     def step(self, ids: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None) -> Tensor:
-        """Logits after the last of the new tokens `ids`, int64 [N, T]: float [N, V]; appends the tokens to
-        the cache.
+        """Return the logits after the last of the new tokens `ids`, int64 [N, T], as float [N, V], and append the
+        tokens to the cache.
 
-        positions: int64 [N or 1, T]. mask: bool [N, places in the cache and T], None where there is no
-        padding.
+        positions: int64 [N or 1, T]. mask: bool [N, places in the cache and T], None where there is no padding.
         """
-        asked = self.model if self._head is None else self._backbone
-        given = {
+        module = self.model if self._head is None else self._backbone
+        arguments = {
             "input_ids": ids,
-            cache_name(asked): cache,
+            cache_name(module): cache,
             "position_ids": positions,
             "attention_mask": mask,
             "use_cache": True,
         }
         if self._head is None:
-            return self._gathered(asked(**given, logits_to_keep=1).logits[:, -1])
-        return self._gathered(self._head(asked(**given).last_hidden_state[:, -1]))
+            return self._gathered(module(**arguments, logits_to_keep=1).logits[:, -1])
+        return self._gathered(self._head(module(**arguments).last_hidden_state[:, -1]))
 
     def states(self, ids: Tensor) -> Tensor:
-        """What the model says at every position before its head, float [N, T, H]; where none can be run alone, behind
-        it."""
+        """Return the model's states at every position before its head, float [N, T, H]; behind the head where that
+        cannot be run alone."""
         return self._states(ids, None)
 
     def _states(self, ids: Tensor, positions: Tensor | None) -> Tensor:
         if self._head is None:
             return self.whole(ids, positions)
-        given = {} if positions is None else {"position_ids": positions}
-        out: Tensor = self._backbone(input_ids=ids, use_cache=False, **given).last_hidden_state
+        arguments = {} if positions is None else {"position_ids": positions}
+        out: Tensor = self._backbone(input_ids=ids, use_cache=False, **arguments).last_hidden_state
         return out
 
     def whole(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """The model's own output at every position, [N, T, outputs]."""
-        given = {} if positions is None else {"position_ids": positions}
-        out: Tensor = self.model(input_ids=ids, use_cache=False, **given).logits
+        """Return the model's own output at every position, [N, T, outputs]."""
+        arguments = {} if positions is None else {"position_ids": positions}
+        out: Tensor = self.model(input_ids=ids, use_cache=False, **arguments).logits
         if out.dim() != 3:
             raise EngineError(
                 f"{type(self.model).__name__} gives no scalar for each token: its head cannot be run alone"
@@ -127,7 +128,7 @@ class Network:
         return out
 
     def logits(self, ids: Tensor) -> Tensor:
-        """Of the whole vocabulary at every position, [N, T, V]."""
+        """Return the logits of the whole vocabulary at every position, [N, T, V]."""
         return self._gathered(self.whole(ids))
 
     @cached_property
@@ -135,8 +136,7 @@ class Network:
     def pads(self) -> bool:
         """Whether a row that is padded on the left in a cached pass gives what it gives alone.
 
-        It does not for some recurrent models, nor in float64 where transformers computes attention itself in
-        float32.
+        It does not for some recurrent models, nor in float64 where transformers computes attention itself in float32.
         """
         ids = self._probe()
         mask = torch.ones(2, 8, dtype=torch.bool, device=self.device)
@@ -153,22 +153,22 @@ class Network:
         """Whether rows that lie one behind the other give what each gives alone."""
         ids = self._probe()[0].tolist()
         rows = Sequences.from_lists([ids, ids[3:], ids[:2]])
-        return knows_layers(self.model) and self._same(rows, apart(rows))
+        return knows_layers(self.model) and self._reads_same(rows, apart(rows))
 
     @cached_property
     @torch.no_grad()
     def shares(self) -> bool:
-        """Whether rows give that, too, where what some begin with is there once."""
+        """Whether rows give what each gives alone where their common beginnings exist once."""
         if kind_of(self.device.type) not in SHARES.devices:
             return False
         ids = self._probe()[0].tolist()
         rows = Sequences.from_lists([ids, ids[:7], [*ids[:4], *ids[5:7]], [*ids[:4], ids[7]], ids[3:]])
         packing = shared(rows, torch.tensor([4, 4, 4, 4, 5]), 0)
-        return packing is not None and self.packs and self._same(rows, packing)
+        return packing is not None and self.packs and self._reads_same(rows, packing)
 
-    def _same(self, rows: Sequences, packing: Packing) -> bool:
-        """Whether rows that lie so give what each gives alone, to the rounding of the model's dtype, or of float32: of
-        a model in float64, too, transformers computes some parts in that, and rounds as a token's place has it."""
+    def _reads_same(self, rows: Sequences, packing: Packing) -> bool:
+        """Return whether rows that are packed so give what each gives alone, to the rounding of the model's dtype, or
+        of float32: even in float64 models transformers computes some parts in that, and rounds by a token's place."""
         try:
             together = self.packed(rows, packing)[0][packing.place_of].split(rows.lengths.tolist())
         except Exception:
@@ -176,24 +176,23 @@ class Network:
         alone = [self.states(torch.tensor([row], device=self.device))[0] for row in rows.rows()]
         coarser = max(alone[0].dtype, torch.float32, key=lambda dtype: torch.finfo(dtype).eps)
         return all(
-            bool((one - other).abs().max() <= _tolerance(other.to(coarser)))
-            for one, other in zip(together, alone, strict=True)
+            bool((packed_states - single).abs().max() <= _tolerance(single.to(coarser)))
+            for packed_states, single in zip(together, alone, strict=True)
         )
 
     def _probe(self) -> Tensor:
-        """A few tokens to try the model on, int64 [1, 8]; padding in front, of which some models warn,
-        once."""
+        """Return a few tokens to try the model on, int64 [1, 8]; padding in front, of which some models warn, once."""
         config = self.model.config.get_text_config()
         ids: Tensor = torch.arange(1, 9, device=self.device)[None] % config.vocab_size
         ids[0, 0] = getattr(config, "pad_token_id", None) or 0
         return ids
 
     @torch.no_grad()
-    def _found(self) -> Callable[[Tensor], Tensor] | None:
-        """The head, if there is one that gives on the backbone the model's own output for a few tokens."""
+    def _find_head(self) -> Callable[[Tensor], Tensor] | None:
+        """Return the head, if there is one that gives on the backbone the model's own output for a few tokens."""
         ids = self._probe()
         with quiet():
-            whole = self.model(input_ids=ids, use_cache=False).logits
+            expected = self.model(input_ids=ids, use_cache=False).logits
         if self._backbone is self.model:
             return None
         *modules, rest = _heads(self.model)
@@ -203,20 +202,20 @@ class Network:
                 parts = head(hidden)
             except Exception:
                 continue
-            # A sequence classifier reads one place, of its own choice.
-            apart = (parts - whole).abs().amax(-1).min() if whole.dim() == 2 else (parts - whole[0]).abs().max()
-            if parts.dim() == 2 and bool(apart <= _tolerance(whole, _SAME)) and _agree(head, rest, hidden):
+            # A sequence classifier reads one place, which it chooses itself.
+            gap = (parts - expected).abs().amax(-1).min() if expected.dim() == 2 else (parts - expected[0]).abs().max()
+            if parts.dim() == 2 and bool(gap <= _tolerance(expected, _MOST_HEAD)) and _agree(head, rest, hidden):
                 return head
         return None
 
 
 def _heads(model: PreTrainedModel) -> Iterator[Callable[[Tensor], Tensor]]:
-    """What may be the head of a model: from hidden states [M, H] to [M, outputs]."""
+    """Yield the candidates for the head of a model: from hidden states [M, H] to [M, outputs]."""
     modules = [model.get_output_embeddings(), *(getattr(model, name, None) for name in _HEADS)]
     yield from (module for module in modules if isinstance(module, nn.Module))
-    # Shares all modules but the backbone with the model.
+    # The copy shares all modules but the backbone with the model.
     rest = copy.copy(model)
-    rest._modules = {**model._modules, model.base_model_prefix: _Given()}
+    rest._modules = {**model._modules, model.base_model_prefix: _PassThrough()}
 
     def head(hidden: Tensor) -> Tensor:
         out: Tensor = rest(inputs_embeds=hidden[None], use_cache=False).logits[0]
@@ -226,35 +225,37 @@ def _heads(model: PreTrainedModel) -> Iterator[Callable[[Tensor], Tensor]]:
 
 
 def _agree(head: Callable[[Tensor], Tensor], rest: Callable[[Tensor], Tensor], hidden: Tensor) -> bool:
-    """Whether two heads give the same for large hidden states, too: of small ones a cap changes less than a narrow
-    dtype shows."""
+    """Return whether two heads give the same for large hidden states, too: in small ones a cap changes less than a
+    narrow dtype shows."""
     try:
-        wanted = rest(_LARGE * hidden)
+        expected = rest(_LARGE_SCALE * hidden)
     except Exception:
         return True  # This model has no such head.
-    given = head(_LARGE * hidden)
-    return given.shape != wanted.shape or bool((given - wanted).abs().max() <= _tolerance(wanted, _SAME))
+    output = head(_LARGE_SCALE * hidden)
+    return output.shape != expected.shape or bool((output - expected).abs().max() <= _tolerance(expected, _MOST_HEAD))
 
 
-class _Given(nn.Module):
-    """In the place of a backbone: its last hidden states are what it is given."""
+class _PassThrough(nn.Module):
+    """Takes the place of a backbone: its last hidden states are its input."""
 
-    def forward(self, inputs_embeds: Tensor, **more: object) -> BaseModelOutputWithPast:
+    def forward(self, inputs_embeds: Tensor, **options: object) -> BaseModelOutputWithPast:
         return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)  # type: ignore[arg-type]
 
 
-def _tolerance(logits: Tensor, most: float = _MOST) -> float:
-    """How far numbers may be apart that are the same but for rounding; never more than a share of the largest."""
+def _tolerance(logits: Tensor, most: float = _MOST_LAYERS) -> float:
+    """Return how far numbers may be apart that are the same but for rounding; never more than a share of the
+    largest."""
     return min(most, 100 * torch.finfo(logits.dtype).eps) * float(logits.abs().max())
 
 
 def _is_range(index: Tensor, size: int) -> bool:
-    """Whether `index` is 0, 1, ..., size - 1 in order, given that all places of it are asked for once."""
+    """Return whether `index` is 0, 1, ..., size - 1 in order, given that all places of it are asked for once."""
     return index.shape[0] == size and bool((index == torch.arange(size)).all())
 
 
 def cache_name(model: nn.Module) -> str:
-    """By which name a model takes its cache. With the old one newer versions warn for each token, and later refuse."""
+    """Return the name by which a model takes its cache. With the old one newer versions warn for each token, and later
+    refuse."""
     return _cache_name(type(model).forward)
 
 

@@ -9,27 +9,27 @@ from rlgraph.backends.engines.norm import rms_norm
 
 
 def use_lean_norms(model: nn.Module) -> int:
-    """Let the RMS normalizations of a float32 CPU model compute their gradient by hand; how many were
+    """Make the RMS normalizations of a float32 CPU model compute their gradient by hand, and return how many were
     changed.
 
-    transformers writes the formula out in eight operators, each of which keeps a copy for the gradient. A
-    module is changed only if it is called an RMSNorm, has a weight and an epsilon, and gives on a random
-    input what the formula gives.
+    transformers writes the formula out in eight operators, each of which keeps a copy for the gradient. A module is
+    changed only if it is called an RMSNorm, has a weight and an epsilon, and gives on a random input what the formula
+    gives.
     """
     changed = 0
     lean: dict[type[nn.Module], type[nn.Module]] = {}
     for module in model.modules():
         kind = type(module)
-        if isinstance(module, _Lean) or not kind.__name__.endswith("RMSNorm") or not _fits(module):
+        if isinstance(module, _LeanNorm) or not kind.__name__.endswith("RMSNorm") or not _fits(module):
             continue
         if kind not in lean:
-            lean[kind] = type(kind.__name__, (_Lean, kind), {})
+            lean[kind] = type(kind.__name__, (_LeanNorm, kind), {})
         module.__class__ = lean[kind]
         changed += 1
     return changed
 
 
-class _Lean(nn.Module):
+class _LeanNorm(nn.Module):
     weight: Tensor
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class _Lean(nn.Module):
             plain: Tensor = super().forward(hidden_states)
             return plain
         if not torch.is_grad_enabled():
-            # The same numbers with one call in place of eight: a token's work is mostly calls.
+            # One call in place of eight gives the same numbers: a token's work is mostly calls.
             return nn.functional.rms_norm(hidden_states, self.weight.shape, self.weight, _epsilon(self))
         return rms_norm(hidden_states, self.weight, _epsilon(self))
 
@@ -49,18 +49,18 @@ def _epsilon(module: nn.Module) -> float:
 @torch.no_grad()
 def _fits(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
-    own = dict(module.named_parameters())
+    parameters = dict(module.named_parameters())
     if (
         weight is None
-        or list(own) != ["weight"]
+        or list(parameters) != ["weight"]
         or weight.dim() != 1
         or weight.dtype != torch.float32
         or weight.device.type != "cpu"
     ):
         return False
-    # Not ones: a module that multiplies by 1 + weight, or not at all, has to be told apart.
+    # The weights are not ones: a module that multiplies by 1 + weight, or not at all, has to be told apart.
     x = torch.linspace(-1, 2, 3 * weight.shape[0]).view(3, -1)
-    kept = weight.clone()
+    original = weight.clone()
     try:
         weight.copy_(torch.linspace(0.5, 1.5, weight.shape[0]))
         lean = rms_norm(x, weight, _epsilon(module))
@@ -68,5 +68,5 @@ def _fits(module: nn.Module) -> bool:
     except (TypeError, RuntimeError):
         return False
     finally:
-        weight.copy_(kept)
+        weight.copy_(original)
     return same

@@ -1,4 +1,4 @@
-"""How rows lie one behind the other: each by itself, or so that what neighbours begin with is there once."""
+"""Lays rows one behind the other: each by itself, or so that the common beginning of neighbours exists once."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ class Span:
     beginning: int
     """Tokens that the rows of a family have in common."""
     ends: tuple[tuple[int, int], ...] = ()
-    """How many rows of a family have so many tokens beyond these, at least one; several only where there is one
-    family."""
+    """How many rows of a family have so many tokens beyond the beginning, at least one; several entries only where
+    there is one family."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """First the beginnings of all spans lie one behind the other, then the ends."""
+    """An order of tokens: first the beginnings of all spans, one behind the other, then the ends."""
 
     spans: tuple[Span, ...]
     taken: Tensor
-    """int64 [places]: which of the rows' tokens are there, in this order."""
+    """int64 [places]: which of the rows' tokens lie there, in this order."""
     place_of: Tensor
     """int64 [tokens]: the place of each of the rows' tokens."""
 
 
 def apart(rows: Sequences) -> Packing:
-    """Each row by itself."""
-    return _laid(rows, np.arange(len(rows)), rows.lengths.numpy())
+    """Pack each row by itself."""
+    return _lay_out(rows, np.arange(len(rows)), rows.lengths.numpy())
 
 
 def shared(rows: Sequences, beginnings: Tensor, worth: float = SHARES.worth) -> Packing | None:
-    """Neighbours that begin with the same tokens as a family; None where that leaves out less than is worth it.
+    """Pack neighbours that begin with the same tokens as a family; None where that leaves out less than is worth it.
 
     beginnings: int64 [N], the tokens of each row that it may share: all of them with a neighbour, or none.
     """
-    lengths, wanted = rows.lengths.numpy(), beginnings.numpy()
-    wanted = np.where(lengths - wanted > SHARES.longest, 0, wanted)
-    joined = _same_as_before(rows.tokens.numpy(), rows.starts.numpy(), wanted)
-    first = np.flatnonzero(~joined)
+    lengths, shareable = rows.lengths.numpy(), beginnings.numpy()
+    shareable = np.where(lengths - shareable > SHARES.longest, 0, shareable)
+    continues = _same_as_before(rows.tokens.numpy(), rows.starts.numpy(), shareable)
+    first = np.flatnonzero(~continues)
     sizes = np.diff(first, append=len(lengths))
-    if int((wanted[first] * (sizes - 1)).sum()) < worth * lengths.sum():
+    if int((shareable[first] * (sizes - 1)).sum()) < worth * lengths.sum():
         return None
-    return _laid(rows, np.cumsum(~joined) - 1, np.where(sizes > 1, wanted[first], lengths[first]))
+    return _lay_out(rows, np.cumsum(~continues) - 1, np.where(sizes > 1, shareable[first], lengths[first]))
 
 
-def _laid(rows: Sequences, family: np.ndarray, common: np.ndarray) -> Packing:
-    """Rows of which each belongs to a family, int64 [N], that has so many tokens in common, int64 [families]. Families
-    that are alike lie beside each other, and so do rows of a family with equally many tokens of their own."""
+def _lay_out(rows: Sequences, family: np.ndarray, common: np.ndarray) -> Packing:
+    """Pack rows of which each belongs to a family, int64 [N], that has so many tokens in common, int64 [families].
+    Families that are alike lie beside each other, and so do rows of a family with equally many tokens of their own."""
     lengths, starts = rows.lengths.numpy(), rows.starts.numpy()
     first = np.flatnonzero(np.diff(family, prepend=-1))
     beyond = lengths - common[family]
@@ -69,8 +69,8 @@ def _laid(rows: Sequences, family: np.ndarray, common: np.ndarray) -> Packing:
         tuple((len(list(same)), length) for length, same in groupby(part.tolist()) if length)
         for part in np.split(beyond[inside], first[1:])
     ]
-    kinds = list(zip(common.tolist(), ends, strict=True))
-    ranked = np.array(sorted(range(len(kinds)), key=kinds.__getitem__), dtype=np.int64)
+    families = list(zip(common.tolist(), ends, strict=True))
+    ranked = np.array(sorted(range(len(families)), key=families.__getitem__), dtype=np.int64)
     order = np.lexsort((beyond, ranked.argsort()[family]))
     taken = [
         ragged_places(starts[first[ranked]], common[ranked]),
@@ -82,24 +82,25 @@ def _laid(rows: Sequences, family: np.ndarray, common: np.ndarray) -> Packing:
     place_of = np.empty(int(lengths.sum()), dtype=np.int64)
     place_of[ragged_places(starts, lengths - beyond)] = ragged_places(begin[family], lengths - beyond)
     place_of[ragged_places(starts + lengths - beyond, beyond)] = ragged_places(end, beyond)
-    spans = _spans([kinds[each] for each in ranked.tolist()])
+    spans = _spans([families[number] for number in ranked.tolist()])
     return Packing(spans, torch.from_numpy(np.concatenate(taken)), torch.from_numpy(place_of))
 
 
 def _same_as_before(tokens: np.ndarray, starts: np.ndarray, beginnings: np.ndarray) -> np.ndarray:
-    """Whether each row begins with the same tokens as the one before it, bool [N]."""
+    """Return whether each row begins with the same tokens as the one before it, bool [N]."""
     same = np.zeros(len(starts), dtype=bool)
     at = np.flatnonzero((beginnings[1:] == beginnings[:-1]) & (beginnings[1:] > 0)) + 1
     count = beginnings[at]
-    odd = tokens[ragged_places(starts[at], count)] != tokens[ragged_places(starts[at - 1], count)]
-    same[at] = np.bincount(np.repeat(np.arange(len(at)), count), odd, len(at)) == 0
+    differs = tokens[ragged_places(starts[at], count)] != tokens[ragged_places(starts[at - 1], count)]
+    same[at] = np.bincount(np.repeat(np.arange(len(at)), count), differs, len(at)) == 0
     return same
 
 
-def _spans(kinds: Sequence[tuple[int, tuple[tuple[int, int], ...]]]) -> tuple[Span, ...]:
-    """Of families one after the other: what their rows have in common, and how many rows have so many tokens beyond."""
+def _spans(families: Sequence[tuple[int, tuple[tuple[int, int], ...]]]) -> tuple[Span, ...]:
+    """Return the spans of families that lie one after the other: what their rows have in common, and how many rows have
+    so many tokens beyond."""
     spans: list[Span] = []
-    for (beginning, ends), same in groupby(kinds):
+    for (beginning, ends), same in groupby(families):
         count = len(list(same))
         spans += [Span(1, beginning, ends)] * count if len(ends) > 1 else [Span(count, beginning, ends)]
     return tuple(spans)

@@ -1,7 +1,7 @@
-"""Whether a model computes what this engine asks of it: a few tokens, tried once when it is loaded.
+"""Checks whether a model computes what this engine asks of it, with a few tokens, once when it is loaded.
 
-transformers has architectures that look to the right, keep no cache or ignore the one that they are given, and
-cannot keep some of the rows that they decode. What they answer is a number all the same, and a wrong one.
+transformers has architectures that look to the right, keep no cache or ignore the one that they are given, and cannot
+keep some of the rows that they decode. They return numbers all the same, and wrong ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from rlgraph.backends.engines.transformers.cache import make_cache
 from rlgraph.backends.engines.transformers.network import Network
 
 _ROWS, _PROMPT, _LENGTH = 3, 4, 7
-"""Rows of the trial, of which the first two share their first tokens; how many these are; and how many there are."""
+"""Rows of the trial, of which the first two share their first tokens; how many these are; and how many tokens a row
+has."""
 _ROUNDINGS, _MOST = 1000, 0.25
 """How far two ways to the same numbers may be apart, as a share of their spread: so many roundings of the dtype, and
 never more than this. Of 27 architectures, tiny ones with random weights, the farthest were 11 roundings apart; the
@@ -26,36 +27,37 @@ nearest of those that compute something else were so by 0.005 of the spread, and
 
 
 def probe(network: Network, generates: bool) -> None:
-    """Raises ModelRefused where a later token changes what an earlier one gives; where the model `generates`, also
-    where a token at a time gives something else than one pass over all of them."""
-    ids = _rows(network)
+    """Raise ModelRefused where a later token changes what an earlier one gives; where the model `generates`, also where
+    a token at a time gives something else than one pass over all of them."""
+    ids = _trial_rows(network)
     with quiet(), torch.no_grad():
-        _causal(network, ids)
+        _check_causal(network, ids)
         if generates:
-            _decodes(network, ids)
+            _check_decoding(network, ids)
 
 
 def distance(some: Tensor, others: Tensor) -> float:
-    """How far two [..., V] are apart at the middle one of their places, in units of the spread of `others` there.
+    """Return how far two [..., V] are apart at the middle one of their places, in units of the spread of `others`
+    there.
 
     The middle one, and not the worst: in a narrow dtype the router of an expert may tip over at one place.
     """
     some, others = some.double(), others.double()
     spread = others.std(-1, correction=0).clamp(min=torch.finfo(torch.float32).tiny)
-    apart = (some - others).square().mean(-1).sqrt() / spread
-    return float(apart.flatten().sort().values[apart.numel() // 2])
+    gaps = (some - others).square().mean(-1).sqrt() / spread
+    return float(gaps.flatten().sort().values[gaps.numel() // 2])
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """The largest `distance` of numbers that are the same but for rounding.
+    """Return the largest `distance` of numbers that are the same but for rounding.
 
     No dtype counts as finer than float32, in which many models compute norms and softmax whatever their dtype is.
     """
     return min(_MOST, _ROUNDINGS * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps))
 
 
-def _rows(network: Network) -> Tensor:
-    """int64 [_ROWS, _LENGTH], all different where the vocabulary is large enough."""
+def _trial_rows(network: Network) -> Tensor:
+    """Return int64 [_ROWS, _LENGTH], all different where the vocabulary is large enough."""
     size: int = network.model.config.get_text_config().vocab_size
     ids: Tensor = torch.arange(_ROWS * _LENGTH).view(_ROWS, _LENGTH)
     ids[1, :_PROMPT] = ids[0, :_PROMPT]
@@ -63,21 +65,21 @@ def _rows(network: Network) -> Tensor:
     return ((ids + size // 2) % size).to(network.device)
 
 
-def _causal(network: Network, ids: Tensor) -> None:
-    other = ids.clone()
-    other[:, _PROMPT:] = ids[:, _PROMPT:].flip(1, 0)
-    before, after = (network.states(each)[:, :_PROMPT] for each in (ids, other))
-    apart = distance(after, before)
-    if not apart <= tolerance(network.model.dtype):
+def _check_causal(network: Network, ids: Tensor) -> None:
+    changed = ids.clone()
+    changed[:, _PROMPT:] = ids[:, _PROMPT:].flip(1, 0)
+    before, after = (network.states(tokens)[:, :_PROMPT] for tokens in (ids, changed))
+    gap = distance(after, before)
+    if not gap <= tolerance(network.model.dtype):
         raise ModelRefused(
             f"{_name(network)} is no causal model: a later token changes what an earlier one gives, "
-            f"by {apart:.2g} of its spread"
+            f"by {gap:.2g} of its spread"
         )
 
 
-def _decodes(network: Network, ids: Tensor) -> None:
-    """As `decode.py` does: prompts once, a row for each response, and rows that have ended leave."""
-    whole = network.logits(ids)
+def _check_decoding(network: Network, ids: Tensor) -> None:
+    """Decode as `decode.py` does: prompts once, a row for each response, and rows that have ended leave."""
+    expected = network.logits(ids)
     cache = make_cache(network.model.config, _LENGTH)
 
     def step(rows: Tensor, start: int, end: int) -> Tensor:
@@ -85,25 +87,25 @@ def _decodes(network: Network, ids: Tensor) -> None:
         return network.step(ids[rows, start:end], cache, positions, None)
 
     prompts = torch.tensor([0, 2], device=ids.device)
-    pairs = [(step(prompts, 0, _PROMPT), whole[prompts, _PROMPT - 1])]
+    pairs = [(step(prompts, 0, _PROMPT), expected[prompts, _PROMPT - 1])]
     rows = torch.arange(_ROWS, device=ids.device)
     cache.batch_select_indices(torch.tensor([0, 0, 1], device=ids.device))
     for place in range(_PROMPT, _LENGTH):
-        pairs.append((step(rows, place, place + 1), whole[rows, place]))
+        pairs.append((step(rows, place, place + 1), expected[rows, place]))
         if place == _PROMPT:
             rows = rows[1:]
             cache.batch_select_indices(rows)
-    apart = distance(torch.cat([given for given, _ in pairs]), torch.cat([wanted for _, wanted in pairs]))
-    if not apart <= tolerance(network.model.dtype):
+    gap = distance(torch.cat([stepwise for stepwise, _ in pairs]), torch.cat([full for _, full in pairs]))
+    if not gap <= tolerance(network.model.dtype):
         raise ModelRefused(
             f"{_name(network)} does not decode with a cache: a token at a time it gives other numbers than in one "
-            f"pass, by {apart:.2g} of their spread"
+            f"pass, by {gap:.2g} of their spread"
         )
 
 
 @contextmanager
 def refusing(model: nn.Module) -> Iterator[None]:
-    """What goes wrong inside the model's own code becomes a ModelRefused."""
+    """Turn errors inside the model's own code into a ModelRefused."""
     try:
         yield
     except EngineError:

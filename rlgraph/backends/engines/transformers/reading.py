@@ -1,4 +1,5 @@
-"""What a model says of rows: at each scored token, or at the last one, block by block and in the order of the rows."""
+"""Reads rows with a model: what its head gives at each scored token, or at the last one, block by block and in the
+order of the rows."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.shards import Shards
 
 Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
-"""From what the head says at some places, [M, outputs], and the tokens that follow, [M], to results of M
-entries each."""
+"""Turns the head's outputs at some places, [M, outputs], and the tokens that follow, [M], into results of M entries
+each."""
 
 
 class Reader:
+    """Reads blocks of rows with a network, in threads or on ranks that shard the model."""
+
     def __init__(
         self,
         network: Network,
@@ -30,45 +33,44 @@ class Reader:
         pool: Executor | None = None,
         shards: Shards | None = None,
     ) -> None:
-        """block_tokens: tokens in a block, padded ones where rows are padded. places: for which the head is computed at
-        a time. pool: of so many threads, each of which computes a block. shards: the ranks that have shared the model
-        out."""
+        """block_tokens: tokens in a block, padded ones where rows are padded. places: at how many the head is computed
+        at a time. pool: has so many threads, each of which computes a block. shards: the ranks that shard the model."""
         self._network, self._block_tokens, self._places = network, block_tokens, places
         self._threads, self._pool, self._shards = threads, pool, shards
 
     def tokenwise(self, sequences: Sequences, read: Read, results: int) -> list[Tensor]:
-        """`read` of what the head says before each scored token: `results` tensors [total scored]."""
+        """Return `read` of the head's outputs before each scored token: `results` tensors [total scored]."""
         if bool(((sequences.column_of == 0) & sequences.scored).any()):
             raise EngineError("a row's first token cannot be scored: there is nothing before it to predict it from")
         counts = sequences.counts()
 
         def block(rows: Tensor) -> Sequence[Tensor]:
             part = sequences.take(rows)
-            where = part.scored.nonzero()[:, 0]
-            # What follows the last scored token of a row, and that token itself, need not be fed.
-            fed = part.cut(part.column_of[where[part.counts().cumsum(0) - 1]])
-            before = fed.starts[part.row_of[where]] + part.column_of[where] - 1
-            # What stands before a row's first scored token: the rows of a group have it in common.
+            positions = part.scored.nonzero()[:, 0]
+            # The last scored token of a row, and what follows it, need not be read.
+            inputs = part.cut(part.column_of[positions[part.counts().cumsum(0) - 1]])
+            before = inputs.starts[part.row_of[positions]] + part.column_of[positions] - 1
+            # The rows of a group have in common what stands before a row's first scored token.
             ends = part.counts().cumsum(0)
-            prompts = part.column_of[where[ends - part.counts()]]
-            return self._read(fed, before, part.tokens[where], read, prompts)
+            prompts = part.column_of[positions[ends - part.counts()]]
+            return self._read_block(inputs, before, part.tokens[positions], read, prompts)
 
-        return self._over_blocks(sequences.lengths, counts, block, results)
+        return self._in_blocks(sequences.lengths, counts, block, results)
 
     def last(self, sequences: Sequences) -> Tensor:
-        """What the head says at each row's last token, float [N]."""
+        """Return the head's output at each row's last token, float [N]."""
 
         def block(rows: Tensor) -> tuple[Tensor]:
             part = sequences.take(rows)
             hidden = self._network.hidden(part, part.lengths.cumsum(0) - 1)
             return (_wide(self._network.head(hidden))[:, 0],)
 
-        return self._over_blocks(sequences.lengths, torch.ones(len(sequences), dtype=torch.long), block, 1)[0]
+        return self._in_blocks(sequences.lengths, torch.ones(len(sequences), dtype=torch.long), block, 1)[0]
 
-    def _read(
+    def _read_block(
         self, rows: Sequences, places: Tensor, tokens: Tensor, read: Read, beginnings: Tensor
     ) -> Sequence[Tensor]:
-        """`read` at some places of one block, of so many at a time that there are never more logits than allowed."""
+        """Return `read` at some places of one block, in chunks, so that there are never more logits than allowed."""
         hidden = self._network.hidden(rows, places, beginnings)
         return in_chunks(
             lambda part, follow: read(_wide(self._network.head(part)), follow),
@@ -77,56 +79,56 @@ class Reader:
             tokens.to(hidden.device),
         )
 
-    def _over_blocks(
+    def _in_blocks(
         self, lengths: Tensor, counts: Tensor, block: Callable[[Tensor], Sequence[Tensor]], results: int
     ) -> list[Tensor]:
-        """The results of blocks of rows, counts[i] entries for row i, put in the order of the rows."""
+        """Return the results of blocks of rows, counts[i] entries for row i, put in the order of the rows."""
         device = self._network.device
-        busy = counts.nonzero()[:, 0]
-        if not busy.shape[0]:
+        used = counts.nonzero()[:, 0]
+        if not used.shape[0]:
             return [torch.zeros(0, dtype=_wide_dtype(self._network.model.dtype), device=device) for _ in range(results)]
         if self._shards is not None:
-            return self._over_ranks(self._shards, lengths[busy], busy, counts, block)
+            return self._in_shards(self._shards, lengths[used], used, counts, block)
         if torch.is_grad_enabled():
-            # With gradients the caller has chosen the block: this is it.
-            whole = busy.shape[0] == lengths.shape[0]
-            return list(block(torch.arange(lengths.shape[0]) if whole else busy))
-        plan = [busy[rows] for rows in self._plan(lengths[busy])]
-        done = self._map(block, plan)
+            # With gradients the caller has already chosen the rows of the block.
+            entire = used.shape[0] == lengths.shape[0]
+            return list(block(torch.arange(lengths.shape[0]) if entire else used))
+        plan = [used[rows] for rows in self._plan(lengths[used])]
+        outputs = self._map(block, plan)
         order = torch.cat(plan)
         starts = counts.cumsum(0) - counts
-        back = ragged_index(starts[order], counts[order]).to(device)
-        joined = [torch.cat(parts) for parts in zip(*done, strict=True)]
-        return [torch.empty_like(values).index_copy_(0, back, values) for values in joined]
+        places = ragged_index(starts[order], counts[order]).to(device)
+        joined = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
+        return [torch.empty_like(values).index_copy_(0, places, values) for values in joined]
 
     def _plan(self, lengths: Tensor) -> list[Tensor]:
         packed, ordered = self._network.packs, self._network.shares
         return plan_blocks(lengths, self._block_tokens, self._threads, packed=packed, ordered=ordered)
 
-    def _over_ranks(
+    def _in_shards(
         self,
         shards: Shards,
         lengths: Tensor,
-        busy: Tensor,
+        used: Tensor,
         counts: Tensor,
         block: Callable[[Tensor], Sequence[Tensor]],
     ) -> list[Tensor]:
-        """The same, of ranks that share the model out: each computes with its rows, and has the results of all."""
+        """Return the results where ranks shard the model: each computes with its rows, and has the results of all."""
         starts = counts.cumsum(0) - counts
 
-        def mine() -> list[Tensor]:
-            places, done = [torch.zeros(0, dtype=torch.long)], []
-            for rows, own_rows in shards.turns(lengths, self._block_tokens, self._network.packs):
-                values, at = block(busy[rows]), busy[rows]
-                places.append(ragged_index(starts[at], counts[at])[: None if own_rows else 0])
-                done.append([each if own_rows else each[:0] for each in values])
-            joined = [torch.cat(parts) for parts in zip(*done, strict=True)]
+        def compute() -> list[Tensor]:
+            places, outputs = [torch.zeros(0, dtype=torch.long)], []
+            for rows, is_own in shards.turns(lengths, self._block_tokens, self._network.packs):
+                values, at = block(used[rows]), used[rows]
+                places.append(ragged_index(starts[at], counts[at])[: None if is_own else 0])
+                outputs.append([column if is_own else column[:0] for column in values])
+            joined = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
             return shards.exchanged(torch.cat(places).to(joined[0].device), joined, int(counts.sum()))
 
-        return shards.run(mine)
+        return shards.run(compute)
 
     def _map(self, work: Callable[[Tensor], Sequence[Tensor]], plan: list[Tensor]) -> list[Sequence[Tensor]]:
-        """`work` on each block without gradients, side by side where the engine has threads."""
+        """Call `work` on each block without gradients, side by side where the engine has threads."""
         if self._pool is None or len(plan) == 1:
             return [work(rows) for rows in plan]
 
@@ -138,18 +140,18 @@ class Reader:
 
 
 def logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    """log softmax(logits / temperature) of some tokens."""
+    """Return log softmax(logits / temperature) of some tokens."""
     return -torch.nn.functional.cross_entropy(tempered(logits, temperature), tokens, reduction="none")
 
 
 def entropy(logits: Tensor, temperature: float) -> Tensor:
-    """In nats."""
+    """Return the entropy of each distribution in nats."""
     log_p = tempered(logits, temperature).log_softmax(1)
     return -(log_p.exp() * log_p).sum(1)
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
-    """Temperature 0, greedy decoding, is scored at temperature 1."""
+    """Return logits / temperature; temperature 0, greedy decoding, is scored at temperature 1."""
     return logits if temperature in (0, 1) else logits / temperature
 
 

@@ -1,4 +1,4 @@
-"""Layers that keep what enters them alone, and compute the rest again for their gradient."""
+"""Makes layers keep their inputs alone, and compute the rest again for their gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlgraph.backends.engines.base import EngineError
 
 
 def use_recomputation(model: nn.Module) -> None:
-    """Let the layers of a model be computed again in the backward pass. Raises EngineError for an architecture whose
+    """Make the layers of a model be computed again in the backward pass. Raises EngineError for an architecture whose
     layers transformers does not name.
 
     transformers' own switch works in training mode alone, in which there would be dropout.
@@ -21,16 +21,16 @@ def use_recomputation(model: nn.Module) -> None:
     kinds: dict[type[nn.Module], Any] = {}
     for module in model.modules():
         kind = type(module)
-        if isinstance(module, GradientCheckpointingLayer) and not isinstance(module, _Again):
+        if isinstance(module, GradientCheckpointingLayer) and not isinstance(module, _Recomputed):
             if kind not in kinds:
-                kinds[kind] = type(kind.__name__, (_Again, kind), {})
+                kinds[kind] = type(kind.__name__, (_Recomputed, kind), {})
             module.__class__ = kinds[kind]
-    if not any(isinstance(module, _Again) for module in model.modules()):
+    if not any(isinstance(module, _Recomputed) for module in model.modules()):
         raise EngineError(f"the layers of {type(model).__name__} cannot be recomputed: transformers does not name them")
 
 
-class _Again(nn.Module):
-    def forward(self, *args: Any, **named: Any) -> Any:
+class _Recomputed(nn.Module):
+    def forward(self, *args: Any, **keywords: Any) -> Any:
         if not torch.is_grad_enabled():
-            return super().forward(*args, **named)
-        return checkpoint(super().forward, *args, use_reentrant=False, preserve_rng_state=False, **named)
+            return super().forward(*args, **keywords)
+        return checkpoint(super().forward, *args, use_reentrant=False, preserve_rng_state=False, **keywords)

@@ -1,5 +1,5 @@
-"""The ranks of a copy that no rank has all of: each has a part of every layer, or a share of the parameters, or a share
-of its part."""
+"""The ranks of a replica of which no rank has all: each has a part of every layer, or a shard of the parameters, or a
+shard of its part."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rlgraph.ir.mesh import Mesh
 
 
 class Apart:
-    """The ranks of this process's copy. All of them make it and call it together."""
+    """The ranks of this process's replica. All of them make it and call it together."""
 
     def __init__(self, mesh: Mesh, rank: int, device: str) -> None:
-        """After torch's default process group has this mesh's ranks."""
+        """Called after torch's default process group has this mesh's ranks."""
         self.mesh, self.rank = mesh, rank
         self.tensors = Tensors(mesh, rank, device) if mesh.length("tp") > 1 else None
         self.shards = Shards(mesh, rank, device) if mesh.length("fsdp") > 1 else None
@@ -30,16 +30,16 @@ class Apart:
 
     @property
     def speaks(self) -> bool:
-        """Whether this is the copy's first rank."""
+        """Whether this is the replica's first rank."""
         return self.rank % self.mesh.copy_size == 0
 
     @property
     def copies(self) -> dist.ProcessGroup:
-        """Of those that have the same part of the other copies."""
+        """The ranks that have the same part of the other replicas."""
         return device_mesh(self.mesh, self._device)["dp"].get_group()
 
     def split(self, model: PreTrainedModel, kind: ModelKind, lent: bool) -> None:
-        """Keeps this rank's part of a model that is on the host. Raises EngineError for one that cannot be split.
+        """Keep this rank's part of a model that is on the host. Raises EngineError for one that cannot be split.
 
         lent: its base is split already, and on the device; what is trained of it is not.
         """
@@ -54,22 +54,22 @@ class Apart:
             model.to(self._device)  # type: ignore[arg-type]
 
     def gradients(self, loss: Tensor, parameters: Mapping[str, Tensor]) -> Sequence[Tensor | None]:
-        """This rank's part of those of the parameters that are trained; of ranks that share rows out the sum."""
+        """Return this rank's part of the gradients of the trained parameters, summed over ranks that shard the rows."""
         if self.shards is not None:
-            found = self.shards.gradients(loss)
+            gradients = self.shards.gradients(loss)
         else:
-            found = list(torch.autograd.grad(loss, list(parameters.values()), allow_unused=True))
+            gradients = list(torch.autograd.grad(loss, list(parameters.values()), allow_unused=True))
         if self.tensors is not None:
-            self.tensors.add_up(dict(zip(parameters, found, strict=True)))
-        return found
+            self.tensors.add_up(dict(zip(parameters, gradients, strict=True)))
+        return gradients
 
     def trained(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """By name: this rank's part of the parameters that training changes."""
-        found = trained(model)
-        return found if self.shards is None else {name: self.shards.parameters[name] for name in found}
+        """Return this rank's part of the parameters that training changes, by name."""
+        parameters = trained(model)
+        return parameters if self.shards is None else {name: self.shards.parameters[name] for name in parameters}
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over the ranks, each of which has other parts of the parameters."""
+        """Return the sum over the ranks, each of which has other parts of the parameters."""
         for part in (self.shards, self.tensors):
             values = values if part is None else part.sum(values)
         return values

@@ -1,9 +1,9 @@
-"""A model whose parameters, gradients and moments are shared out among the ranks of a copy: torch's `fully_shard`.
+"""A model whose parameters, gradients and moments are sharded over the ranks of a replica: torch's `fully_shard`.
 
 Before a layer works its parameters are gathered, and after it only each rank's part is left (ZeRO's third stage, arXiv
 1910.02054; PyTorch FSDP, arXiv 2304.11277); or all that were gathered stay while gradients are added up, and only these
-are shared out at once (its second stage). Each rank reads its own rows, so all of them have to work on as many blocks
-as the one that has most: who has no rows left joins with one of another's.
+are sharded at once (its second stage). Each rank reads its own rows, so all of them have to work on as many blocks as
+the one that has most: a rank that has no rows left joins with one of another's.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ T = TypeVar("T")
 
 
 class Shards:
-    """The ranks of this process's copy, and the model that they share out. All of them make it and call it together."""
+    """The ranks of this process's replica, and the model that they shard. All of them make it and call it together."""
 
     def __init__(self, mesh: Mesh, rank: int, device: str) -> None:
-        """After torch's default process group has this mesh's ranks."""
+        """Called after torch's default process group has this mesh's ranks."""
         self.mesh, self.rank = mesh, rank
         self.size, self.index = mesh.length("fsdp"), mesh.at(rank, "fsdp")
         self._mesh = device_mesh(mesh, device)["fsdp"]
         self.group = self._mesh.get_group()
-        """Of this copy; where its layers are split, too, of those that have the same part of them."""
+        """The ranks of this replica; where its layers are split, too, those that have the same part of them."""
         self.parameters: dict[str, Tensor] = {}
-        """What this rank has of each, by name; weights are written here."""
-        self._shared: dict[str, DTensor] = {}
+        """This rank's part of each parameter, by name; weights are written here."""
+        self._dtensors: dict[str, DTensor] = {}
 
     def share_out(self, model: nn.Module) -> None:
-        """Keeps this rank's part of the parameters alone. Raises EngineError for a model that cannot be shared out."""
+        """Keep this rank's part of the parameters alone. Raises EngineError for a model that cannot be sharded."""
         name = type(model).__name__
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         if not layers:
@@ -51,72 +51,72 @@ class Shards:
         narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in model.parameters())
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if narrow else None)
         try:
-            # What a layer holds comes before the layer, and all that no layer holds is one more unit.
+            # Layers inside a layer are wrapped before it, and all that no layer holds is one more unit.
             for module in (*reversed(layers), self._root):
                 fully_shard(module, mesh=self._mesh, mp_policy=policy, reshard_after_forward=True)
-            # Which experts get tokens differs among ranks: their sums need everybody's zeros.
+            # Which experts get tokens differs among ranks: ranks whose experts have none must contribute zeros.
             cast(FSDPModule, self._root).set_reduce_scatter_unused_params(True)
             self._root(tuple)
         except (ValueError, AssertionError, NotImplementedError) as error:
             raise EngineError(f"{name} cannot be split by fsdp: {error}") from error
-        self._shared = {key: cast(DTensor, parameter) for key, parameter in model.named_parameters()}
+        self._dtensors = {key: cast(DTensor, parameter) for key, parameter in model.named_parameters()}
         with torch.no_grad():
-            self.parameters = {key: parameter.to_local().detach() for key, parameter in self._shared.items()}
+            self.parameters = {key: parameter.to_local().detach() for key, parameter in self._dtensors.items()}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the parameters before they were shared out."""
-        return {name: tuple(each.shape) for name, each in self._shared.items()}
+        """The shapes of the parameters before they were sharded."""
+        return {name: tuple(parameter.shape) for name, parameter in self._dtensors.items()}
 
     def run(self, work: Callable[[], T]) -> T:
-        """`work`, in which the model can be called, whole or in parts."""
-        done = False
+        """Run `work`, in which the model can be called, whole or in parts."""
+        kept_order = False
         try:
-            found = self._root(work)
-            done = torch.is_grad_enabled()
+            result = self._root(work)
+            kept_order = torch.is_grad_enabled()
         finally:
-            if not done:
-                # No backward pass will forget what was gathered in which order.
+            if not kept_order:
+                # No backward pass will come that resets the order in which layers were gathered.
                 cast(FSDPModule, self._root).reset_iter_state()
-        return cast(T, found)
+        return cast(T, result)
 
     @contextmanager
     def once(self) -> Iterator[None]:
-        """Meanwhile what was gathered stays, whatever micro-batches come. Nobody may write into the parameters."""
+        """Keep what was gathered meanwhile, whatever micro-batches come. Nobody may write into the parameters."""
         root = cast(FSDPModule, self._root)
-        self._stays(True)
+        self._keep_gathered(True)
         try:
             yield
         finally:
-            self._stays(False)
+            self._keep_gathered(False)
             for module in root.modules():  # type: ignore[attr-defined]
                 if isinstance(module, FSDPModule):
                     module.reshard()
 
-    def _stays(self, stays: bool) -> None:
+    def _keep_gathered(self, stays: bool) -> None:
         root = cast(FSDPModule, self._root)
         root.set_reshard_after_forward(not stays)
         root.set_reshard_after_backward(not stays)
 
     def gradients(self, loss: Tensor) -> list[Tensor | None]:
-        """This rank's part of the sum over all ranks of the gradients of `loss`, of the parameters that are trained, in
-        their order."""
-        done, trained = False, [parameter for parameter in self._shared.values() if parameter.requires_grad]
+        """Return this rank's part of the sum over all ranks of the gradients of `loss`, for the parameters that are
+        trained, in their order."""
+        finished, trained = False, [parameter for parameter in self._dtensors.values() if parameter.requires_grad]
         try:
-            # The ranks' gradients come back averaged.
+            # `fully_shard` averages the ranks' gradients.
             (loss * self.size).backward()
-            done = True
+            finished = True
         finally:
-            found = [parameter.grad for parameter in trained]
+            gradients = [parameter.grad for parameter in trained]
             for parameter in trained:
                 parameter.grad = None
-            if not done:
+            if not finished:
                 cast(FSDPModule, self._root).reset_iter_state()
-        return [None if gradient is None else cast(DTensor, gradient).to_local() for gradient in found]
+        return [None if gradient is None else cast(DTensor, gradient).to_local() for gradient in gradients]
 
     def turns(self, lengths: Tensor, budget: int, packed: bool) -> list[tuple[Tensor, bool]]:
-        """Blocks of rows of these lengths for this rank, as many as for every other; and whether they are its own.
-        packed: rows lie one behind the other.
+        """Return blocks of rows of these lengths for this rank, as many as for every other, and whether they are its
+        own. packed: rows lie one behind the other.
 
         With gradients it is one: the caller has chosen how many rows go together.
         """
@@ -128,20 +128,21 @@ class Shards:
         ]
 
     def exchanged(self, places: Tensor, values: Sequence[Tensor], total: int) -> list[Tensor]:
-        """All ranks' results, [total] each, of which this one has those at some places, int64 [M]; gradients go to its
-        own."""
-        theirs = torch.stack([each.new_zeros(total).index_copy_(0, places, each.detach()) for each in values])
-        dist.all_reduce(theirs, group=self.group)
-        return [all_of.index_copy(0, places, own) for all_of, own in zip(theirs, values, strict=True)]
+        """Return all ranks' results, [total] each, of which this one has those at some places, int64 [M]; gradients go
+        to its own."""
+        summed = torch.stack([column.new_zeros(total).index_copy_(0, places, column.detach()) for column in values])
+        dist.all_reduce(summed, group=self.group)
+        return [combined.index_copy(0, places, local) for combined, local in zip(summed, values, strict=True)]
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over the ranks of the copy, each of which has other parts of the parameters."""
+        """Return the sum over the ranks of the replica, each of which has other parts of the parameters."""
         dist.all_reduce(values, group=self.group)
         return values
 
 
 class _Root(nn.Module):
-    """Around a model, so that backbone and head can be called apart: what no layer holds is gathered while it works."""
+    """A wrapper of a model, so that backbone and head can be called separately: what no layer holds is gathered while
+    it works."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the engine of Hugging Face models is for: everything, with models that one process computes with."""
+"""The spec of the engine of Hugging Face models: it does everything, with models that one process computes with."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ def _fused_norms(device: DeviceKind, dtype: str) -> bool:
 
 
 SHARES = Shares(
-    # Keys and values of a beginning are there for each row, for the gradient, and nothing else is: with an eighth less
-    # tokens a layer keeps less in all, also where as many heads have keys as queries and the network has no gate.
+    # For the gradient only keys and values of a beginning exist once for each row: with an eighth less tokens a layer
+    # keeps less in all, also where as many heads have keys as queries and the network has no gate.
     worth=1 / 8,
-    # Of longer rows attention is much of the work, and torch's kernel is slower where queries begin in a row's midst.
+    # In longer rows attention is much of the work, and torch's kernel is slower where queries begin in a row's midst.
     longest=4096,
     # With a mask torch's kernels for GPUs want keys and values for each head.
     devices=frozenset({"cpu"}),
 )
 
 _UNPLANNED = ("phi3", "qwen2_moe", "deepseek_v3")
-"""Families whose layers the plan of transformers (`base_model_tp_plan`) does not split, or not whole."""
+"""Families whose layers the plan of transformers (`base_model_tp_plan`) does not split, or not entirely."""
 
 
-def _tensors(shape: Shape, tp: int) -> list[str]:
+def _tp_misfits(shape: Shape, tp: int) -> list[str]:
     if tp > 1 and shape.family in _UNPLANNED:
         return [f"is not for {shape.family} models, whose layers transformers has no plan to split"]
-    found = tensor_misfits(shape, tp)
-    if not found and shape.kv_heads % tp:
-        found.append(f"does not divide the {shape.kv_heads} key-value heads")
-    return found if tp <= shape.vocab else [*found, "is more than there are tokens"]
+    misfits = tensor_misfits(shape, tp)
+    if not misfits and shape.kv_heads % tp:
+        misfits.append(f"does not divide the {shape.kv_heads} key-value heads")
+    return misfits if tp <= shape.vocab else [*misfits, "is more than there are tokens"]
 
 
 SPEC = EngineSpec(
@@ -42,8 +42,8 @@ SPEC = EngineSpec(
     opens="rlgraph.backends.engines.transformers.engine:open_rank",
     operations=frozenset({"train", "generate", "interact", "logprobs", "entropy", "values", "score"}),
     axes=("dp", "fsdp", "tp"),
-    misfits={"tp": _tensors},
-    # All parameters would be gathered for each token.
+    misfits={"tp": _tp_misfits},
+    # Generating would gather all parameters for each token.
     whole={"fsdp": frozenset({"generate", "interact"})},
     layout=layout,
     experts=True,

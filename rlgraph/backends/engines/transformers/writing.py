@@ -1,4 +1,4 @@
-"""A model of transformers on its way into a folder, from a rank that has all of it."""
+"""Writes a model of transformers into a folder, from a rank that has all of it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def write(
     codec: Codec,
     folder: Path,
 ) -> None:
-    """Model and tokenizer as a folder that `from_pretrained` and a model source can read; of a model with adapters
-    these, as PEFT does. held: all that it has, wherever that is now. tensors: those that travel."""
+    """Write model and tokenizer as a folder that `from_pretrained` and a model source can read; for a model with
+    adapters only these, as PEFT does. held: all its tensors, wherever they are now. tensors: those that travel."""
     with quiet(), on_any_rank(model):
         if spec.adapters is None:
             model.save_pretrained(str(folder), state_dict=dict(held))
@@ -33,9 +33,9 @@ def write(
 
 
 def _base(model: PreTrainedModel, held: Mapping[str, Tensor], spec: ModelSpec, codec: Codec, folder: Path) -> str:
-    """Where the base of saved adapters is; one that was made here is saved beside them."""
-    base, made = base_of(spec.source, folder)
-    if made:
+    """Return where the base of saved adapters is; one that was made here is saved beside them."""
+    base, writes_base = base_of(spec.source, folder)
+    if writes_base:
         weights = {name: tensor for name, tensor in held.items() if not is_adapter(name)}
         model.save_pretrained(base, state_dict=weights)
         codec.save(base)

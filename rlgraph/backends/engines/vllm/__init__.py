@@ -1,2 +1,2 @@
-"""Generation with vLLM: an engine in each rank's own process, whose samples belong to rows and whose parameters lie
-open."""
+"""The engine that generates with vLLM in each rank's own process, where samples belong to rows and others can write the
+parameters."""

@@ -1,4 +1,4 @@
-"""Generation with vLLM, for one tensor-parallel rank of one copy of a model."""
+"""The engine that generates with vLLM, for one tensor-parallel rank of one replica of a model."""
 
 from __future__ import annotations
 
@@ -50,62 +50,67 @@ if TYPE_CHECKING:
     from rlgraph.backends.engines.vllm.sampling import Row
 
 _ALONE = mesh()
-_VIEWS = (".W_UV", ".W_UK_T")
-"""Parts of the matrix that makes keys and values, in its memory and with names of their own: who writes into that one
-has written into them."""
-_WRAPPED = ".base_layer"
-"""In the name of a layer that has an adapter beside it."""
-_NOBODY = 1 << 62
+_VIEW_SUFFIXES = (".W_UV", ".W_UK_T")
+"""Parts of the matrix that makes keys and values, in its memory and with names of their own: whoever writes into that
+matrix has written into them."""
+_WRAPPED_SUFFIX = ".base_layer"
+"""The ending of the name of a layer that has an adapter beside it."""
+_NO_CALL = 1 << 62
 """More than the number of any call."""
 
 
-def _generation(starts: Sequence[list[int]], samples: Sequence[Sample], known: Mapping[int, int]) -> Generation:
-    """known: by the engine's count of its weights the versions that they are, where somebody has told them."""
+def _generation(starts: Sequence[list[int]], samples: Sequence[Sample], version_of: Mapping[int, int]) -> Generation:
+    """Return the samples as a `Generation`. version_of: the versions of the engine's counts of its weights, where
+    somebody has told them."""
     logprobs = [logprob for sample in samples for logprob in sample.logprobs]
     versions = [
-        known[version] for sample in samples for version, *span in sample.versions for _ in range(*span) if known
+        version_of[version]
+        for sample in samples
+        for version, *span in sample.versions
+        for _ in range(*span)
+        if version_of
     ]
     return Generation(
         Sequences.from_pairs(starts, [sample.tokens for sample in samples]),
         torch.tensor(logprobs, dtype=torch.float32),
         torch.tensor([sample.finished for sample in samples], dtype=torch.bool),
-        torch.tensor(versions, dtype=torch.int64) if known else None,
+        torch.tensor(versions, dtype=torch.int64) if version_of else None,
     )
 
 
 def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
-    """This rank's part of a copy of a model. Raises EngineError."""
+    """Open this rank's part of a replica of a model. Raises EngineError."""
     limits = asdict(limits_of(rank.holding))
-    opened = VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, **limits)
-    opened.holding, opened.keeps = rank.holding, rank.holding.keep
-    opened.rest = sleeper(opened._engine, rank.arenas)
-    return opened
+    engine = VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, **limits)
+    engine.holding, engine.keeps = rank.holding, rank.holding.keep
+    engine.rest = sleeper(engine._engine, rank.arenas)
+    return engine
 
 
-def _way(spec: ModelSpec, source: Source, said: str) -> str:
-    """How adapters are held: as is said, else in the first way that is exact. Raises EngineError where there is
+def _adapting(spec: ModelSpec, source: Source, wanted: str) -> str:
+    """Return how adapters are held: as wanted, else in the first way that is exact. Raises EngineError where there is
     none."""
     if spec.adapters is None:
         return ""
     device: DeviceKind = "cpu" if on_cpu() else "gpu"
     ways = SPEC.adapts(source.shape, spec.dtype, device)
-    if (said or ways) and (not said or said in ways):
-        return said or ways[0]
-    asked = [said] if said else SPEC.adapters
-    wrong = [text for way in asked for text in SPEC.unheld(way, source.shape, spec.dtype, device)]
-    raise EngineError(f"the engine vllm {', and '.join(wrong)}")
+    if (wanted or ways) and (not wanted or wanted in ways):
+        return wanted or ways[0]
+    tried = [wanted] if wanted else SPEC.adapters
+    reasons = [text for way in tried for text in SPEC.unheld(way, source.shape, spec.dtype, device)]
+    raise EngineError(f"the engine vllm {', and '.join(reasons)}")
 
 
 class VllmEngine:
-    """One rank's part of a language model that generates. Implements `Admits`.
+    """One rank's part of a language model that generates. It implements `Admits`.
 
-    All ranks of a copy, each in a process of its own, get the same calls in the same order. Copies
-    along dp know nothing of each other. The rows of several calls are sampled together: whoever takes a step, takes it
-    for all of them.
+    All ranks of a replica, each in a process of its own, get the same calls in the same order. Replicas along dp know
+    nothing of each other. The rows of several calls are sampled together: whoever takes a step, takes it for all of
+    them.
     """
 
     def __init__(self, spec: ModelSpec, source: Source, engine: Any, mesh: Mesh, rank: int) -> None:
-        """Of a vLLM engine that is started; `open` does it."""
+        """Wrap a vLLM engine that is started; `open` does that."""
         self.spec, self.codec, self.eos_ids = spec, source.codec, source.eos_ids
         self.version = 0
         """Counts how often somebody wrote into the weights."""
@@ -114,16 +119,16 @@ class VllmEngine:
         self.keeps = False
         """Rows that are being generated go on with what was computed of them with older weights."""
         self._calls: dict[int, Call] = {}
-        """Those whose rows are being generated, as they began."""
-        self._begun = count()
+        """The calls whose rows are being generated, in the order in which they began."""
+        self._numbers = count()
         self._desk = Desk()
         self._shape, self._engine, self._mesh, self._rank = source.shape, engine, mesh, rank
         self._experts = Experts(self.model)
         self.rest = sleeper(engine, Arenas())
         self._merged: Merged | None = None
-        """Adapters, where the model has some and they are merged into its weights."""
+        """The adapters, where the model has some and they are merged into its weights."""
         self._beside: Beside | None = None
-        """Those that are not."""
+        """The adapters, where they are not merged."""
 
     @classmethod
     def open(
@@ -131,47 +136,47 @@ class VllmEngine:
     ) -> VllmEngine:
         """Start the engine and load this rank's part of the model of `spec`.
 
-        address: of `rlgraph.backends.engines.process_groups.listen`, where the ranks of this copy meet.
-        limits: the fields of `rlgraph.backends.engines.vllm.start.Limits`. Raises EngineError where it cannot be done.
+        address: of `rlgraph.backends.engines.process_groups.listen`, where the ranks of this replica meet. limits: the
+        fields of `rlgraph.backends.engines.vllm.start.Limits`. Raises EngineError where it cannot be done.
         """
-        # vLLM keeps the frames of whoever imports it first, and with them all that these had: this one has no weights.
+        # vLLM keeps the stack frames of its first import, and their locals with them: these frames have no weights.
         prepare()
-        return cls._loaded(spec, mesh, rank, address, Limits(**limits))
+        return cls._load(spec, mesh, rank, address, Limits(**limits))
 
     @classmethod
-    def _loaded(cls, spec: ModelSpec, mesh: Mesh, rank: int, address: str | None, limits: Limits) -> VllmEngine:
+    def _load(cls, spec: ModelSpec, mesh: Mesh, rank: int, address: str | None, limits: Limits) -> VllmEngine:
         source = read(spec, mesh)
-        limits = replace(limits, adapters=_way(spec, source, limits.adapters))
+        limits = replace(limits, adapters=_adapting(spec, source, limits.adapters))
         beside = limits.adapters == "apart"
         with TemporaryDirectory() as folder:
             source.describe(folder)
             engine = start(folder, spec, source.shape, mesh, rank, address, limits)
-        opened = cls(spec, source, engine, mesh, rank)
-        own, places = opened._own(), layout(opened._shape, mesh, rank, spec.kind)
-        fill(own, places, source.weights)
+        loaded = cls(spec, source, engine, mesh, rank)
+        tensors, pieces = loaded._parameters(), layout(loaded._shape, mesh, rank, spec.kind)
+        fill(tensors, pieces, source.weights)
         if spec.adapters is not None and beside:
-            some = next(iter(own.values()))
-            opened._beside = Beside(engine, spec.adapters, begun(spec.adapters, opened.layout(), some))
+            sample = next(iter(tensors.values()))
+            loaded._beside = Beside(engine, spec.adapters, begun(spec.adapters, loaded.layout(), sample))
         elif spec.adapters is not None:
-            opened._merged = Merged(spec.adapters, opened.layout(), own, places)
-        opened._experts.pack()
-        opened._forget()
-        return opened
+            loaded._merged = Merged(spec.adapters, loaded.layout(), tensors, pieces)
+        loaded._experts.pack()
+        loaded._drop_cache()
+        return loaded
 
     @property
     def model(self) -> nn.Module:
         """vLLM's own module, of this rank."""
-        found: nn.Module = self._engine.model_executor.driver_worker.worker.model_runner.model
-        return found
+        module: nn.Module = self._engine.model_executor.driver_worker.worker.model_runner.model
+        return module
 
     @property
     def longest(self) -> int:
-        """Most tokens of a row, prompt and response together."""
+        """The most tokens of a row, prompt and response together."""
         return int(self._engine.model_config.max_model_len)
 
     def roomier(self, tokens: int) -> Holding | None:
-        """What a plan has to say for rows of so many tokens; None if it says nothing of the cache, or they are longer
-        than positions reach."""
+        """Return what a plan has to say for rows of so many tokens; None if it says nothing of the cache, or they are
+        longer than positions reach."""
         if not self.holding.kv_bytes or tokens > self._shape.positions:
             return None
         return replace(self.holding, kv_bytes=cache_for(self.spec, self._shape, self._mesh, tokens))
@@ -192,8 +197,10 @@ class VllmEngine:
         if weights is not None and admission is None:
             with self.weights(weights):
                 return self.generate(prompts, n, sampling, row_keys, expected=expected)
-        [(_, made)] = self.parts(prompts, n, sampling, row_keys, [len(prompts)], refresh, admission, weights, expected)
-        return made
+        [(_, generation)] = self.parts(
+            prompts, n, sampling, row_keys, [len(prompts)], refresh, admission, weights, expected
+        )
+        return generation
 
     def parts(
         self,
@@ -207,9 +214,9 @@ class VllmEngine:
         weights: State | None = None,
         expected: Sequence[float] | None = None,
     ) -> Iterator[tuple[int, Generation]]:
-        """What `generate` gives, of the first so many prompts, of the next ones, and so on: each part when its last row
-        ends, with its number. weights: with an admission alone."""
-        starts = self._started(prompts).rows()
+        """Yield what `generate` gives in parts, for the first so many prompts, for the next ones, and so on: each part
+        when its last row ends, with its number. weights: only with an admission."""
+        starts = self._with_start(prompts).rows()
         bounds = [(first * n, last * n) for first, last in pairwise(accumulate(sizes, initial=0))]
         part_of = np.repeat(np.arange(len(sizes)), [last - first for first, last in bounds])
         missing = [last - first for first, last in bounds]
@@ -224,12 +231,14 @@ class VllmEngine:
                 if not missing[part]:
                     rows = range(*bounds[part])
                     yield part, _generation([starts[row // n] for row in rows], [ended.pop(row) for row in rows], known)
-        except GivenUp as left:
+        except GivenUp as exception:
             assert admission is not None
-            there = {row: Begun(each.tokens, each.logprobs, True, each.finished) for row, each in ended.items()}
-            there |= left.rows
-            going = [part for part, rows in enumerate(missing) if rows]
-            admission.left = {part: [there[row] for row in range(*bounds[part])] for part in going}
+            progress = {
+                row: Begun(sample.tokens, sample.logprobs, True, sample.finished) for row, sample in ended.items()
+            }
+            progress |= exception.rows
+            unfinished = [part for part, rows in enumerate(missing) if rows]
+            admission.left = {part: [progress[row] for row in range(*bounds[part])] for part in unfinished}
 
     def stream(
         self,
@@ -243,16 +252,16 @@ class VllmEngine:
         weights: State | None = None,
         expected: Sequence[float] | None = None,
     ) -> Generator[Sample, None, None]:
-        """The samples of `generate`, each as soon as it ends. known: gets the version of each weights that `refresh`
-        brings, by this engine's count. expected: for each prompt the tokens of its samples; those with most begin
-        first.
+        """Yield the samples of `generate`, each as soon as it ends. known: gets the version of each weights that
+        `refresh` brings, by this engine's count. expected: for each prompt the tokens of its samples; those with most
+        begin first.
 
-        Between two of them somebody may write into `tensors` and say so: what is being generated goes on with the new
-        weights. Several streams may be open, and go on together. A stream that is closed gives its other rows up. A row
-        of which it is certain that it is not one of `sampling.first` is given up, too: it comes without tokens.
+        Between two of them somebody may write into `tensors` and call `written`: rows that are being generated go on
+        with the new weights. Several streams may be open, and go on together. A stream that is closed gives its other
+        rows up. A row that certainly is not one of `sampling.first` is given up, too: it comes without tokens.
         """
         keys = np.ascontiguousarray(row_keys, dtype=np.uint64)
-        prompts = self._started(prompts)
+        prompts = self._with_start(prompts)
         self._check(prompts, n, sampling, keys)
         if not sampling.max_tokens or not len(keys):
             yield from (Sample(row, [], [], False, ()) for row in range(len(keys)))
@@ -281,18 +290,18 @@ class VllmEngine:
             self._drop(call)
 
     def drive(self, number: int) -> None:
-        """Samples until nothing more comes of the call of this number, once its rows are handed over; rows of calls
-        that join come in between two tokens."""
+        """Sample until nothing more comes of the call of this number, once its rows are handed over; rows of calls that
+        join come in between two tokens."""
         call = self._desk.wait(number)
         try:
             if call is not None:
                 self._drive(number, call)
         except BaseException as error:
-            told = [*self._calls.values(), *([call] if call else [])]
-            for each in told:
-                each.samples.put(error)
-            for each in told:
-                self._drop(each)
+            calls = [*self._calls.values(), *([call] if call else [])]
+            for open_call in calls:
+                open_call.samples.put(error)
+            for open_call in calls:
+                self._drop(open_call)
             raise
         finally:
             self._desk.over(number)
@@ -305,52 +314,52 @@ class VllmEngine:
             self._finish(number)
 
     def _finish(self, number: int) -> None:
-        while not self._let_in(number):
+        while not self._admit_next(number):
             if self._calls:
                 self._step()
             else:
                 self._desk.await_more(number)
 
     def leave(self, number: int) -> None:
-        """Has the call of this number give up the rows that have not ended."""
+        """Make the call of this number give up its unfinished rows."""
         self._desk.leave(number)
 
     def limit(self, number: int, tokens: int) -> None:
-        """Has the call of this number give up the rows that have so many tokens and have not ended."""
+        """Make the call of this number give up the unfinished rows that have so many tokens."""
         self._desk.limit(number, tokens)
 
     def dismiss(self, number: int) -> None:
-        """Who made the call of this number, or failed to, is done with it."""
+        """Note that the caller of the call of this number is done with it, or failed to make it."""
         self._desk.dismiss(number)
 
-    def _let_in(self, driven: int) -> bool:
-        """The rows of the next call that may begin, once all ranks have them; whether the one that is driven is over
-        at all of them."""
+    def _admit_next(self, driven: int) -> bool:
+        """Admit the rows of the next call that may begin, once all ranks have them; return whether the driven call is
+        over at all of them."""
         number = self._desk.following(driven)
-        number = _NOBODY if number is None else number
+        number = _NO_CALL if number is None else number
         leaving = self._desk.leaving()
-        leaving = _NOBODY if leaving is None else leaving
-        limited, tokens = self._desk.limited() or (_NOBODY, 0)
-        here = [number, -number, leaving, -leaving, limited, -limited, tokens, -tokens]
-        first, last, least, most, *limits, over = self._least([*here, int(self._desk.ended(driven))])
-        if limits[0] == -limits[1] < _NOBODY and limits[2] == -limits[3]:
+        leaving = _NO_CALL if leaving is None else leaving
+        limited, tokens = self._desk.limited() or (_NO_CALL, 0)
+        local = [number, -number, leaving, -leaving, limited, -limited, tokens, -tokens]
+        first, last, least, most, *limits, over = self._least([*local, int(self._desk.ended(driven))])
+        if limits[0] == -limits[1] < _NO_CALL and limits[2] == -limits[3]:
             admission = self._desk.agreed(limits[0], limits[2]).admission
             assert admission is not None
             admission.limit = limits[2]
-        if least == -most < _NOBODY:
+        if least == -most < _NO_CALL:
             self._give_up(self._desk.left(least))
             return bool(over)
-        if first == -last < _NOBODY:
+        if first == -last < _NO_CALL:
             call = self._desk.wait(first)
             assert call is not None
             self._admit(call)
         return bool(over)
 
     def _admit(self, call: Call) -> None:
-        """Begins with a call: its rows come behind those of earlier ones."""
+        """Begin a call: its rows come behind those of earlier ones."""
         from rlgraph.backends.engines.vllm.sampling import Row
 
-        number, call.begun = next(self._begun), True
+        number, call.begun = next(self._numbers), True
         call.waiting = {
             f"{number}/{index}": Row(call.batch, index, key, [*before.logprobs], before.tokens)
             for index, key in enumerate(call.keys)
@@ -361,44 +370,44 @@ class VllmEngine:
         call.coming.extend(call.in_turn())
 
     def _give_up(self, call: Call) -> None:
-        """Somebody else goes on with the rows that have not ended."""
+        """Give up a call's unfinished rows, with which somebody else goes on."""
         if call.waiting:
             given_up = call.given_up()
             self._drop(call)
             call.samples.put(given_up)
 
-    def _fill(self) -> None:
-        """Hands rows to vLLM, no more than the largest call has at a time: those of a later one take the places of rows
-        that have ended, and do not slow the others down. Those that others have begun come beside them."""
+    def _feed(self) -> None:
+        """Hand rows to vLLM, no more than the largest call has at a time: those of a later one take the places of rows
+        that have ended, and do not slow the others down. Rows that others have begun come beside them."""
         width = max((len(call.keys) for call in self._calls.values()), default=0)
         width += sum(len(call.keys) for call in self._calls.values() if call.moved)
-        here = sum(len(call.waiting) - len(call.coming) for call in self._calls.values())
+        in_vllm = sum(len(call.waiting) - len(call.coming) for call in self._calls.values())
         for call in self._calls.values():
-            taken = [call.coming.popleft() for _ in range(min(len(call.coming), width - here))]
-            self._add(call, {name: call.waiting[name] for name in taken})
-            here += len(taken)
+            names = [call.coming.popleft() for _ in range(min(len(call.coming), width - in_vllm))]
+            self._add(call, {name: call.waiting[name] for name in names})
+            in_vllm += len(names)
 
     def _step(self) -> None:
-        """A token for all rows that are being generated."""
+        """Sample a token for all rows that are being generated."""
         refresh = next((call.refresh for call in self._calls.values() if call.refresh is not None), None)
-        if refresh is not None and self._all(refresh.waits):
+        if refresh is not None and self._all_ranks(refresh.waits):
             refresh.take()
         for call in self._calls.values():
-            # They may have been brought since the last step, too.
+            # Somebody may have brought new weights since the last step, too.
             if call.refresh is not None:
                 call.known[self.version] = call.refresh.version
-        self._fill()
+        self._feed()
         outputs = self._engine.step()
         for call in [call for call in self._calls.values() if call.batch.failure is not None or call.dropped]:
             if call.batch.failure is not None:
                 call.samples.put(call.batch.failure)
             self._drop(call)
         for output in outputs:
-            own = self._calls.get(int(output.request_id.partition("/")[0]))
-            if own is not None:
-                sample = _sample(own.waiting.pop(output.request_id), output.outputs[0])
-                own.ended.setdefault(sample.row // own.n, []).append(len(sample.tokens))
-                own.samples.put(sample)
+            owner = self._calls.get(int(output.request_id.partition("/")[0]))
+            if owner is not None:
+                sample = _sample(owner.waiting.pop(output.request_id), output.outputs[0])
+                owner.ended.setdefault(sample.row // owner.n, []).append(len(sample.tokens))
+                owner.samples.put(sample)
         for number, call in list(self._calls.items()):
             limit = None if call.admission is None else call.admission.limit
             if call.batch.sampling.first or limit is not None:
@@ -411,37 +420,41 @@ class VllmEngine:
                 del self._calls[number]
 
     def _drop(self, call: Call) -> None:
-        """Gives the rows up that have not ended."""
-        self._calls = {number: each for number, each in self._calls.items() if each is not call}
+        """Give up the unfinished rows of a call."""
+        self._calls = {number: other for number, other in self._calls.items() if other is not call}
         self._engine.abort_request(list(call.waiting))
         call.waiting = {}
         call.coming.clear()
 
     @property
     def speaks(self) -> bool:
-        """Whether this is the first rank of its copy: the others generate the same."""
+        """Whether this is the first rank of its replica: the others generate the same."""
         return ranks(self._mesh, self._rank)[1] == 0
 
     def layout(self) -> tuple[Local, ...]:
-        """The tensors that this rank holds, in global terms; of a model with adapters all of these."""
+        """Return the tensors that this rank holds, in global terms; for a model with adapters all of these."""
         return SPEC.carried(self._shape, self._mesh, self._rank, self.spec.kind)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The parameters by vLLM's names: live ones, and of experts that vLLM packs what `written` packs. Of a model
-        with adapters these, which `written` merges into the parameters."""
-        return self.rest.here(self._own() if self._adapted is None else self._adapted.tensors)
+        """Return the parameters by vLLM's names: live ones, and for experts that vLLM packs what `written` packs. For a
+        model with adapters return these, which `written` merges into the parameters."""
+        return self.rest.here(self._parameters() if self._adapted is None else self._adapted.tensors)
 
     @property
     def _adapted(self) -> Merged | Beside | None:
         return self._beside if self._merged is None else self._merged
 
-    def _own(self) -> dict[str, Tensor]:
-        named = self.model.named_parameters()
-        own = {name.replace(_WRAPPED, ""): each.data for name, each in named if not name.endswith(_VIEWS)}
-        return own | {**self._experts.tensors}
+    def _parameters(self) -> dict[str, Tensor]:
+        parameters = self.model.named_parameters()
+        by_name = {
+            name.replace(_WRAPPED_SUFFIX, ""): parameter.data
+            for name, parameter in parameters
+            if not name.endswith(_VIEW_SUFFIXES)
+        }
+        return by_name | {**self._experts.tensors}
 
     def written(self) -> None:
-        """The weights are new ones: what was computed with the old ones is computed again, also for rows that are being
+        """Take note of new weights: what was computed with the old ones is computed again, also for rows that are being
         generated, and the next tokens carry the next version."""
         if not self.rest.changed():
             return
@@ -449,25 +462,25 @@ class VllmEngine:
         if self._adapted is not None:
             self._adapted.renew()
         self._experts.pack()
-        self._forget()
+        self._drop_cache()
 
     def sleep(self, keep: bool = True) -> Switched:
-        """Gives the memory of weights and cache back; nothing is being generated. Of a model with adapters the base is
+        """Give the memory of weights and cache back; nothing is being generated. For a model with adapters the base is
         kept in any case: others bring adapters alone."""
         assert not self._calls, "rows are being generated"
-        self._forget()
+        self._drop_cache()
         lost = [*cache(self._engine), *(() if keep else self.tensors().values())]
         if not keep and self._adapted is None:
-            # Packed experts are made of those that come.
+            # Packed experts are made again from the new ones.
             lost += self.model.parameters()
         return self.rest.sleep(weights(self.model, self._experts.tensors, self._adapted), lost=lost)
 
     def wake(self) -> Switched:
-        """Takes it again."""
+        """Take the memory again."""
         return self.rest.wake(self.written)
 
     def state(self) -> State:
-        """A copy of this rank's weights."""
+        """Return a copy of this rank's weights."""
         return copied(self.tensors())
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -483,29 +496,29 @@ class VllmEngine:
     @contextmanager
     def weights(self, state: State) -> Iterator[None]:
         """Generate with `state` in place of the weights while the context lasts: they are copied in, and back."""
-        own = self.state()
+        originals = self.state()
         self.load_state(state)
         try:
             yield
         finally:
-            self.load_state(own)
+            self.load_state(originals)
 
-    def _all(self, here: bool) -> bool:
-        """Whether something holds at all ranks of this copy, which ask before the same step."""
-        return bool(self._least([int(here)])[0])
+    def _all_ranks(self, holds: bool) -> bool:
+        """Return whether something holds at all ranks of this replica, which ask before the same step."""
+        return bool(self._least([int(holds)])[0])
 
-    def _least(self, here: list[int]) -> list[int]:
-        """Of each number the least that any rank of this copy has; all ask before the same step."""
+    def _least(self, local: list[int]) -> list[int]:
+        """Return for each number the least that any rank of this replica has; all ask before the same step."""
         if ranks(self._mesh, self._rank)[0] == 1:
-            return here
+            return local
         from vllm.distributed.parallel_state import get_tp_group
 
-        least = torch.tensor(here, dtype=torch.int64)
+        least = torch.tensor(local, dtype=torch.int64)
         dist.all_reduce(least, op=dist.ReduceOp.MIN, group=get_tp_group().cpu_group)
-        return [int(each) for each in least]
+        return [int(number) for number in least]
 
-    def _started(self, prompts: Sequences) -> Sequences:
-        """`prompts`, an empty one begun with the token that begins a text."""
+    def _with_start(self, prompts: Sequences) -> Sequences:
+        """Return `prompts`, an empty one begun with the token that begins a text."""
         if not len(prompts) or int(prompts.lengths.min()) > 0:
             return prompts
         start = self.codec.start_id
@@ -525,17 +538,17 @@ class VllmEngine:
             )
 
     def _stops(self, sampling: Sampling) -> tuple[int, ...]:
-        """The tokens that end a row."""
-        known = {*self.eos_ids, *sampling.stop_ids}
-        return tuple(sorted(stop for stop in known if 0 <= stop < self._shape.vocab))
+        """Return the tokens that end a row."""
+        stops = {*self.eos_ids, *sampling.stop_ids}
+        return tuple(sorted(stop for stop in stops if 0 <= stop < self._shape.vocab))
 
     def _add(self, call: Call, rows: Mapping[str, Row]) -> None:
         for name, row in rows.items():
-            # Keys and values are shared by rows that began with the same weights.
+            # Only rows that began with the same weights share keys and values.
             prompt = {"prompt_token_ids": call.prompt(row), "cache_salt": str(self.version)}
             self._engine.add_request(name, prompt, row.request(), lora_request=self._beside and self._beside.request)
 
-    def _forget(self) -> None:
+    def _drop_cache(self) -> None:
         """Drop the keys and values of old weights, of running rows, too, which are then computed again, unless they are
         kept. Rows without a token have not begun."""
         if self.keeps and self._engine.has_unfinished_requests():
@@ -558,21 +571,23 @@ class VllmEngine:
 def _given_up(
     waiting: Mapping[str, Row], ended: Mapping[int, list[int]], n: int, first: int, limit: int | None
 ) -> list[str]:
-    """The requests that can be ended: of prompts of which it is certain which samples end first, and those with as many
-    tokens as the limit says. `ended` has the tokens of the rows of each prompt that have."""
-    # Of a row whose tokens are read anew, the last one may not have been taken.
+    """Return the requests that can be ended: of prompts of which it is certain which samples end first, and those with
+    as many tokens as the limit says. `ended` has the tokens of the rows of each prompt that have."""
+    # A row whose tokens are read anew may not have taken its last one.
     least = {name: len(row.logprobs) - 1 for name, row in waiting.items()}
     groups: dict[int, list[str]] = {}
     for name, row in waiting.items():
         if first and len(ended.get(row.index // n, ())) >= first:
             groups.setdefault(row.index // n, []).append(name)
-    over = [names for group, names in groups.items() if decided(ended[group], [least[each] for each in names], first)]
-    long = [name for name in waiting if least[name] >= limit] if limit is not None else []
-    return list(dict.fromkeys([*chain.from_iterable(over), *long]))
+    decided_names = [
+        names for group, names in groups.items() if decided(ended[group], [least[name] for name in names], first)
+    ]
+    at_limit = [name for name in waiting if least[name] >= limit] if limit is not None else []
+    return list(dict.fromkeys([*chain.from_iterable(decided_names), *at_limit]))
 
 
 def _sample(row: Row, output: Any) -> Sample:
-    """From vLLM's record of an output."""
+    """Make a sample from vLLM's record of an output."""
     tokens = [*row.begun, *output.token_ids]
     versions = tuple((int(span.version), span.start, span.end) for span in output.weight_versions)
     return Sample(row.index, tokens, row.logprobs, tokens[-1] in row.batch.stops, versions)

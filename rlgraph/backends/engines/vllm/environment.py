@@ -1,5 +1,4 @@
-"""vLLM is set up by environment variables, which it reads while it is imported: here they are set, and it is
-imported."""
+"""Sets the environment variables that vLLM reads while it is imported, and imports it."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _ALWAYS = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 _ON_CPU = {
-    # Several ranks share the cores: each thread is put where the system likes.
+    # Several ranks share the cores: the system places their threads.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # Linear layers compute with the weight itself, not with a packed copy of it.
     "VLLM_CPU_SGL_KERNEL": "0",
@@ -32,7 +31,7 @@ _ON_CPU = {
 
 
 def on_cpu() -> bool:
-    """Whether this process has no GPU."""
+    """Return whether this process has no GPU."""
     return not torch.cuda.is_available()
 
 

@@ -15,11 +15,11 @@ _NAMES = ("w13_weight", "w2_weight")
 
 
 def own_experts() -> None:
-    """From now on ranks of this process may have some of a layer's experts entire.
+    """Let ranks of this process have some of a layer's experts entire from now on.
 
-    vLLM's kernel for a CPU takes the number of an expert among all for that of one here. So it is given each token as
-    often as experts that it chose are here, by their numbers here and with one expert each. What the ranks make of a
-    token is added up where their columns are, by the layer.
+    vLLM's kernel for a CPU uses the number of an expert among all as its number here. So each token is passed to it as
+    often as experts that it chose are here, by their numbers here and with one expert each. The ranks' outputs for a
+    token are added up where their columns are, by the layer.
     """
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
@@ -29,36 +29,37 @@ def own_experts() -> None:
         return
 
     @wraps(kernel)
-    def of_this_rank(experts: Any, **given: Any) -> None:
-        _of_this_rank(partial(kernel, experts), **given)
+    def of_this_rank(experts: Any, **arguments: Any) -> None:
+        _apply_local(partial(kernel, experts), **arguments)
 
     experts_of_vllm.apply = of_this_rank
 
 
-def _of_this_rank(kernel: Callable[..., None], output: Tensor, hidden_states: Tensor, **given: Any) -> None:
-    """output, hidden_states: [tokens, hidden]. `kernel` adds up what the experts of each token make of it."""
-    here: Tensor | None = given["expert_map"]
-    if here is None:
-        kernel(output=output, hidden_states=hidden_states, **given)
+def _apply_local(kernel: Callable[..., None], output: Tensor, hidden_states: Tensor, **arguments: Any) -> None:
+    """Compute output from hidden_states, both [tokens, hidden]. `kernel` adds up the outputs of each token's
+    experts."""
+    expert_map: Tensor | None = arguments["expert_map"]
+    if expert_map is None:
+        kernel(output=output, hidden_states=hidden_states, **arguments)
         return
-    chosen = here[given["topk_ids"].long()]  # [tokens, experts of a token]; -1: it is at another rank.
+    chosen = expert_map[arguments["topk_ids"].long()]  # [tokens, experts of a token]; -1 where at another rank.
     token, place = (chosen >= 0).nonzero(as_tuple=True)
     output.zero_()
     if not len(token):
         return
-    own = {name: given[name][token, place, None] for name in ("topk_ids", "topk_weights")}
-    own["topk_ids"].copy_(chosen[token, place, None])
-    read = hidden_states[token]
-    made = torch.empty_like(read)
-    kernel(output=made, hidden_states=read, **given | own)
-    output.index_add_(0, token, made)
+    selected = {name: arguments[name][token, place, None] for name in ("topk_ids", "topk_weights")}
+    selected["topk_ids"].copy_(chosen[token, place, None])
+    inputs = hidden_states[token]
+    outputs = torch.empty_like(inputs)
+    kernel(output=outputs, hidden_states=inputs, **arguments | selected)
+    output.index_add_(0, token, outputs)
 
 
 class Experts:
-    """vLLM's kernel for a CPU packs experts: its tensors have the names and often the shapes that they had before, and
-    their numbers in another order, with columns of zeros where there are not enough. So here are those that are not
-    packed, and what is written into them is packed by `pack`. On a GPU there are none: the kernels that are asked for
-    at the start compute with the weights as they lie."""
+    """Experts' weights without vLLM's packing. Its kernel for a CPU packs experts: its tensors have the names and often
+    the shapes that they had before, and their numbers in another order, with columns of zeros where there are not
+    enough. So this object has those that are not packed, and `pack` packs what is written into them. On a GPU it has
+    none: the kernels that are asked for at the start compute with the weights as they lie."""
 
     def __init__(self, model: nn.Module) -> None:
         from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -68,13 +69,13 @@ class Experts:
             (name, layer) for name, layer in layers if isinstance(layer, RoutedExperts)
         ]
         self.tensors: Mapping[str, Tensor] = {
-            f"{name}.{field}": _plain(layer, field) for name, layer in self._layers for field in _NAMES
+            f"{name}.{field}": _unpacked(layer, field) for name, layer in self._layers for field in _NAMES
         }
-        """By the names of vLLM's own, which hold them packed."""
+        """Unpacked tensors by the names of vLLM's own, which hold them packed."""
 
     @torch.no_grad()
     def pack(self) -> None:
-        """The model computes with what `tensors` are now."""
+        """Make the model compute with what `tensors` are now."""
         for name, layer in self._layers:
             packed = nn.Module()
             for field in _NAMES:
@@ -84,9 +85,9 @@ class Experts:
                 getattr(layer, field).copy_(getattr(packed, field))
 
 
-def _plain(layer: Any, field: str) -> Tensor:
-    """[experts, 2 * columns, hidden], or [experts, hidden, columns]: without those that pad it."""
+def _unpacked(layer: Any, field: str) -> Tensor:
+    """Return zeros in the shape without padding: [experts, 2 * columns, hidden], or [experts, hidden, columns]."""
     packed: Tensor = getattr(layer, field)
     experts, rows, columns = packed.shape
-    own = layer.moe_config.intermediate_size_per_partition
-    return packed.new_zeros((experts, 2 * own, columns) if field == "w13_weight" else (experts, rows, own))
+    size = layer.moe_config.intermediate_size_per_partition
+    return packed.new_zeros((experts, 2 * size, columns) if field == "w13_weight" else (experts, rows, size))

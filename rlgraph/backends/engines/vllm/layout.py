@@ -1,4 +1,4 @@
-"""How vLLM lays out a language model over the ranks that split its layers, in its unquantized form."""
+"""Lays out a language model as vLLM does over the ranks that split its layers, in its unquantized form."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ VOCAB_MULTIPLE = 64
 
 
 def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
-    """The local tensors of a rank, for a split that `rlgraph.backends.enginespec.legal` finds no fault with; every copy
-    along `dp` has the same.
+    """Return the local tensors of a rank, for a split in which `rlgraph.backends.enginespec.legal` finds no fault;
+    every replica along `dp` has the same.
 
-    Ranks along `ep` have whole experts, and split all else as those along `tp` do: vLLM's `enable_expert_parallel`.
+    Ranks along `ep` have whole experts, and split everything else as those along `tp` do: vLLM's
+    `enable_expert_parallel`.
     """
     cuts, whole_experts = Cuts.of(shape, mesh, rank, kind), mesh.length("ep") > 1
     size, index = ranks(mesh, rank)
     cuts = replace(cuts, tp=size, index=index)
-    found = [
+    tensors = [
         cuts.split_padded(EMBEDDING, EMBEDDING, padded_vocab(shape)),
         *_layers(shape, cuts, whole_experts),
         cuts.entire("model.norm.weight", "model.norm.weight"),
     ]
     if not shape.tied:
-        found.append(cuts.split_padded("lm_head.weight", "lm_head.weight", padded_vocab(shape)))
-    return tuple(found)
+        tensors.append(cuts.split_padded("lm_head.weight", "lm_head.weight", padded_vocab(shape)))
+    return tuple(tensors)
 
 
 def ranks(mesh: Mesh, rank: int) -> tuple[int, int]:
-    """Over how many ranks layers are split, along `tp` or `ep`, and which one of them a rank is."""
+    """Return over how many ranks layers are split, along `tp` or `ep`, and which one of them a rank is."""
     axis = "ep" if mesh.length("ep") > 1 else "tp"
     return mesh.length(axis), mesh.at(rank, axis)
 
 
 def padded_vocab(shape: Shape) -> int:
-    """The rows of the embedding, on all ranks together."""
+    """Return the rows of the embedding, on all ranks together."""
     return -(-shape.vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
@@ -65,12 +66,13 @@ def _attention(shape: Shape, cuts: Cuts) -> Iterator[Local]:
 
 
 def _latent(latent: Latent, cuts: Cuts) -> Iterator[Local]:
-    """Each rank has some heads, and all that makes what heads share: one matrix, if queries are made so, too."""
+    """Yield the tensors of latent attention. Each rank has some heads, and everything that makes what heads share: one
+    matrix, if queries are made so, too."""
     layer = "model.layers.*.self_attn."
     down, keys = "kv_a_proj_with_mqa.weight", "kv_a_layernorm.weight"
     if latent.queries:
-        both = [(f"{layer}q_a_proj.weight", (0, latent.queries)), (f"{layer}{down}", (0, latent.cached))]
-        yield cuts.join(f"{layer}fused_qkv_a_proj.weight", both)
+        parts = [(f"{layer}q_a_proj.weight", (0, latent.queries)), (f"{layer}{down}", (0, latent.cached))]
+        yield cuts.join(f"{layer}fused_qkv_a_proj.weight", parts)
         yield cuts.entire(f"{layer}q_a_layernorm.weight", f"{layer}q_a_layernorm.weight")
         yield cuts.split(f"{layer}q_b_proj.weight", f"{layer}q_b_proj.weight")
     else:
@@ -88,33 +90,34 @@ def _network(shape: Shape, cuts: Cuts) -> Iterator[Local]:
 
 
 def _gated(cuts: Cuts, name: str) -> Iterator[Local]:
-    """A network that all tokens take, of a layer that has experts or of one before these."""
+    """Yield a network that all tokens take, of a layer that has experts or of one before these."""
     yield cuts.split(f"{name}.gate_up_proj.weight", f"{name}.gate_proj.weight", f"{name}.up_proj.weight")
     yield cuts.split(f"{name}.down_proj.weight", f"{name}.down_proj.weight", dim=1)
 
 
 def _experts(shape: Shape, cuts: Cuts, entire: bool) -> Iterator[Local]:
-    """Each rank has some columns of all experts, or some experts entire: the gate's rows above those of up."""
+    """Yield the tensors of experts: some columns of all, or some experts entire; the gate's rows lie above those of
+    up."""
     if shape.dense:
         yield from _gated(cuts, "model.layers.*.mlp")
     layers = sparse_layers(shape)
-    theirs = f"{layers}mlp"
-    ours = f"{layers}block_sparse_moe" if shape.family == "mixtral" else theirs
+    hf = f"{layers}mlp"
+    vllm = f"{layers}block_sparse_moe" if shape.family == "mixtral" else hf
     columns = (0, shape.ffn) if entire else cuts.part(shape.ffn)
-    yield cuts.entire(f"{ours}.gate.weight", f"{theirs}.gate.weight")
-    yield cuts.join(f"{ours}.experts.routed_experts.w13_weight", expert_rows(shape, *columns), dim=1)
-    yield cuts.join(f"{ours}.experts.routed_experts.w2_weight", [(f"{theirs}.experts.down_proj", columns)], dim=2)
+    yield cuts.entire(f"{vllm}.gate.weight", f"{hf}.gate.weight")
+    yield cuts.join(f"{vllm}.experts.routed_experts.w13_weight", expert_rows(shape, *columns), dim=1)
+    yield cuts.join(f"{vllm}.experts.routed_experts.w2_weight", [(f"{hf}.experts.down_proj", columns)], dim=2)
     if shape.routing:
-        yield cuts.entire(f"{ours}.gate.{CORRECTION}", f"{theirs}.gate.{CORRECTION}")
+        yield cuts.entire(f"{vllm}.gate.{CORRECTION}", f"{hf}.gate.{CORRECTION}")
     if shape.shared_ffn:
-        yield from _gated(cuts, f"{ours}.{shape.shared}")
+        yield from _gated(cuts, f"{vllm}.{shape.shared}")
         if not shape.routing:
-            yield cuts.entire(f"{ours}.{shape.shared}_gate.weight", f"{theirs}.{shape.shared}_gate.weight")
+            yield cuts.entire(f"{vllm}.{shape.shared}_gate.weight", f"{hf}.{shape.shared}_gate.weight")
 
 
 def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:
-    """This rank's query heads, then its key heads, then its value heads. With more ranks than key-value heads each head
-    is on as many neighbouring ranks as there are for it."""
+    """Yield this rank's query heads, then its key heads, then its value heads. With more ranks than key-value heads
+    each head is on as many neighbouring ranks as there are for it."""
     rows = shape.kv_heads * shape.head_dim
     sharers = max(1, cuts.tp // shape.kv_heads)
     size = rows * sharers // cuts.tp

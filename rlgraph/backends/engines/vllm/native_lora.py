@@ -21,12 +21,12 @@ from rlgraph.catalog.models.shape import Shape
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
-_NUMBER = 1
-"""vLLM's of the adapter: it counts from 1."""
+_ADAPTER_ID = 1
+"""vLLM's id of the adapter: it counts from 1."""
 
 
 def options(adapters: Adapters, shape: Shape) -> dict[str, Any]:
-    """What vLLM is started with."""
+    """Return the options that vLLM is started with."""
     chosen = adapters.chosen(linear(shape))
     return {
         "enable_lora": True,
@@ -38,38 +38,38 @@ def options(adapters: Adapters, shape: Shape) -> dict[str, Any]:
 
 
 class Beside:
-    """The adapters of a rank, and vLLM's places for them."""
+    """The adapters of a rank, and vLLM's slots for them."""
 
     def __init__(self, engine: Any, adapters: Adapters, tensors: dict[str, Tensor]) -> None:
         """engine: vLLM's own, started with `options`. tensors: all of each adapter, by name."""
         self.tensors, self._scale = tensors, adapters.scale
-        self.request: LoRARequest = _announced(engine, adapters, tensors)
+        self.request: LoRARequest = _add_adapter(engine, adapters, tensors)
         manager = engine.model_executor.driver_worker.worker.model_runner.lora_manager._adapter_manager
-        self._place: int = manager.lora_index_to_id.index(_NUMBER)
+        self._slot: int = manager.lora_index_to_id.index(_ADAPTER_ID)
         self._layers: list[tuple[Any, list[str]]] = [
             (layer, manager.packed_modules.get(name, [name])) for name, layer in manager.modules.items()
         ]
         self.renew()
 
     def held(self) -> Iterator[Tensor]:
-        """All that has to be there while it samples."""
+        """Yield all tensors that sampling needs."""
         yield from self.tensors.values()
         for layer, _ in self._layers:
             yield from (*layer.lora_a_stacked, *layer.lora_b_stacked)
 
     @torch.no_grad()
     def renew(self) -> None:
-        """After new adapters came."""
+        """Give vLLM the adapters again after new ones came."""
         for layer, parts in self._layers:
             pairs = [(self.tensors.get(a), self.tensors.get(b)) for a, b in map(pair, parts)]
             first = [a for a, _ in pairs]
             second = [None if b is None else b * self._scale for _, b in pairs]
-            # vLLM wants a list of what it has put into one matrix. Of its own it takes a rank's part.
-            layer.set_lora(self._place, *((first, second) if len(parts) > 1 else (first[0], second[0])))
+            # For fused matrices vLLM expects a list of their parts. It cuts out a rank's part by itself.
+            layer.set_lora(self._slot, *((first, second) if len(parts) > 1 else (first[0], second[0])))
 
 
-def _announced(engine: Any, adapters: Adapters, tensors: Mapping[str, Tensor]) -> LoRARequest:
-    """vLLM takes an adapter from files, once."""
+def _add_adapter(engine: Any, adapters: Adapters, tensors: Mapping[str, Tensor]) -> LoRARequest:
+    """Hand the adapter to vLLM, which takes it from files, once."""
     from vllm.lora.request import LoRARequest
 
     modules = {name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")}
@@ -82,9 +82,9 @@ def _announced(engine: Any, adapters: Adapters, tensors: Mapping[str, Tensor]) -
     }
     with TemporaryDirectory() as folder:
         # Distinct storages: those of a sleeping model may lie in one.
-        save_file({f"{PREFIX}{name}": each.cpu().clone() for name, each in tensors.items()}, Path(folder) / WEIGHTS)
+        save_file({f"{PREFIX}{name}": tensor.cpu().clone() for name, tensor in tensors.items()}, Path(folder) / WEIGHTS)
         (Path(folder) / CONFIG).write_text(json.dumps(config), "utf-8")
-        request = LoRARequest("adapter", _NUMBER, folder)
+        request = LoRARequest("adapter", _ADAPTER_ID, folder)
         assert engine.add_lora(request), "vLLM does not take the adapter"
-    assert engine.pin_lora(_NUMBER), "vLLM does not keep the adapter"
+    assert engine.pin_lora(_ADAPTER_ID), "vLLM does not keep the adapter"
     return request

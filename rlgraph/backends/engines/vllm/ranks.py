@@ -1,4 +1,4 @@
-"""The part of a vLLM engine that runs the model, as one tensor-parallel rank in this very process."""
+"""Runs the model of a vLLM engine as one tensor-parallel rank in this very process."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ _SEGMENTS = Path("/dev/shm")
 
 
 class RankExecutor(UniProcExecutor):
-    """The other ranks are other processes with an engine each. All of them get the same requests in the same order, and
-    their schedulers, which are deterministic, then agree on each step.
+    """An executor of one rank. The other ranks are other processes with an engine each. All of them get the same
+    requests in the same order, and their schedulers, which are deterministic, then agree on each step.
 
     The engine's `additional_config` says where the ranks meet, `url`, and which one this is, `rank`.
     """
 
     def _init_executor(self) -> None:
         super()._init_executor()
-        _unnamed(self._place["rank"])
+        _unlink_segments(self._rank_config["rank"])
 
     def _distributed_args(self) -> tuple[str, int, int]:
-        # By a URL, not by the variables of `torchrun`: vLLM names the shared memory after the port.
-        rank = int(self._place["rank"])
-        # Where each process is given a GPU of its own, that one is its first.
-        return self._place["url"], rank, rank if on_cpu() else rank % torch.cuda.device_count()
+        # Ranks meet by a URL, not by the variables of `torchrun`: vLLM names the shared memory after the port.
+        rank = int(self._rank_config["rank"])
+        # A process that sees one GPU alone has it as its first.
+        return self._rank_config["url"], rank, rank if on_cpu() else rank % torch.cuda.device_count()
 
     @property
-    def _place(self) -> dict[str, Any]:
+    def _rank_config(self) -> dict[str, Any]:
         return cast(dict[str, Any], self.vllm_config.additional_config)
 
     def determine_available_memory(self) -> list[int]:
-        """The least that any rank has, in bytes: all have as many blocks of the key-value cache."""
+        """Return the least that any rank has, in bytes: all have as many blocks of the key-value cache."""
         least = torch.tensor(super().determine_available_memory(), dtype=torch.int64)
         dist.all_reduce(least, op=dist.ReduceOp.MIN, group=get_world_group().cpu_group)
         return least.tolist()
 
 
-def _unnamed(rank: int) -> None:
-    """All ranks have mapped the memory that they share: its names would outlive processes that are killed, as those of
-    a run are in the end."""
+def _unlink_segments(rank: int) -> None:
+    """Unlink the names of the memory that all ranks have mapped and share: they would outlive processes that are
+    killed, as those of a run are in the end."""
     ident = os.environ.get("VLLM_DIST_IDENT")
-    # On a CPU what tensors go through.
+    # On a CPU tensors are sent through this memory.
     for segment in _SEGMENTS.glob(f"{ident}-*cpushm_{rank}") if ident else []:
         segment.unlink(missing_ok=True)
-    # What objects go through, on GPUs too. vLLM would take the name away when the queue ends, which is not to come.
-    groups = [found for known in _groups.values() if (found := known()) is not None]
+    # Objects are sent through queues, on GPUs too. vLLM unlinks names only when a queue ends, which none does.
+    groups = [group_now for reference in _groups.values() if (group_now := reference()) is not None]
     queues = [group.mq_broadcaster for group in groups if group.mq_broadcaster is not None]
     for buffer in [queue.buffer for queue in queues if queue.buffer is not None and queue.buffer.is_creator]:
         buffer.shared_memory.unlink()

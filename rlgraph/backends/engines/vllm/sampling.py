@@ -1,5 +1,5 @@
-"""Sampling tokens inside vLLM exactly as `rlgraph.backends.engines.sampling` samples them: by the row's key and the
-token's place."""
+"""Samples tokens inside vLLM exactly as `rlgraph.backends.engines.sampling` does: by the row's key and the token's
+place."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcess
 from rlgraph.backends.engines.base import Admission, Begun, EngineError, Sampling
 from rlgraph.backends.engines.sampling import sample
 
-_FIELD = "rlgraph"
-"""Of a request's `extra_args`: its `Row`."""
+_ROW_FIELD = "rlgraph"
+"""The field of a request's `extra_args` that holds its `Row`."""
 
 
 @dataclass
 class Batch:
-    """How the rows of one call are sampled. The engine and its logits processor share this object, and those of its
-    rows: both are in one process."""
+    """The sampling settings of one call's rows. The engine and its logits processor, which are in one process, share
+    this object and those of its rows."""
 
     sampling: Sampling
     stops: tuple[int, ...]
@@ -36,27 +36,27 @@ class Batch:
 
 @dataclass
 class Row:
-    """A row, and what vLLM does not tell of its response."""
+    """A row, with what vLLM does not tell of its response."""
 
     batch: Batch
     index: int
     key: int
     logprobs: list[float] = field(default_factory=list)
-    """Of its tokens so far, under the whole distribution."""
+    """Log-probabilities of its tokens so far, under the whole distribution."""
     begun: list[int] = field(default_factory=list)
     """Tokens of its response that it came with."""
     response: list[int] = field(default_factory=list)
-    """Those that vLLM has added since."""
+    """Tokens that vLLM has added since."""
 
     def progress(self) -> Begun:
-        """What there is of it."""
+        """Return what exists of the row."""
         tokens = [*self.begun, *self.response]
         # vLLM may have asked for a token that it has not taken, or have taken one that is not noted yet.
         count = min(len(tokens), len(self.logprobs))
         return Begun(tokens[:count], self.logprobs[:count])
 
     def request(self) -> SamplingParams:
-        """What vLLM is to do: take the likeliest of the logits that `RowSampling` leaves."""
+        """Return what vLLM is to do: take the likeliest of the logits that `RowSampling` leaves."""
         return SamplingParams(
             temperature=0,
             max_tokens=self.batch.sampling.max_tokens - len(self.begun),
@@ -65,7 +65,7 @@ class Row:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
-            extra_args={_FIELD: self},
+            extra_args={_ROW_FIELD: self},
         )
 
 
@@ -74,17 +74,18 @@ class RowSampling(LogitsProcessor):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._entries: dict[int, tuple[Row, list[int]]] = {}
-        """By place in the batch; the list is the response so far, which vLLM extends."""
+        """Rows by place in the batch; the list is the response so far, which vLLM extends."""
         self._rows: list[Row] = []
         self._responses: list[list[int]] = []
         self._keys = np.zeros(0, dtype=np.uint64)
-        self._batches = self._min_tokens = self._before = np.zeros(0, dtype=np.int64)
+        self._batches = self._min_tokens = self._begun_counts = np.zeros(0, dtype=np.int64)
 
     def is_argmax_invariant(self) -> bool:
+        """Tell vLLM that this changes which token is the likeliest."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow who entered and left the batch, and who changed places."""
+        """Follow which rows entered and left the batch, and which changed places."""
         if not process_dict_updates(self._entries, batch_update, _entry):
             return
         self._rows = [self._entries[place][0] for place in sorted(self._entries)]
@@ -92,11 +93,11 @@ class RowSampling(LogitsProcessor):
         self._keys = np.array([row.key for row in self._rows], dtype=np.uint64)
         self._min_tokens = np.array([row.batch.sampling.min_tokens for row in self._rows])
         self._batches = np.array([id(row.batch) for row in self._rows])
-        self._before = np.array([len(row.begun) for row in self._rows], dtype=np.int64)
+        self._begun_counts = np.array([len(row.begun) for row in self._rows], dtype=np.int64)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Sample for all rows, float32 [N, V]; rows that are sampled in the same way together."""
-        places = np.array([len(response) for response in self._responses]) + self._before
+        """Sample for all rows, float32 [N, V]; rows that are sampled in the same way are sampled together."""
+        places = np.array([len(response) for response in self._responses]) + self._begun_counts
         short = places < self._min_tokens
         for batch in np.unique(self._batches):
             self._count(batch)
@@ -107,31 +108,31 @@ class RowSampling(LogitsProcessor):
         return logits
 
     def _count(self, batch: int) -> None:
-        """How many rows of others are sampled together with those of a batch."""
-        mine = self._batches == batch
-        admission = self._rows[int(mine.argmax())].batch.admission
+        """Note how many rows of other batches are sampled together with those of this one."""
+        own_rows = self._batches == batch
+        admission = self._rows[int(own_rows.argmax())].batch.admission
         if admission is not None:
-            admission.beside = max(admission.beside, int((~mine).sum()))
+            admission.beside = max(admission.beside, int((~own_rows).sum()))
 
     def _sample(self, logits: Tensor, rows: np.ndarray, places: np.ndarray, forbids: bool) -> None:
-        """For some rows of one batch, at these places; `forbids`: no stop token."""
+        """Sample for some rows of one batch, at these places; `forbids`: no stop token."""
         batch = self._rows[rows[0]].batch
         banned = torch.tensor(batch.stops, device=logits.device) if forbids and batch.stops else None
-        where = torch.from_numpy(rows).to(logits.device)
-        some = logits if len(rows) == len(logits) else logits[where]
+        positions = torch.from_numpy(rows).to(logits.device)
+        selected = logits if len(rows) == len(logits) else logits[positions]
         try:
-            tokens, logprobs = sample(some, self._keys[rows], places, batch.sampling, banned)
+            tokens, logprobs = sample(selected, self._keys[rows], places, batch.sampling, banned)
         except EngineError as error:
             batch.failure = error
-            logits[where] = 0
+            logits[positions] = 0
             return
-        logits[where, tokens] = torch.inf
+        logits[positions, tokens] = torch.inf
         for row, place, logprob in zip(rows.tolist(), places.tolist(), logprobs.tolist(), strict=True):
             # vLLM also asks for rows whose prompt it has not read to its end, and drops what is sampled then.
             self._rows[row].logprobs[place:] = [logprob]
 
 
 def _entry(params: SamplingParams, prompt: list[int] | None, response: list[int]) -> tuple[Row, list[int]]:
-    row: Row = (params.extra_args or {})[_FIELD]
+    row: Row = (params.extra_args or {})[_ROW_FIELD]
     row.response = response
     return row, response

@@ -1,4 +1,4 @@
-"""What is read of a model before vLLM starts: its configuration, its tokenizer, and where its weights are."""
+"""Reads a model's configuration, its tokenizer, and where its weights are, before vLLM starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Source:
     def describe(self, folder: str) -> None:
         """Write the `config.json` that vLLM starts from; the weights go straight into its parameters."""
         if self.shape.routing:
-            # What this family always does, vLLM wants to be told, and transformers has no fields for it.
+            # vLLM needs to be told what this family always does, and transformers has no fields for it.
             self.config.topk_method, self.config.scoring_func = "noaux_tc", "sigmoid"
         self.config.save_pretrained(folder)
 
@@ -39,35 +39,35 @@ class Source:
 def read(spec: ModelSpec, mesh: Mesh) -> Source:
     """Find the model of `spec`. Raises EngineError where there is none, or vLLM cannot spread it over the mesh."""
     local = isinstance(spec.source, str) and Path(spec.source).is_dir()
-    codec, config, settings, weights = (_folder if local else _made)(spec)
+    codec, config, settings, weights = (_from_folder if local else _from_transformers)(spec)
     try:
         shape = replace(shape_of(config.to_dict()), adapters=spec.adapters)
     except UnsupportedModel as error:
         raise EngineError(f"the engine vllm cannot take this model: {held(error, 'vllm')}") from error
-    if wrong := problems(shape, "vllm", mesh, spec.kind):
-        raise EngineError("; ".join(wrong))
-    listed = [settings] if isinstance(settings, int) else list(settings or [])
-    own = [] if codec.eos_id is None else [codec.eos_id]
-    return Source(codec, config, shape, tuple(sorted({*own, *listed})), weights)
+    if faults := problems(shape, "vllm", mesh, spec.kind):
+        raise EngineError("; ".join(faults))
+    model_ids = [settings] if isinstance(settings, int) else list(settings or [])
+    tokenizer_ids = [] if codec.eos_id is None else [codec.eos_id]
+    return Source(codec, config, shape, tuple(sorted({*tokenizer_ids, *model_ids})), weights)
 
 
-def _folder(spec: ModelSpec) -> tuple[Codec, PretrainedConfig, Any, Weights]:
-    """Of a local folder no more weights are read than this rank has."""
+def _from_folder(spec: ModelSpec) -> tuple[Codec, PretrainedConfig, Any, Weights]:
+    """Read a local folder, and no more weights than this rank has."""
     folder = str(spec.source)
     weights = FolderWeights(folder)
     with quiet():
         config = AutoConfig.from_pretrained(folder)
         try:
             settings = GenerationConfig.from_pretrained(folder)
-        except OSError:  # The folder has none: the model's own hold.
+        except OSError:  # The folder has none: the configuration's are used.
             settings = config
     return load_codec(spec), config, settings.eos_token_id, weights
 
 
-def _made(spec: ModelSpec) -> tuple[Codec, PretrainedConfig, Any, Weights]:
-    """What transformers has to make, or to find on the hub, it makes whole."""
+def _from_transformers(spec: ModelSpec) -> tuple[Codec, PretrainedConfig, Any, Weights]:
+    """Load the whole of a model that transformers has to make, or to find on the hub."""
     loaded = load(replace(spec, adapters=None))
     config = loaded.model.config
     config.architectures = [type(loaded.model).__name__]
-    settings = getattr(loaded.model, "generation_config", None)  # Only what generates has them.
+    settings = getattr(loaded.model, "generation_config", None)  # Only models that generate have them.
     return loaded.codec, config, settings and settings.eos_token_id, ModelWeights(loaded.model)

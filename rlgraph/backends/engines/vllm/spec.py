@@ -1,4 +1,4 @@
-"""What vLLM's engine is for: generation, whose rows leave it as they end."""
+"""The spec of vLLM's engine: generation, whose rows leave it as they end."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from rlgraph.errors import DISTRIBUTION
 _DTYPES = frozenset({"float32", "bfloat16"})
 
 
-def _tensors(shape: Shape, tp: int, entire: bool = False) -> list[str]:
-    found, rows = tensor_misfits(shape, tp, entire), padded_vocab(shape)
-    return [*found, f"does not divide the {rows} rows of the padded vocabulary"] if rows % tp else found
+def _tp_misfits(shape: Shape, tp: int, entire: bool = False) -> list[str]:
+    misfits, rows = tensor_misfits(shape, tp, entire), padded_vocab(shape)
+    return [*misfits, f"does not divide the {rows} rows of the padded vocabulary"] if rows % tp else misfits
 
 
-def _experts(shape: Shape, ep: int) -> list[str]:
-    """Ranks that have whole experts split all else as those of a layer do."""
-    return [*expert_misfits(shape, ep), *_tensors(shape, ep, entire=True)]
+def _ep_misfits(shape: Shape, ep: int) -> list[str]:
+    """Return the misfits of `ep`: ranks that have whole experts split everything else as those of a layer do."""
+    return [*expert_misfits(shape, ep), *_tp_misfits(shape, ep, entire=True)]
 
 
 _ROUNDED = dict.fromkeys(
     ("bfloat16", "float16"), "which round away what is learned: all of a step at lr=1e-5, 64% of one at lr=1e-3"
 )
-"""What is lost where adapters are merged into narrow weights: measured in bfloat16, of one step of AdamW."""
+"""What is lost where adapters are merged into narrow weights: measured in bfloat16, for one step of AdamW."""
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
-def _apart(shape: Shape) -> list[str]:
-    """Why vLLM's own LoRA is not for a model."""
-    found = ["holds adapters apart only for models without experts"] if shape.experts else []
+def _apart_faults(shape: Shape) -> list[str]:
+    """Return why vLLM's own LoRA is not for a model."""
+    faults = ["holds adapters apart only for models without experts"] if shape.experts else []
     if shape.adapters and shape.adapters.rank > _RANKS[-1]:
-        found.append(f"holds adapters apart only up to rank {_RANKS[-1]}")
-    return found
+        faults.append(f"holds adapters apart only up to rank {_RANKS[-1]}")
+    return faults
 
 
 SPEC = EngineSpec(
@@ -44,12 +44,12 @@ SPEC = EngineSpec(
     operations=frozenset({"generate", "interact"}),
     axes=("dp", "ep", "tp"),
     columns=("tp", "ep"),
-    misfits={"ep": _experts, "tp": _tensors},
+    misfits={"ep": _ep_misfits, "tp": _tp_misfits},
     experts=True,
     layout=layout,
     dtypes={"cpu": _DTYPES, "gpu": _DTYPES},
     adapters=("merged", "apart"),
-    apart_faults=_apart,
+    apart_faults=_apart_faults,
     adapter_dtypes={"merged": _ROUNDED},
     # vLLM 0.32, `MaxLoRARanks` in `vllm/config/lora.py`.
     adapter_ranks=_RANKS,
@@ -64,8 +64,13 @@ SPEC = EngineSpec(
     memory=Memory(
         cache=Reserved(), process=1 << 30, cpu_dtype="float32", cpu_packs_experts=True, cpu_adapters_by_token=True
     ),
+<<<<<<< HEAD
     # Shares of what the largest products and long copies reach, and seconds of a step's layers and rows, fitted to GA01
     # to GA17 of docs/why/accuracy.md: one model of 32 billion parameters on two, four and eight H100. The attention of
+=======
+    # Shares of the rates of the largest products and long copies, and seconds of a step's layers and rows, fitted to
+    # GA01 to GA17 of docs/why/accuracy.md: one model of 32 billion parameters on two, four and eight H100. The attention of
+>>>>>>> h-eng
     # prompts is fitted to VP05, VP07, VR01 and VR03: of 1,024 to 32,000 tokens, on an A100 and on a 4090.
     # An adapter beside a matrix: 4.4 to 4.7 ms of a step of 8 to 48 rows, of four matrices in each of 48 layers, on a
     # B200 (unslothai/unsloth pull request 5123).

@@ -1,4 +1,4 @@
-"""Starting a vLLM engine: which of its many options matter here, and how much memory it takes."""
+"""Starts a vLLM engine: which of its many options matter here, and how much memory it takes."""
 
 from __future__ import annotations
 
@@ -23,57 +23,57 @@ from rlgraph.ir.plan import Holding
 from rlgraph.passes.cost.work import cached_bytes, rank_parameters
 
 _EXPERT_COLUMNS = 32
-"""Of which the hidden size has to be a multiple for vLLM's experts on a CPU."""
+"""The hidden size has to be a multiple of this for vLLM's experts on a CPU."""
 
 _RESERVED = Reserved()
-_BLOCK = _RESERVED.cpu_block
+_CPU_BLOCK = _RESERVED.cpu_block
 """Tokens in a block of the key-value cache on a CPU: the least that vLLM's kernels there take, so that short rows waste
 little."""
 
 _LATENT_ON_CPU: dict[str, Any] = {
-    # Another one, which some CPUs could have, packs away the matrix that makes keys and values.
+    # Another backend, which some CPUs could use, packs away the matrix that makes keys and values.
     "attention_config": {"backend": "CPU_MLA"},
-    # vLLM's own kernel takes queries for contiguous, of which here only the last numbers rotate.
+    # vLLM's own kernel assumes contiguous queries, but here only their last numbers rotate.
     "compilation_config": {"custom_ops": ["-rotary_embedding"]},
 }
 _LATENT_SIZES = 512, 64
-"""Of what keys and values are made of, and of the numbers that rotate: for these alone vLLM has a kernel on a CPU."""
+"""The numbers that keys and values are made of, and those that rotate: for these alone vLLM has a kernel on a CPU."""
 
-_CACHE = _RESERVED.cpu_bytes
+_CPU_CACHE = _RESERVED.cpu_bytes
 """Bytes of the cache on a CPU: vLLM's own default there is several GiB, which it fills with zeros."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much an engine takes on at a time."""
+    """The limits of what an engine takes on at a time."""
 
     rows: int | None = None
     """Rows decoded together; more wait until one of them ends. None: as many as `Reserved` says of the device."""
     row_tokens: int | None = None
-    """Longest row, prompt and response together; None: as long as the cache has room for, and the model's positions
+    """The longest row, prompt and response together; None: as long as the cache has room for, and the model's positions
     reach."""
     cache_bytes: int | None = None
-    """Of this rank's key-value cache, which has at least one row of `row_tokens`. Rows that do not fit wait, or are
-    computed again. None: 64 MiB on a CPU, and what `gpu_memory_utilization` leaves on a GPU."""
+    """Bytes of this rank's key-value cache, which has at least one row of `row_tokens`. Rows that do not fit wait, or
+    are computed again. None: 64 MiB on a CPU, and what `gpu_memory_utilization` leaves on a GPU."""
     gpu_memory_utilization: float = 0.9
-    """The share of a GPU's memory for weights and key-value cache where nobody says how large the cache is. vLLM wants
-    its share to be free at the start, so that else it is that of the weights and of what is said."""
+    """The share of a GPU's memory for weights and key-value cache where nobody says how large the cache is. vLLM
+    requires its share to be free at the start, so else it is the share of the weights and of the cache's size."""
     adapters: str = ""
-    """How adapters are held, of the ways in the engine's spec; empty: as the first of them."""
+    """How adapters are held, one of the ways in the engine's spec; empty: the first of them."""
     sleeps: bool = False
-    """It will give its memory back while others work: on a GPU vLLM then has an allocator of its own."""
+    """The engine will give its memory back while others work: on a GPU vLLM then has an allocator of its own."""
 
 
 def limits_of(holding: Holding) -> Limits:
-    """What a plan says of a model here."""
+    """Return the limits that a plan says of a model here."""
     return Limits(cache_bytes=holding.kv_bytes or None, sleeps=holding.offload, adapters=holding.adapters)
 
 
 def start(
     folder: str, spec: ModelSpec, shape: Shape, mesh: Mesh, rank: int, address: str | None, limits: Limits
 ) -> Any:
-    """vLLM's engine in this process, with arbitrary weights; `rlgraph.backends.engines.vllm.environment.prepare` comes
-    first.
+    """Start vLLM's engine in this process, with arbitrary weights; `rlgraph.backends.engines.vllm.environment.prepare`
+    comes first.
 
     folder: with the model's `config.json`.
     """
@@ -81,31 +81,31 @@ def start(
     from vllm.v1.engine.llm_engine import LLMEngine
 
     size, index = ranks(mesh, rank)
-    meeting = _meeting(size, index, address)
+    meeting = _meeting_arguments(size, index, address)
     if on_cpu():
         _check_kernels(shape)
         if mesh.length("ep") > 1:
             own_experts()
     memory = 0 if on_cpu() else torch.cuda.mem_get_info()[1]
-    asked = EngineArgs(model=folder, **arguments(spec, shape, mesh, limits, memory), **meeting)
+    engine_arguments = EngineArgs(model=folder, **arguments(spec, shape, mesh, limits, memory), **meeting)
     if shape.experts:
         _group_experts()
-    # vLLM has the garbage collector look several times at all that is there: at thousands of modules, for seconds.
+    # vLLM runs the garbage collector several times over all objects, thousands of modules, which takes seconds.
     gc.freeze()
     try:
-        engine = LLMEngine.from_engine_args(asked)
+        engine = LLMEngine.from_engine_args(engine_arguments)
     except (ValueError, NotImplementedError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise EngineError(f"vLLM cannot start with this model: {first}") from error
-    # An engine that is dropped would take torch.distributed down for everything else in this process. What remains of
-    # that is to let the garbage collector look again at all that vLLM has hidden from it.
+    # An engine that is dropped would take torch.distributed down for everything else in this process. The rest of its
+    # finalizer's work is done here: the garbage collector sees again what vLLM has hidden from it.
     engine.engine_core._finalizer.detach()  # type: ignore[attr-defined, unused-ignore]
     gc.unfreeze()
     return engine
 
 
 def arguments(spec: ModelSpec, shape: Shape, mesh: Mesh, limits: Limits, memory: int) -> dict[str, Any]:
-    """What vLLM is asked for on each rank. memory: bytes of its GPU."""
+    """Return the arguments of vLLM on each rank. memory: bytes of its GPU."""
     size, _ = ranks(mesh, 0)
     dtype = _dtype(spec)
     itemsize = getattr(torch, dtype).itemsize
@@ -124,17 +124,17 @@ def arguments(spec: ModelSpec, shape: Shape, mesh: Mesh, limits: Limits, memory:
         "max_num_seqs": limits.rows or (_RESERVED.cpu_rows if on_cpu() else _RESERVED.rows),
         "max_num_batched_tokens": None if on_cpu() else _RESERVED.prompt_tokens,
         "enable_prefix_caching": True,
-        "block_size": _BLOCK if on_cpu() else None,
+        "block_size": _CPU_BLOCK if on_cpu() else None,
         "kv_cache_memory_bytes": cache_bytes,
         "gpu_memory_utilization": share,
         "enable_sleep_mode": limits.sleeps and not on_cpu(),
         "enable_expert_parallel": mesh.length("ep") > 1,
-        # Others lay the weights of experts out anew.
+        # Other backends change the layout of experts' weights.
         "moe_backend": "auto" if on_cpu() else "triton",
         **(options(spec.adapters, shape) if spec.adapters and limits.adapters == "apart" else {}),
         **(_LATENT_ON_CPU if shape.latent and on_cpu() else {}),
         "logits_processors": ["rlgraph.backends.engines.vllm.sampling:RowSampling"],
-        # The place of a token is the number of those before it, and they must be known when it is sampled.
+        # A token's place is the number of those before it, which must be known when it is sampled.
         "async_scheduling": False,
         "disable_log_stats": True,
         "seed": 0,
@@ -142,10 +142,10 @@ def arguments(spec: ModelSpec, shape: Shape, mesh: Mesh, limits: Limits, memory:
 
 
 def cache_for(spec: ModelSpec, shape: Shape, mesh: Mesh, row_tokens: int) -> int:
-    """Bytes of each rank's cache of keys and values with room for one row of so many tokens: the least that a plan may
-    say."""
+    """Return the bytes of each rank's cache of keys and values with room for one row of so many tokens: the least that
+    a plan may say."""
     size, _ = ranks(mesh, 0)
-    return _room(shape, size, row_tokens, getattr(torch, _dtype(spec)).itemsize)
+    return _row_bytes(shape, size, row_tokens, getattr(torch, _dtype(spec)).itemsize)
 
 
 def _dtype(spec: ModelSpec) -> str:
@@ -153,8 +153,8 @@ def _dtype(spec: ModelSpec) -> str:
 
 
 def _group_experts() -> None:
-    """Where the first model of this process had no experts, vLLM has no group of ranks for them: it is that of a
-    layer."""
+    """Give vLLM a group of ranks for experts, that of a layer, where it has none because the first model of this
+    process had no experts."""
     from vllm.distributed import parallel_state
 
     if parallel_state._TP is not None and parallel_state._EP is None:
@@ -162,20 +162,21 @@ def _group_experts() -> None:
 
 
 def _check_kernels(shape: Shape) -> None:
-    """vLLM itself would only notice in the first step, or say no numbers."""
+    """Raise EngineError where vLLM has no CPU kernel for a model: vLLM itself would only notice in the first step, or
+    give no numbers."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     sizes, latent = CPUAttentionBackend.get_supported_head_sizes(), shape.latent
     if latent and (latent.keys, latent.turned) != _LATENT_SIZES:
-        numbers, turned = _LATENT_SIZES
+        numbers, rotated = _LATENT_SIZES
         raise EngineError(
-            f"on a CPU vLLM makes keys and values of {numbers} numbers a token, beside {turned} that rotate, but this "
+            f"on a CPU vLLM makes keys and values of {numbers} numbers a token, beside {rotated} that rotate, but this "
             f"model has {latent.keys} and {latent.turned}"
         )
     if not latent and shape.head_dim not in sizes:
-        listed = ", ".join(map(str, sizes))
+        head_sizes = ", ".join(map(str, sizes))
         raise EngineError(
-            f"on a CPU vLLM has attention for heads of size {listed}, but this model's are {shape.head_dim}"
+            f"on a CPU vLLM has attention for heads of size {head_sizes}, but this model's are {shape.head_dim}"
         )
     if shape.experts and shape.hidden % _EXPERT_COLUMNS:
         raise EngineError(
@@ -184,8 +185,8 @@ def _check_kernels(shape: Shape) -> None:
         )
 
 
-def _meeting(size: int, index: int, address: str | None) -> dict[str, Any]:
-    """How the ranks over which layers are split find each other."""
+def _meeting_arguments(size: int, index: int, address: str | None) -> dict[str, Any]:
+    """Return the arguments by which the ranks over which layers are split find each other."""
     if size == 1:
         return {}
     if address is None:
@@ -198,7 +199,7 @@ def _meeting(size: int, index: int, address: str | None) -> dict[str, Any]:
 
 
 def _row_tokens(shape: Shape, tp: int, limits: Limits, itemsize: int) -> int:
-    """Of the longest row: vLLM does not start with a cache that has no room for one."""
+    """Return the tokens of the longest row: vLLM does not start with a cache that has no room for one."""
     longest = limits.row_tokens
     if longest is None and limits.cache_bytes:
         longest = _RESERVED.row(limits.cache_bytes / cached_bytes(shape, tp, itemsize), on_cpu())
@@ -206,14 +207,14 @@ def _row_tokens(shape: Shape, tp: int, limits: Limits, itemsize: int) -> int:
 
 
 def _cache_bytes(shape: Shape, tp: int, row_tokens: int, limits: Limits, itemsize: int) -> int | None:
-    """Keys and values, of one row at least. None: as many as there is room for."""
-    wanted = limits.cache_bytes
-    if wanted is None:
+    """Return the bytes of keys and values, of one row at least. None: as many as there is room for."""
+    size = limits.cache_bytes
+    if size is None:
         if not on_cpu():
             return None
-        wanted = _CACHE
-    return max(wanted, _room(shape, tp, row_tokens, itemsize))
+        size = _CPU_CACHE
+    return max(size, _row_bytes(shape, tp, row_tokens, itemsize))
 
 
-def _room(shape: Shape, tp: int, row_tokens: int, itemsize: int) -> int:
+def _row_bytes(shape: Shape, tp: int, row_tokens: int, itemsize: int) -> int:
     return math.ceil(cached_bytes(shape, tp, itemsize) * _RESERVED.room(row_tokens, on_cpu()))
