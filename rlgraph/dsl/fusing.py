@@ -17,7 +17,7 @@ from rlgraph.ops.nodes import model_of
 def check_fuse(
     reporter: Reporter, program: Program, line: tree.Fuse, models: Sequence[str], before: Sequence[Fuse]
 ) -> Fuse:
-    """Return what a line says of trainings of the program, one model for each of its works; `before`: other such lines."""
+    """Return what a line says of trainings of the program, one model for each of its works; `before`: other lines."""
     if len(models) < 2:
         message = f"the training of `{models[0]}` fills nobody's bubbles: there is no other one"
         raise reporter.stop(

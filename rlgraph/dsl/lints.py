@@ -134,7 +134,7 @@ def _short_groups(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def _same_rows(node: Node) -> Iterable[tuple[str, str]]:
-    """Yield, for a node that keeps rows, the name of each output's source and of the output."""
+    """Return pairs of what each output of a node that keeps rows has been, and the output."""
     if not NODES[node.op].selects or NODES[node.op].chooses != 0:
         return ()
     return zip(chosen_from(node), (value.name for value in node.outputs), strict=True)
