@@ -245,8 +245,8 @@ def _region(
 ) -> None:
     """Check a body in its own block and write it as the region of one node."""
     outer, columns = context.block, dict(context.phase.columns)
-    given = tuple(version(context, name, outer.versions[name].type) for name in writes)
-    versions = {**outer.versions, **dict(zip(writes, given, strict=True))}
+    region_inputs = tuple(version(context, name, outer.versions[name].type) for name in writes)
+    versions = {**outer.versions, **dict(zip(writes, region_inputs, strict=True))}
     inner = Block(dict(outer.scope), versions, training=training, defers=defers, sliced=sliced or outer.sliced)
     context.block = inner
     try:
@@ -257,12 +257,12 @@ def _region(
     outer.scope.update(dict.fromkeys(new_words, Wrong()))
     leading_outputs = loss or [inner.versions[name].name for name in writes]
     exports: dict[str, Value] = {}
-    exporter = _Exporter(context, inner, {value.name for value in given}, exports)
+    exporter = _Exporter(context, inner, {value.name for value in region_inputs}, exports)
     for word, meaning in inner.scope.items():
         if export and (word not in outer.scope or outer.scope[word] is not meaning):
             outer.scope[word] = exporter.meaning(word, meaning, span)
     carried = tuple(version(context, name, outer.versions[name].type) for name in writes)
-    graph = Graph(given, tuple(inner.nodes), (*leading_outputs, *exports))
+    graph = Graph(region_inputs, tuple(inner.nodes), (*leading_outputs, *exports))
     inputs = tuple(outer.versions[name].name for name in writes) + captures(graph)
     emit(context, Node(op, inputs, (*carried, *exports.values()), tuple(attrs.items()), regions=(graph,), span=span))
     outer.versions.update(zip(writes, carried, strict=True))
@@ -298,9 +298,9 @@ class _Exporter:
     rows of the last pass and not about the last slice.
     """
 
-    def __init__(self, context: Context, inner: Block, given: set[str], exports: dict[str, Value]) -> None:
+    def __init__(self, context: Context, inner: Block, region_inputs: set[str], exports: dict[str, Value]) -> None:
         self.context, self.exports = context, exports
-        self.given = given
+        self.region_inputs = region_inputs
         self.makers = {value.name: node for node in inner.nodes for value in node.outputs}
         self.nodes: list[Node] = []
         self.cloned: dict[str, Ref] = {}
@@ -318,7 +318,7 @@ class _Exporter:
 
     def ref(self, ref: Ref) -> Ref:
         """Return the value after the loop. Raises LookupError if it has none."""
-        if ref.name in self.given:
+        if ref.name in self.region_inputs:
             raise LookupError(ref.name)
         if ref.name not in self.makers:
             return ref

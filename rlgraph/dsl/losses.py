@@ -166,6 +166,7 @@ class _Losses:
         return self.forward.get(leaf, ("",))[0]
 
     def leaf_in(self, expr: Expr) -> tuple[str, bool] | None:
+        """Return the one log-probability in a value, and whether it is detached."""
         if isinstance(expr, Ref):
             return self.leaves.get(expr.name)
         if isinstance(expr, Apply) and expr.op in _THROUGH:
@@ -174,6 +175,7 @@ class _Losses:
         return None
 
     def difference(self, expr: Expr) -> tuple[str, str, bool] | None:
+        """Return the two log-probabilities whose difference a value is, and whether the first is detached."""
         if isinstance(expr, Ref):
             return self.differences.get(expr.name)
         if not isinstance(expr, Apply):
@@ -187,6 +189,7 @@ class _Losses:
         return None
 
     def ratios_in(self, expr: Expr) -> frozenset[_Ratio]:
+        """Return the importance weights in a value."""
         if isinstance(expr, Ref):
             return self.ratios.get(expr.name, frozenset())
         if not isinstance(expr, Apply) or expr.type.dtype == "bool":
@@ -218,6 +221,7 @@ class _Losses:
         return table in self.generated and self.handle(self.generated[table]) == model
 
     def warn_twice(self, expr: Apply, left: frozenset[_Ratio], right: frozenset[_Ratio]) -> None:
+        """Warn of a product whose factors are both weighted against the policy that sampled."""
         for first in left:
             for second in right:
                 if first.table == second.table and (first.live or second.live):
@@ -254,6 +258,7 @@ class _Losses:
                 )
 
     def slope(self, expr: Expr) -> _Slope:
+        """Return how a value depends on the trained model."""
         if not self.is_live(expr):
             return _NONE
         if isinstance(expr, Ref):

@@ -103,6 +103,7 @@ class Diagnostic:
 
     @property
     def severity(self) -> Severity:
+        """Whether it is an error or a warning, by the first letter of the code."""
         return "warning" if self.code.startswith("W") else "error"
 
     def render(self) -> str:
