@@ -1,1 +1,1 @@
-"""From text of a `.rlf` or `.rls` file to a typed graph or a schedule, or to diagnostics; and to tidy text."""
+"""The language: the text of a `.rlf` or `.rls` file becomes a typed graph, a schedule, diagnostics or tidy text."""

@@ -1,9 +1,8 @@
-"""Which columns of a program are lined up.
+"""Aligns the columns of a formatted program.
 
-A user who lines up the `=` of some lines wants them to stay so; a user who does not, does not want it done.
-So a paragraph (lines that follow one another, with no blank line between) is lined up again where half of it
-or more was, and has single blanks otherwise. Comments at the ends of lines stay in their column where there
-is room.
+A user who lines up the `=` of some lines wants them to stay so; a user who does not, does not want it done. So a
+paragraph (lines that follow one another, with no blank line between) is lined up again where half of it or more was,
+and has single blanks otherwise. Comments at the ends of lines stay in their column where there is room.
 """
 
 from __future__ import annotations
@@ -18,44 +17,45 @@ Paragraph = list["Row"]
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A line of the new text."""
+    """A line of the formatted text."""
 
     number: int
-    """Of the line in the user's text."""
+    """The number of the line in the user's text."""
     indent: int
     head: str
-    """Its text; where a column may be lined up, only `split` tells where."""
+    """The text of the line; where a column may be lined up, only `split` tells where."""
     inside: bool = False
-    """It begins inside a bracket."""
+    """Whether the line begins inside a bracket."""
     gap: bool = False
-    """A blank line stands above."""
+    """Whether a blank line stands above."""
     kind: str = ""
-    """Rows of the same kind are lined up with one another: those with `=`, those with `on`."""
+    """Rows of one kind are lined up with one another: those with `=`, those with `on`."""
     split: int = 0
-    """The `=` comes after that many characters of the text, less one blank."""
+    """How many characters of the text, plus one blank, stand before the `=`."""
     meant: int = 1
     """How many blanks the user left before the `=`."""
     blanks: int = 1
-    """How many blanks stand there in the new text."""
+    """How many blanks stand there in the formatted text."""
     word: str = ""
     """The first word of a declaration."""
     word_blanks: int = 1
     """How many blanks stand after that word."""
     comment: str = ""
-    """At its end."""
+    """The comment at the end of the line."""
     comment_column: int = 0
 
     @property
     def is_comment(self) -> bool:
+        """Whether the line is a comment and nothing else."""
         return self.head.startswith("#")
 
     @property
     def width(self) -> int:
-        """Of the text before the blanks before the `=`."""
+        """The width of the text up to the blanks before the `=`."""
         return self.split + self.word_blanks - 1
 
     def code(self) -> str:
-        """The line without its comment."""
+        """Return the line without its comment."""
         text = self.head
         if self.kind:
             text = text[: self.split] + " " * (self.blanks - 1) + text[self.split :]
@@ -64,35 +64,35 @@ class Row:
         return " " * self.indent + text
 
     def text(self) -> str:
-        """The whole line."""
+        """Return the whole line."""
         code = self.code()
         return code + " " * (self.comment_column - len(code)) + self.comment if self.comment else code
 
 
 def align(rows: list[Row]) -> None:
-    """Settle how many blanks stand in every row."""
+    """Set how many blanks stand in every row."""
     paragraphs = list(_paragraphs(rows))
     for _, paragraph in paragraphs:
         _align_words(paragraph)
     columns = [_align(paragraph) for _, paragraph in paragraphs]
-    for at, lonely in enumerate(columns):
-        if lonely is None:
+    for at, single_column in enumerate(columns):
+        if single_column is None:
             continue
-        joined, paragraph = paragraphs[at]
-        # A column that only one row has is meant where a paragraph beside it has it too.
-        beside = [paragraphs[at - 1][1]] if joined else []
+        adjoining, paragraph = paragraphs[at]
+        # A column that only one row has is meant where an adjacent paragraph has it too.
+        neighbors = [paragraphs[at - 1][1]] if adjoining else []
         if at + 1 < len(paragraphs) and paragraphs[at + 1][0]:
-            beside.append(paragraphs[at + 1][1])
-        if any(row.width + row.blanks == lonely for other in beside for row in other):
+            neighbors.append(paragraphs[at + 1][1])
+        if any(row.width + row.blanks == single_column for neighbor in neighbors for row in neighbor):
             padded = next(row for row in paragraph if row.meant > 1)
             padded.blanks = padded.meant
     _align_comments(rows)
 
 
 def _paragraphs(rows: list[Row]) -> Iterator[tuple[bool, Paragraph]]:
-    """The paragraphs, each with whether nothing but blank lines and comments parts it from the one above."""
+    """Yield the paragraphs, each with whether only blank lines and comments separate it from the one above."""
     paragraph: Paragraph = []
-    joined = gap = False
+    adjoining = gap = False
     for row in rows:
         gap = gap or row.gap
         if row.is_comment or row.inside:
@@ -100,28 +100,30 @@ def _paragraphs(rows: list[Row]) -> Iterator[tuple[bool, Paragraph]]:
         last = paragraph[-1] if paragraph else None
         follows = last is not None and (row.kind, row.indent) == (last.kind, last.indent)
         if last is not None and (gap or not follows):
-            yield joined, paragraph
+            yield adjoining, paragraph
             paragraph = []
         if row.kind:
             if not paragraph:
-                joined = follows
+                adjoining = follows
             paragraph.append(row)
         gap = False
     if paragraph:
-        yield joined, paragraph
+        yield adjoining, paragraph
 
 
 def _align_words(paragraph: Paragraph) -> None:
-    """`env  shell` keeps its two blanks under `data tasks`."""
-    names = [len(row.word) + row.word_blanks for row in paragraph]
+    """Align the names after the first words: `env shell` keeps its two blanks under `data tasks`."""
+    columns = [len(row.word) + row.word_blanks for row in paragraph]
     for at, row in enumerate(paragraph):
-        beside = [other for other in (*paragraph[max(0, at - 1) : at], *paragraph[at + 1 : at + 2]) if other.word]
-        if not row.word or names[at] not in [len(other.word) + 1 for other in beside]:
+        neighbors = [
+            neighbor for neighbor in (*paragraph[max(0, at - 1) : at], *paragraph[at + 1 : at + 2]) if neighbor.word
+        ]
+        if not row.word or columns[at] not in [len(neighbor.word) + 1 for neighbor in neighbors]:
             row.word_blanks = 1
 
 
 def _align(paragraph: Paragraph) -> int | None:
-    """Line up a paragraph as the user meant it; the column that one row alone has, if so."""
+    """Line up a paragraph as the user meant it; return the column that only one row has, if there is one."""
     columns = [row.width + row.meant for row in paragraph]
     padded = {column for column, row in zip(columns, paragraph, strict=True) if row.meant > 1}
     column, rows = _favourite(columns)
@@ -129,7 +131,7 @@ def _align(paragraph: Paragraph) -> int | None:
         _line_up(paragraph, 0)
         return min(padded) if len(padded) == 1 and columns.count(min(padded)) == 1 else None
     settled = 0
-    # Rows too long for the column may come to share one further right: once more, until nothing moves.
+    # Rows too long for the column may come to share one further right: repeat until nothing moves.
     while column != settled:
         _line_up(paragraph, column)
         settled = column
@@ -138,7 +140,7 @@ def _align(paragraph: Paragraph) -> int | None:
 
 
 def _favourite(columns: list[int]) -> tuple[int, int]:
-    """The column that most rows have, and how many."""
+    """Return the column that most rows have, and how many have it."""
     return max(Counter(columns).items(), key=lambda item: (item[1], item[0]))
 
 
@@ -148,7 +150,7 @@ def _line_up(paragraph: Paragraph, column: int) -> None:
 
 
 def _align_comments(rows: list[Row]) -> None:
-    """Comments of one column, on lines that follow one another, stay in one column after the code."""
+    """Keep comments that share a column, on consecutive lines, in one column after the code."""
     group: list[Row] = []
     for row, below in pairwise([*rows, Row(0, 0, "")]):
         if not row.comment:

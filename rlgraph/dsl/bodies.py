@@ -1,4 +1,4 @@
-"""Bodies: statement after statement, each written where it stands; a wrong one does not keep the others from it."""
+"""Writes bodies, statement by statement; a wrong statement does not keep the others from being checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlgraph.dsl.statements import assign, keep, minimize, push, store, update
 
 
 def write(context: Context, body: Sequence[tree.Stmt]) -> None:
-    """The nodes of a body, in the present block."""
+    """Write the nodes of a body into the current block."""
     context.block.later = dict(targets(body))
     for statement in body:
         try:
@@ -31,7 +31,7 @@ def write(context: Context, body: Sequence[tree.Stmt]) -> None:
 
 
 def _forget(context: Context, statement: tree.Stmt) -> None:
-    """What a wrong statement would have made is unknown, and no further mistake of the user's."""
+    """Mark what a wrong statement would have made as wrong, so that its uses are no new mistakes."""
     wrong = {name for name, _ in targets([statement]) if name not in context.declared}
     if isinstance(statement, tree.Collect) and statement.table.id in context.phase.collected:
         wrong.add(statement.table.id)

@@ -1,12 +1,12 @@
-"""`staleness=K` of a phase whose graph is known: the bound in steps, and what rows that wait for a step take of it.
+"""Applies `staleness=K` to a phase whose graph is known: the bound in steps, and how much of it rows that wait use up.
 
 With `unit=update`: in a step that updates a model u times, its last update comes after u - 1 others, and a row that was
 sampled d steps before has seen d * u fewer still. So a row is at most K updates behind if d * u + u - 1 <= K.
 
-What a `collect` carries over is trained on in a later step, where it is older. So that it is not too old there, it is
-sampled with weights that are that much younger than the bound, and carried over once. With `late=drop` or `again` it is
-sampled with any weights that the bound grants, carried over as often as need be, and looked at each time: the body of
-the `collect` says by which versions.
+Rows that a `collect` carries over are older when they are trained on. So they are sampled with weights that are that
+much younger than the bound, and carried over once. With `late=drop` or `again` they are sampled with any weights that
+the bound grants, carried over as often as necessary, and checked each time: the body of the `collect` says by which
+versions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from rlgraph.ops.nodes import NODES, attr, model_of, sampler
 
 
 def bounded(context: Context, made: Sequence[Phase], written: Mapping[str, tree.Phase]) -> list[Phase]:
-    """The phases, in which each node says what the bound means for it. written: by name."""
-    found = []
+    """Return the phases with the bound in each node that it concerns; `written`: their syntax by name."""
+    bounded_phases = []
     for phase in made:
         options = {option.name: option for option in written[phase.name].options}
         late = options["late"].value.span.text if "late" in options else "wait"
@@ -36,9 +36,11 @@ def bounded(context: Context, made: Sequence[Phase], written: Mapping[str, tree.
             if phase.staleness.updates is not None:
                 phase = _in_steps(context, phase, made, options)
             if "staleness" in options:
-                makers = {v.name: (node, at) for node in phase.graph.walk() for at, v in enumerate(node.outputs)}
-                steps, said, types = phase.staleness.steps, options["staleness"], phase.graph.values()
-                bounds = _Bounds(context, steps, said, late, order, makers, types, _changing(made))
+                makers = {
+                    value.name: (node, index) for node in phase.graph.walk() for index, value in enumerate(node.outputs)
+                }
+                steps, option, types = phase.staleness.steps, options["staleness"], phase.graph.values()
+                bounds = _Bounds(context, steps, option, late, order, makers, types, _changing(made))
                 phase = replace(phase, graph=bounds.graph(phase.graph, 0, 1))
                 if late != "wait" and not any(node.attr("late") for node in phase.graph.walk()):
                     message = f"nothing waits for a later step here, so that `late={late}` has no rows to be about"
@@ -50,17 +52,18 @@ def bounded(context: Context, made: Sequence[Phase], written: Mapping[str, tree.
                     raise context.stop("E0409", message, options["order"].value.span, hint)
         except Stop:
             continue
-        found.append(phase)
-    return found
+        bounded_phases.append(phase)
+    return bounded_phases
 
 
-def _in_steps(context: Context, phase: Phase, made: Sequence[Phase], options: Mapping[str, tree.Option]) -> Phase:
+def _in_steps(context: Context, phase: Phase, phases: Sequence[Phase], options: Mapping[str, tree.Option]) -> Phase:
+    """Return the phase with its bound in updates translated into steps."""
     allowed, types = phase.staleness.updates, phase.graph.values()
     assert allowed is not None
     sampling = {types[model_of(node)] for node in phase.graph.walk() if NODES[node.op].generates}
     counts: Counter[tuple[str, Type]] = Counter()
-    for each in made:
-        for node, times in _updates(each.graph, 1):
+    for other in phases:
+        for node, times in _updates(other.graph, 1):
             model = node.outputs[0].type
             if model in sampling and times is None:
                 message = f"how often a step updates `{model_of(node).split('@')[0]}` is not known before it runs"
@@ -68,40 +71,42 @@ def _in_steps(context: Context, phase: Phase, made: Sequence[Phase], options: Ma
                 related = (Related(node.span, "as often as batches are needed"),)
                 raise context.stop("E0408", message, options["unit"].value.span, hint, related)
             if model in sampling:
-                counts[each.name, model] += times or 0
+                counts[other.name, model] += times or 0
     # A step without updates makes no version.
-    own = max((n for (name, _), n in counts.items() if name == phase.name), default=1)
+    in_step = max((updates for (name, _), updates in counts.items() if name == phase.name), default=1)
     most = max(counts.values(), default=1)
-    steps = (allowed - (own - 1)) // most
+    steps = (allowed - (in_step - 1)) // most
     if steps < 0:
-        message = f"a step takes {counted(own, 'update')}, and its own rows are {own - 1} behind at the last of them"
-        hint = f"write at least `staleness={own - 1}`; `staleness={own - 1 + most}` lets a step run ahead"
+        message = (
+            f"a step takes {counted(in_step, 'update')}, and its own rows are {in_step - 1} behind at the last of them"
+        )
+        hint = f"write at least `staleness={in_step - 1}`; `staleness={in_step - 1 + most}` lets a step run ahead"
         raise context.stop("E0408", message, options["staleness"].value.span, hint)
     span = phase.staleness.span
     if not steps and span != "row":
         message = f"`staleness={allowed}` lets no step run ahead, and `span={span}` is for rows of several versions"
-        hint = f"write at least `staleness={own - 1 + most}`: a step takes {counted(own, 'update')}"
+        hint = f"write at least `staleness={in_step - 1 + most}`: a step takes {counted(in_step, 'update')}"
         raise context.stop("E0407", message, options["span"].value.span, hint)
     return replace(phase, staleness=replace(phase.staleness, steps=steps, exact=not steps))
 
 
-def _changing(made: Sequence[Phase]) -> set[Type]:
-    """Models that have other weights after some step."""
-    return {node.outputs[0].type for each in made for node in each.graph.walk() if NODES[node.op].updates}
+def _changing(phases: Sequence[Phase]) -> set[Type]:
+    """Return the models that some step updates."""
+    return {node.outputs[0].type for phase in phases for node in phase.graph.walk() if NODES[node.op].updates}
 
 
 def _updates(graph: Graph, times: int | None) -> Iterator[tuple[Node, int | None]]:
-    """What updates models, and how often it does in a step, at most; None: nobody knows."""
+    """Yield the nodes that update models, with how often they do in a step at most; None if unknown."""
     for node in graph.nodes:
-        op, inside = NODES[node.op], times
+        op, inner_times = NODES[node.op], times
         if op.updates:
             yield node, times
         if op.loop == "slices" and times is not None:
-            inside = times * attr(node, "parts") * attr(node, "epochs")
+            inner_times = times * attr(node, "parts") * attr(node, "epochs")
         elif op.loop == "rounds":
-            inside = None
+            inner_times = None
         for region in node.regions if not op.trains else ():
-            yield from _updates(region, inside)
+            yield from _updates(region, inner_times)
 
 
 @dataclass(frozen=True)
@@ -114,28 +119,29 @@ class _Bounds:
     late: str
     order: str
     makers: Mapping[str, tuple[Node, int]]
-    """Of each value of the phase who makes it, and as which output."""
+    """The node that makes each value of the phase, and as which of its outputs."""
     types: Mapping[str, Type]
-    """Of each value of the phase."""
+    """The type of each value of the phase."""
     changing: Collection[Type]
-    """Models that the program changes."""
+    """The models that the program changes."""
 
     def graph(self, graph: Graph, held: int, period: int) -> Graph:
-        """held: steps that rows which are sampled here may wait. period: steps from one time that it runs to the
-        next."""
+        """Return the graph with bounds. `held`: steps that rows which are sampled here may wait. `period`: steps from
+        one run of the graph to the next."""
         return replace(graph, nodes=tuple(self.node(node, held, period) for node in graph.nodes))
 
     def node(self, node: Node, held: int, period: int) -> Node:
-        op, said = NODES[node.op], dict[str, Constant]()
+        """Return the node with what the bound means for it."""
+        op, added = NODES[node.op], dict[str, Constant]()
         if op.on_steps:
             period *= attr(node, "steps")
         carries, waits = op.loop == "rounds" and attr(node, "rest") == "carry", held
         if carries:
             waits += period
-            said |= {"once": True} if self.late == "wait" else {"late": self.late}
+            added |= {"once": True} if self.late == "wait" else {"late": self.late}
             if self.order != "data" and attr(node, "ahead") is not None:
-                self.goes_on(node)
-                said |= {"order": self.order}
+                self.check_overlap(node)
+                added |= {"order": self.order}
         if waits > self.steps and op.loop == "rounds":
             message = f"what is left over is {counted(waits, 'step')} older when it is trained on, "
             message += f"and `staleness={self.option.value.span.text}` does not grant that"
@@ -144,33 +150,33 @@ class _Bounds:
         attrs = node.attrs
         if node.attr("staleness") is not None:
             attrs = tuple((name, self.steps if name == "staleness" else value) for name, value in attrs)
-            attrs = tuple(each for each in attrs if each != ("staleness", 0))
-            said = {"held": held} if self.steps and held else {}
+            attrs = tuple(pair for pair in attrs if pair != ("staleness", 0))
+            added = {"held": held} if self.steps and held else {}
         held = waits if self.late == "wait" else held
         regions = tuple(self.graph(region, held, period) for region in node.regions)
         if carries:
-            regions = (self.looked_at(node, regions[0], str(said.get("order", "data"))),)
-        return replace(node, attrs=(*attrs, *said.items()), regions=regions)
+            regions = (self.with_age_checks(node, regions[0], str(added.get("order", "data"))),)
+        return replace(node, attrs=(*attrs, *added.items()), regions=regions)
 
-    def goes_on(self, node: Node) -> None:
-        """The body of a `collect` may be at work in the next step: so it leaves nothing to the next batch but where the
-        data are read on, and computes nothing with weights that another step has changed."""
+    def check_overlap(self, node: Node) -> None:
+        """Check that the body of a `collect` may run on into the next step: it hands the next batch only the position
+        in the data, and computes nothing with weights that another step changes."""
         hint = "leave `order` out: batches are then taken in the order of the data"
         for value in node.region.inputs:
-            what = value.name.split("@")[0]
-            if not (isinstance(value.type, Handle) and value.type.kind == "cursor") and not what.endswith(".surplus"):
-                message = f"batches end in any order with `order={self.order}`, and each hands `{what}` on to the next"
+            name = value.name.split("@")[0]
+            if not (isinstance(value.type, Handle) and value.type.kind == "cursor") and not name.endswith(".surplus"):
+                message = f"batches end in any order with `order={self.order}`, and each hands `{name}` on to the next"
                 raise self.context.stop("E0410", message, node.span, hint)
         for inner in node.region.walk():
             if NODES[inner.op].scores and self.types[model_of(inner)] in self.changing:
-                what = model_of(inner).split("@")[0]
-                message = f"a batch may go on when `{what}` has other weights, and `{inner.op}` is of those of one step"
+                name = model_of(inner).split("@")[0]
+                message = f"a batch may go on when `{name}` has other weights, and `{inner.op}` is of those of one step"
                 raise self.context.stop("E0410", message, inner.span, "move it behind the `collect`")
 
-    def looked_at(self, node: Node, region: Graph, order: str) -> Graph:
-        """The body of a `collect` that tells which rows are too old, or the oldest, of a table that was sampled with
-        weights whose age is bounded."""
-        made: list[Node] = []
+    def with_age_checks(self, node: Node, region: Graph, order: str) -> Graph:
+        """Return the body of a `collect` with nodes that tell which rows are too old, or the oldest, in tables that
+        were sampled under the bound."""
+        added: list[Node] = []
         columns: dict[str, str] = {}
         for table, value in node.exported:
             if not isinstance(value.type, Table) or not value.type.sampled:
@@ -179,22 +185,23 @@ class _Bounds:
             if source is None or source.attr("staleness") is None:
                 continue
             name = next(name for name in _numbered(f"{table}.waited") if name not in self.makers)
-            which = OLDEST if value.type.spans else "version"
-            column = Value(name, value.type.columns()[which])
+            version_column = OLDEST if value.type.spans else "version"
+            column = Value(name, value.type.columns()[version_column])
             model = model_of(source).split("@")[0]
             columns[name] = model
-            made.append(Node("column", (table,), (column,), (("name", which),), span=node.span))
+            added.append(Node("column", (table,), (column,), (("name", version_column),), span=node.span))
             if self.late != "wait":
                 attrs = (("axis", node.attr("axis")), ("model", model), ("oldest", self.steps))
-                made.append(Node("recent", (name,), (), attrs, span=node.span))
+                added.append(Node("recent", (name,), (), attrs, span=node.span))
         if order == "deadline" and columns:
-            said = (("axis", node.attr("axis")), ("models", tuple(columns.values())))
-            made.append(Node("aged", tuple(columns), (), said, span=node.span))
+            aged_attrs = (("axis", node.attr("axis")), ("models", tuple(columns.values())))
+            added.append(Node("aged", tuple(columns), (), aged_attrs, span=node.span))
         elif self.late == "wait":
             return region
-        return replace(region, nodes=(*region.nodes, *made))
+        return replace(region, nodes=(*region.nodes, *added))
 
 
 def _numbered(name: str) -> Iterator[str]:
+    """Yield the name, then the name with 2, 3, ... added."""
     yield name
     yield from (f"{name}.{number}" for number in count(2))

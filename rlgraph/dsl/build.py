@@ -1,4 +1,4 @@
-"""From lark's tree to the syntax tree."""
+"""Builds the syntax tree from lark's parse tree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", '"': '"', "'
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """What stands in the brackets of a call or of a statement."""
+    """The contents of the brackets of a call or of a statement."""
 
     args: tuple[tree.Expr, ...]
     options: tuple[tree.Option, ...]
@@ -27,7 +27,7 @@ class _Arguments:
 
 
 class Builder(Transformer_NonRecursive[Token, Any]):
-    """Makes the node of every rule of the grammar from its children: tokens, and nodes already made."""
+    """Builds the node of every rule of the grammar from its children: tokens, and nodes already built."""
 
     def __init__(self, source: Source) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Builder(Transformer_NonRecursive[Token, Any]):
         self.diagnostics: list[Diagnostic] = []
 
     def build(self, found: Tree[Token]) -> Any:
-        """The node of the whole tree; mistakes that the grammar lets through are noted."""
+        """Return the node of the whole tree; note mistakes that the grammar lets through."""
         return self.transform(found)
 
     def _fail(self, code: str, message: str, where: Span, hint: str = "", *related: Related) -> None:
@@ -50,7 +50,7 @@ class Builder(Transformer_NonRecursive[Token, Any]):
         return self._at(children[0]).to(self._at(children[-1]))
 
     def _line(self, children: list[Any]) -> Span:
-        """Of a statement's children, the last of which is its NEWLINE."""
+        """Return the span of a statement's children, the last of which is its NEWLINE."""
         return self._span(children[:-1])
 
     def _name(self, token: Token) -> tree.Name:
@@ -220,7 +220,7 @@ class Builder(Transformer_NonRecursive[Token, Any]):
         return self._name(c[0])
 
     def choice(self, c: list[Any]) -> tree.Name:
-        """A word of the language where an option names what it means."""
+        """Return a word of the language as the value of an option."""
         return self._name(c[0])
 
     def attribute(self, c: list[Any]) -> tree.Attribute:
@@ -276,11 +276,11 @@ class Builder(Transformer_NonRecursive[Token, Any]):
         args = tuple(child for child in inner if not isinstance(child, tree.Option))
         self._no_repeats(options)
         first = next((at for at, child in enumerate(inner) if isinstance(child, tree.Option)), len(inner))
-        for late in inner[first:]:
-            if not isinstance(late, tree.Option):
+        for item in inner[first:]:
+            if not isinstance(item, tree.Option):
                 related = Related(inner[first].span, "the first option")
                 hint = "values come first, then `name=value`"
-                self._fail("E0118", "this value stands after an option", late.span, hint, related)
+                self._fail("E0118", "this value stands after an option", item.span, hint, related)
         return _Arguments(args, options, self._span(c))
 
     def _no_repeats(self, options: tuple[tree.Option, ...]) -> None:
@@ -291,17 +291,19 @@ class Builder(Transformer_NonRecursive[Token, Any]):
                 self._fail("E0119", f"`{option.name}` is given twice", option.name_span, "keep one of them", first)
             seen.setdefault(option.name, option)
 
-    def _options(self, statement: str, found: Any) -> tuple[tree.Option, ...]:
-        """The options of a statement that takes nothing else."""
-        if not isinstance(found, _Arguments):
+    def _options(self, statement: str, child: Any) -> tuple[tree.Option, ...]:
+        """Return the options of a statement that takes only options."""
+        if not isinstance(child, _Arguments):
             return ()
-        for arg in found.args:
+        for arg in child.args:
             hint = f"write `{arg.id}=...`" if isinstance(arg, tree.Name) else "write it as `name=value`"
             self._fail("E0118", f"`{statement}` takes options by name only", arg.span, hint)
-        return found.options
+        return child.options
 
 
 @dataclass(frozen=True, slots=True)
 class _Parameters:
+    """The parameters of a `def`."""
+
     names: tuple[tree.Name, ...]
     span: Span

@@ -1,4 +1,4 @@
-"""Methods of models: each call becomes a node of the graph."""
+"""Checks calls of a model's methods: each call becomes a node of the graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlgraph.ops import NODES
 
 
 def method(context: Context, expr: tree.Call, hint: str) -> Meaning:
-    """`actor.logprobs(rollout)`, `replay.sample(64)`"""
+    """Return the value of a method call: `actor.logprobs(rollout)`, `replay.sample(64)`."""
     assert isinstance(expr.func, tree.Attribute)
     base = context.evaluate(expr.func.base)
     name = expr.func.name
@@ -37,14 +37,14 @@ def method(context: Context, expr: tree.Call, hint: str) -> Meaning:
             expr.func.name_span,
         )
     model = base.model
-    known = METHODS[model.kind]
-    if name not in known:
-        owners = [kind for kind, methods in METHODS.items() if name in methods]
-        more = nearest(name, known) or f"it has {', '.join(f'`{n}`' for n in known)}"
+    methods = METHODS[model.kind]
+    if name not in methods:
+        owners = [kind for kind, names in METHODS.items() if name in names]
+        advice = nearest(name, methods) or f"it has {', '.join(f'`{n}`' for n in methods)}"
         if owners:
-            more = f"`{name}` belongs to a `{owners[0]}`; a `{model.kind}` has {', '.join(f'`{n}`' for n in known)}"
-        raise context.stop("E0205", f"`{model.name}` cannot `{name}`", expr.func.name_span, more)
-    called = known[name]
+            advice = f"`{name}` belongs to a `{owners[0]}`; a `{model.kind}` has {', '.join(f'`{n}`' for n in methods)}"
+        raise context.stop("E0205", f"`{model.name}` cannot `{name}`", expr.func.name_span, advice)
+    called = methods[name]
     options = constants.options(context, called.signature, expr.options, expr.span, context.block.scope)
     if len(expr.args) != 1 + called.environment:
         shown = "1 value" if len(expr.args) == 1 else f"{len(expr.args)} values"
@@ -55,16 +55,16 @@ def method(context: Context, expr: tree.Call, hint: str) -> Meaning:
             f"`{model.name}.{name}({called.example})`",
         )
     if not NODES[name].generates:
-        return _scored(context, expr, called, model, options, hint)
+        return _score_call(context, expr, called, model, options, hint)
     if context.block.training:
         raise context.stop("E0505", f"`{name}` cannot stand in a `train` body", expr.span, "move it above `train`")
-    return _generated(context, expr, called, model, options, hint)
+    return _generate_call(context, expr, called, model, options, hint)
 
 
-def _scored(
+def _score_call(
     context: Context, expr: tree.Call, called: Method, model: Model, options: dict[str, Constant], hint: str
 ) -> Ref:
-    """What a model computes for rows that are there."""
+    """Emit what a model computes for existing rows, and return its value."""
     name = called.signature.name
     table = table_of(context, expr.args[0], f"`{name}`")
     if options.get("temperature", 0) is None:
@@ -80,7 +80,7 @@ def _scored(
 
 
 def _kept_samples(context: Context, expr: tree.Call, options: dict[str, Constant], count: int) -> int:
-    """How many of each row's samples stay; `first` is taken out of the options where it drops none."""
+    """Return how many of each row's samples stay; drop the option `first` where it drops none."""
     first = options.get("first")
     if not isinstance(first, int) or first == count > 1:
         options.pop("first", None)
@@ -94,9 +94,8 @@ def _kept_samples(context: Context, expr: tree.Call, options: dict[str, Constant
     return first
 
 
-def _left_out(context: Context, expr: tree.Call, table: TableValue, parent: Axis) -> None:
-    """Metrics of the samples that `first` keeps, and of those that it drops: how many tokens each had when it was
-    certain which ones are kept."""
+def _report_first(context: Context, expr: tree.Call, table: TableValue, parent: Axis) -> None:
+    """Report how many tokens each sample that `first` keeps has, and each that it drops had by then."""
     kind = table.type.columns()["length"]
     length = Ref(fresh(context, f"{table.name}.length"), kind, expr.span)
     attrs: tuple[tuple[str, Constant], ...] = (("name", "length"),)
@@ -104,12 +103,12 @@ def _left_out(context: Context, expr: tree.Call, table: TableValue, parent: Axis
     context.phase.columns[table.name, "length"] = length.name
     longest = length
     if table.type.axis.key != parent.key:
-        made = Apply("max", (length,), Tensor("int", parent), parent.key, expr.span)
-        longest = Ref(materialize(context, made, f"{table.name}.dropped"), made.type, expr.span)
+        group_max = Apply("max", (length,), Tensor("int", parent), parent.key, expr.span)
+        longest = Ref(materialize(context, group_max, f"{table.name}.dropped"), group_max.type, expr.span)
     items = []
-    for what, value in (("kept", length), ("dropped", longest)):
+    for fate, value in (("kept", length), ("dropped", longest)):
         # A word that nobody can write, so that it still means this where a loop reports at its end.
-        word = f"{table.name}.{what}"
+        word = f"{table.name}.{fate}"
         for scope in (context.block.scope, context.outside) if context.active else (context.block.scope,):
             scope[word] = value
         mean = tree.Call(tree.Name("mean", expr.span), (tree.Name(word, expr.span),), (), expr.span)
@@ -117,10 +116,10 @@ def _left_out(context: Context, expr: tree.Call, table: TableValue, parent: Axis
     report(context, tree.Report(tuple(items), expr.span))
 
 
-def _generated(
+def _generate_call(
     context: Context, expr: tree.Call, called: Method, model: Model, options: dict[str, Constant], hint: str
 ) -> TableValue:
-    """A new table of rows that the model samples."""
+    """Emit the node that samples rows from the model, and return their table."""
     if called.environment:
         env = context.evaluate(expr.args[0])
         if not isinstance(env, OutsideName) or env.outside.kind != "env":
@@ -134,7 +133,7 @@ def _generated(
     name, answers = called.signature.name, not called.environment
     source = context.evaluate(expr.args[-1])
     if isinstance(source, TableValue):
-        given, parent, data = source.name, source.type.axis, source.type.data
+        source_name, parent, data = source.name, source.type.axis, source.type.data
         if data is not None and "prompt" not in data and answers:
             raise context.stop(
                 "E0204",
@@ -143,28 +142,28 @@ def _generated(
                 f"name the column: `{expr.args[-1].span.text}.{data[0]}`" if data else "",
             )
     elif isinstance(source, Ref) and source.type.dtype in ("text", "any") and source.type.axis and answers:
-        given, parent, data = source.name, source.type.axis, None
+        source_name, parent, data = source.name, source.type.axis, None
     else:
         raise context.stop(
             "E0305", f"`{name}` needs a table of prompts, and this is {describe(source)}", expr.args[-1].span
         )
     label = fresh(context, hint or called.makes)
-    least, most = options.get("min_tokens", 0), options["max_tokens"]
-    if isinstance(least, int) and isinstance(most, int) and least > most:
+    min_tokens, max_tokens = options.get("min_tokens", 0), options["max_tokens"]
+    if isinstance(min_tokens, int) and isinstance(max_tokens, int) and min_tokens > max_tokens:
         place = next(option.value.span for option in expr.options if option.name == "min_tokens")
-        raise context.stop("E0403", f"`min_tokens` is {least}, and `max_tokens` only {most}", place)
+        raise context.stop("E0403", f"`min_tokens` is {min_tokens}, and `max_tokens` only {max_tokens}", place)
     count = options["n"]
     assert isinstance(count, int)
-    kept = _kept_samples(context, expr, options, count)
-    row = parent if kept == 1 else new_axis(context, label, parent)
+    kept_count = _kept_samples(context, expr, options, count)
+    row = parent if kept_count == 1 else new_axis(context, label, parent)
     temperature = options["temperature"]
     assert isinstance(temperature, float)
-    coldest = NODES["logprobs"].attribute("temperature").low
-    assert coldest is not None
-    if 0 < temperature < coldest:
+    lowest = NODES["logprobs"].attribute("temperature").low
+    assert lowest is not None
+    if 0 < temperature < lowest:
         # Rows are read at the temperature of their sampling, and divided by it.
         place = next(option.value.span for option in expr.options if option.name == "temperature")
-        message = f"`temperature` of `{name}` is 0, or at least {coldest:g}, not `{temperature:g}`"
+        message = f"`temperature` of `{name}` is 0, or at least {lowest:g}, not `{temperature:g}`"
         raise context.stop("E0403", message, place, "0 takes the likeliest token")
     token = inner_axis(context, "token", label, row)
     turn = inner_axis(context, "turn", label, row) if called.environment else None
@@ -178,8 +177,8 @@ def _generated(
     if kind.spans:
         attrs["span"] = staleness.span
     handle = context.block.versions[model.name]
-    emit(context, Node(name, (handle.name, given), (Value(label, kind),), tuple(attrs.items()), span=expr.span))
-    made = TableValue(label, kind)
+    emit(context, Node(name, (handle.name, source_name), (Value(label, kind),), tuple(attrs.items()), span=expr.span))
+    rows = TableValue(label, kind)
     if "first" in options:
-        _left_out(context, expr, made, parent)
-    return made
+        _report_first(context, expr, rows, parent)
+    return rows

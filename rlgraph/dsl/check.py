@@ -1,4 +1,4 @@
-"""From text to graph: declarations get their meaning, and each step becomes a graph.
+"""Checks a program: declarations get their meaning, and each step becomes a graph.
 
 Nothing is run here. No Python file of the user's is imported, and no file is opened but the program itself, those it
 `use`s, and (through `columns`) the first rows of its data files.
@@ -29,14 +29,14 @@ from rlgraph.ir.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a text says."""
+    """The result of checking a text."""
 
     program: Program
     warnings: list[Diagnostic]
     schedule: Schedule
-    """Of its block `schedule:`; empty if it has none."""
+    """The schedule of the block `schedule:`; empty if there is none."""
     scope: Mapping[str, Meaning]
-    """What its names mean: a schedule in a file of its own may use its params."""
+    """The meaning of each name: a schedule in a file of its own may use the params."""
 
 
 def check(
@@ -47,12 +47,12 @@ def check(
     faults: Faults = lambda word, record, options: [],
     read: Read | None = None,
 ) -> tuple[Program, list[Diagnostic]]:
-    """The program that a text says, and warnings about it.
+    """Return the program that a text describes, and warnings about it.
 
     `changes` replaces right sides of declarations by name. Raises ProgramError with everything that is wrong.
     """
-    found = check_all(source, changes, columns=columns, faults=faults, read=read)
-    return found.program, found.warnings
+    checked = check_all(source, changes, columns=columns, faults=faults, read=read)
+    return checked.program, checked.warnings
 
 
 def check_all(
@@ -63,42 +63,49 @@ def check_all(
     faults: Faults = lambda word, record, options: [],
     read: Read | None = None,
 ) -> Checked:
-    """The same with all that a text says beside the program."""
+    """Return what `check` returns, with the schedule and the names of the text."""
     context = new_context(columns, faults)
     file = assemble(parse(source), source, context, read)
     if any(d.code != "E0803" for d in context.diagnostics):
-        # Without the used file, what else is wrong cannot be known.
+        # Without the used file, the other errors cannot be known.
         raise ProgramError(ordered(context.diagnostics))
     program = _program(context, file, source, changes or {})
-    # A value that nobody uses may be used in what is wrong: warnings wait until all is right.
-    _refuse(context.diagnostics)
-    found = [*context.diagnostics, *chosen_inside(program), *misused(program, context.data_columns), *lint(program)]
+    # A value that seems unused may be used in a statement that is wrong: warnings wait until there are no errors.
+    _raise_errors(context.diagnostics)
+    diagnostics = [
+        *context.diagnostics,
+        *chosen_inside(program),
+        *misused(program, context.data_columns),
+        *lint(program),
+    ]
     schedule = Schedule()
     try:
         schedule = check_schedule(file, program, source, context.scope)
     except ProgramError as error:
-        found += error.diagnostics
-    _refuse(found)
+        diagnostics += error.diagnostics
+    _raise_errors(diagnostics)
     comments = {(source.path, comment.line): comment.text for comment in file.comments}
-    return Checked(program, allowed(ordered(found), comments), schedule, context.scope)
+    return Checked(program, allowed(ordered(diagnostics), comments), schedule, context.scope)
 
 
-def _refuse(found: Sequence[Diagnostic]) -> None:
-    errors = [d for d in found if d.severity == "error"]
+def _raise_errors(diagnostics: Sequence[Diagnostic]) -> None:
+    """Raise the errors among the diagnostics, if any."""
+    errors = [d for d in diagnostics if d.severity == "error"]
     if errors:
         raise ProgramError(ordered(errors))
 
 
 def new_context(columns: Columns = lambda record: None, faults: Faults = lambda word, record, options: []) -> Context:
-    """What is known before a program is: what is defined in the language itself."""
+    """Return a context with what the language itself defines."""
     return Context(evaluator=evaluate, writer=write, columns=columns, faults=faults, scope=prelude())
 
 
 def _program(context: Context, file: tree.File, source: Source, changes: Mapping[str, tree.Expr]) -> Program:
+    """Return the program of a file."""
     top = Span(source, 1, 1, 1, max(2, len(source.line(1)) + 1))
     declared = file.declarations
     unknown_changes(context, declared, changes)
-    context.below = {d.name: d.name_span for d in declared if isinstance(d, (tree.Declaration, tree.State))}
+    context.below = {item.name: item.name_span for item in declared if isinstance(item, (tree.Declaration, tree.State))}
     for item in declared:
         if isinstance(item, (tree.Declaration, tree.State)):
             context.below.pop(item.name, None)
@@ -109,22 +116,24 @@ def _program(context: Context, file: tree.File, source: Source, changes: Mapping
                 context.scope[item.name] = Wrong()
     wrong = [item.name for item in declared if isinstance(item, tree.Def) and unknown_in(context, item)]
     context.scope.update({name: Wrong() for name in wrong})
-    heads = [item for item in declared if isinstance(item, tree.Algorithm)]
-    if not heads:
+    algorithms = [item for item in declared if isinstance(item, tree.Algorithm)]
+    if not algorithms:
         context.say(
             "E0609", "the file does not say what its algorithm is called", top, "begin it with `algorithm NAME`"
         )
-    for extra in heads[1:]:
-        context.say("E0203", "a file is one algorithm", extra.span, related=(Related(heads[0].span, "the first one"),))
-    made = phases(context, [item for item in declared if isinstance(item, tree.Phase)], top)
+    for extra in algorithms[1:]:
+        context.say(
+            "E0203", "a file is one algorithm", extra.span, related=(Related(algorithms[0].span, "the first one"),)
+        )
+    program_phases = phases(context, [item for item in declared if isinstance(item, tree.Phase)], top)
     unused(context, declared, source)
     meanings = context.scope.values()
-    outside = [m.outside for m in meanings if isinstance(m, OutsideName)]
+    outside = [meaning.outside for meaning in meanings if isinstance(meaning, OutsideName)]
     outside += [Outside("buffer", f"{name}.surplus", Record("surplus")) for name in sorted(context.collected)]
     return Program(
-        heads[0].name if heads else "program",
-        tuple(m.model for m in meanings if isinstance(m, ModelName)),
+        algorithms[0].name if algorithms else "program",
+        tuple(meaning.model for meaning in meanings if isinstance(meaning, ModelName)),
         tuple(outside),
-        tuple(m.state for m in meanings if isinstance(m, StateName)),
-        tuple(made),
+        tuple(meaning.state for meaning in meanings if isinstance(meaning, StateName)),
+        tuple(program_phases),
     )

@@ -1,8 +1,8 @@
-"""What columns of the data hold, compared with how a program uses them.
+"""Compares what columns of the data hold with how a program uses them.
 
-The checker asks with what it has seen of the data, and a run once more before its first step, with what all rows hold.
-A use is found in the graph: a table knows from which data its rows are, whatever filters, loops and buffers it went
-through, and a value from which column.
+The checker asks with the rows of the data that it has seen, and a run asks once more before its first step, with all
+rows. A use is found in the graph: for each table it is known from which data its rows are, whatever filters, loops and
+buffers they went through, and for each value from which column.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlgraph.ir.types import Handle, Table, Type
 from rlgraph.ops import NODES, TENSOR, attr
 
 Known = Mapping[str, Mapping[str, Column] | None]
-"""By data source, what its columns hold; None where nobody has looked."""
+"""What the columns of each data source hold; None where the data have not been read."""
 
 _MANY = {
     "text": "texts",
@@ -36,71 +36,71 @@ _MANY = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Prompts of the data that a model is asked, or that it reads with their answers."""
+    """Prompts of the data that a model answers, or that it reads with their answers."""
 
     node: Node
     source: str
     column: str
     model: str
     chosen: bool
-    """Only some of the rows: others were left out before."""
+    """Whether these are only some of the rows: others were left out before."""
     answer: str = ""
-    """The column of the answers that stand behind the prompts, where the model does not make them."""
+    """The column of the answers that follow the prompts, where the model does not generate them."""
 
 
 class Function(Protocol):
     """A function of the program, as far as it is loaded."""
 
     def takes(self, name: str) -> bool:
-        """Whether it is given a column of that name."""
+        """Return whether the function takes a column of that name."""
         ...
 
 
 def misused(program: Program, known: Known, functions: Mapping[str, Function] | None = None) -> list[Diagnostic]:
-    """What columns hold that does not fit their use, each use said once. functions: those that are loaded, which say
-    what they are given."""
-    walk = _Walk(program, known, functions or {})
+    """Return a diagnostic for each use that does not fit what its column holds. `functions`: those that are loaded,
+    which know what they take."""
+    walk = _UseWalk(program, known, functions or {})
     for phase in program.phases:
         walk.graph(phase.graph, phase.graph.values())
     walk.check_keys()
-    return list({(found.code, found.message, str(found.span)): found for found in walk.found}.values())
+    return list({(d.code, d.message, str(d.span)): d for d in walk.diagnostics}.values())
 
 
 def asked(program: Program, known: Known) -> list[Asked]:
-    """Where a model is asked prompts of the data, or reads them, in the order of the program."""
-    walk = _Walk(program, known, {})
+    """Return where a model answers prompts of the data, or reads them, in the order of the program."""
+    walk = _UseWalk(program, known, {})
     for phase in program.phases:
         walk.graph(phase.graph, phase.graph.values())
-    return walk.asked
+    return walk.prompt_uses
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A column where the program uses it."""
+    """A column at the place where the program uses it."""
 
     source: str
-    """Of the data."""
+    """The name of the data source."""
     name: str
     column: Column
     span: Span
-    """Where it is named."""
+    """The place where the column is named."""
 
     @property
     def shown(self) -> str:
-        """As the program writes it, where its text is at hand."""
+        """The use as the program writes it, if its text is at hand."""
         text = self.span.text if self.span.line else ""
         return f"`{text}`" if text and "\n" not in text and len(text) < 40 else f"the column `{self.name}`"
 
     @property
     def kinds(self) -> list[str]:
-        """What it holds, beside what it lacks."""
+        """The kinds of values that the column holds, without those that it lacks."""
         return [kind for kind in self.column.first if kind not in ("missing", "null")]
 
     @property
     def many(self) -> str:
-        """What it holds, for a message, and where the first of it is."""
-        said = [f"{_MANY[kind]}{self._place(kind)}" for kind in self.kinds]
-        return " and ".join(said)
+        """The kinds of values for a message, with the place of the first of each."""
+        parts = [f"{_MANY[kind]}{self._place(kind)}" for kind in self.kinds]
+        return " and ".join(parts)
 
     def _place(self, kind: str) -> str:
         place = self.column.first[kind]
@@ -108,37 +108,38 @@ class _Use:
 
 
 @dataclass(slots=True)
-class _Walk:
-    """Where each table's rows are from, and each value's entries, while graphs are walked in their order."""
+class _UseWalk:
+    """Walks graphs in their order, and tracks from which data the rows of each table are and from which column each
+    value is."""
 
     program: Program
-    known: Known
+    contents: Known
     functions: Mapping[str, Function]
     tables: dict[str, str] = field(default_factory=dict)
-    """The data source, by the name of a table."""
+    """The data source of each table."""
     columns: dict[str, _Use] = field(default_factory=dict)
-    """By the name of a value."""
+    """The column that each value holds."""
     buffers: dict[str, str] = field(default_factory=dict)
-    """The data source of the rows of a buffer."""
+    """The data source of the rows of each buffer."""
     keys: dict[str, list[_Use]] = field(default_factory=dict)
-    """By keyed state, the columns of its keys."""
+    """The columns that are keys of each keyed state."""
     encoded: dict[str, tuple[_Use, _Use]] = field(default_factory=dict)
-    """By the name of a table that is made of two columns: prompts and answers."""
+    """The prompts and answers of each table that is made of two columns."""
     chosen: set[str] = field(default_factory=set)
-    """Tables, and values, of rows some of which were left out."""
-    asked: list[Asked] = field(default_factory=list)
-    found: list[Diagnostic] = field(default_factory=list)
+    """Tables and values some of whose rows were left out."""
+    prompt_uses: list[Asked] = field(default_factory=list)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def graph(self, graph: Graph, types: Mapping[str, Type]) -> None:
         for node in graph.nodes:
             for region in node.regions:
                 self.graph(region, types)
-                inside = region.outputs[len(region.inputs) :]
-                for name, value in zip(inside, node.outputs[len(region.inputs) :], strict=False):
-                    self._same(name, value.name)
+                exported = region.outputs[len(region.inputs) :]
+                for name, value in zip(exported, node.outputs[len(region.inputs) :], strict=False):
+                    self._copy_origin(name, value.name)
             self._node(node, types)
 
-    def _same(self, old: str, new: str) -> None:
+    def _copy_origin(self, old: str, new: str) -> None:
         if old in self.tables:
             self.tables[new] = self.tables[old]
         if old in self.columns:
@@ -153,11 +154,11 @@ class _Walk:
         if table is not None and node.op in NODES and NODES[node.op].with_model:
             prompt, answer = self.encoded[table]
             model = _handle(node, types).name
-            self.asked.append(Asked(node, prompt.source, prompt.name, model, table in self.chosen, answer.name))
+            self.prompt_uses.append(Asked(node, prompt.source, prompt.name, model, table in self.chosen, answer.name))
         if node.op in _BY_OPERATION:
             _BY_OPERATION[node.op](self, node, types)
         elif node.op in NODES and NODES[node.op].generates:
-            self._prompts(node, types)
+            self._generate(node, types)
 
     def _read(self, node: Node, types: Mapping[str, Type]) -> None:
         self.tables[node.outputs[0].name] = _handle(node, types).name
@@ -166,16 +167,16 @@ class _Walk:
         for let in node.body:
             self._expr(let.expr)
             if isinstance(let.expr, Ref):
-                self._same(let.expr.name, let.name)
+                self._copy_origin(let.expr.name, let.name)
 
     def _keep(self, node: Node, types: Mapping[str, Type]) -> None:
         self._number(node.inputs[0], node.span)
         for name, value in zip(node.inputs[1:], node.outputs, strict=True):
-            self._same(name, value.name)
+            self._copy_origin(name, value.name)
             self.chosen.add(value.name)
 
     def _pick(self, node: Node, types: Mapping[str, Type]) -> None:
-        self._same(node.inputs[0], node.outputs[0].name)
+        self._copy_origin(node.inputs[0], node.outputs[0].name)
         self.chosen.add(node.outputs[0].name)
 
     def _encode(self, node: Node, types: Mapping[str, Type]) -> None:
@@ -190,14 +191,14 @@ class _Walk:
     def _length(self, node: Node, types: Mapping[str, Type]) -> None:
         self._texts(node.inputs[0], node.span, ("text", "messages"))
 
-    def _keyed(self, node: Node, types: Mapping[str, Type]) -> None:
+    def _lookup(self, node: Node, types: Mapping[str, Type]) -> None:
         use = self.columns.get(node.inputs[1])
         if use is not None:
             self.keys.setdefault(_handle(node, types).name, []).append(use)
-            self._there(use, key=True)
+            self._require(use, key=True)
 
     def _assign(self, node: Node, types: Mapping[str, Type]) -> None:
-        self._keyed(node, types)
+        self._lookup(node, types)
         self._number(node.inputs[2], node.span)
 
     def _push(self, node: Node, types: Mapping[str, Type]) -> None:
@@ -209,10 +210,10 @@ class _Walk:
         if name in self.buffers:
             self.tables[node.outputs[0].name] = self.buffers[name]
 
-    def _held(self, table: str, name: str, span: Span) -> _Use | None:
-        """A column of the data that a table's rows came from, if anybody has looked at it."""
+    def _data_column(self, table: str, name: str, span: Span) -> _Use | None:
+        """Return a column of the data from which a table's rows came, if the data have been read."""
         source = self.tables.get(table, "")
-        columns = self.known.get(source)
+        columns = self.contents.get(source)
         if not columns or name not in columns:
             return None
         return _Use(source, name, columns[name], span)
@@ -220,30 +221,30 @@ class _Walk:
     def _column(self, node: Node, types: Mapping[str, Type]) -> None:
         kind, name = types[node.inputs[0]], str(node.attr("name"))
         assert isinstance(kind, Table)
-        own = replace(kind, data=()).columns()
-        use = None if name in own else self._held(node.inputs[0], name, node.span)
+        built_in = replace(kind, data=()).columns()
+        use = None if name in built_in else self._data_column(node.inputs[0], name, node.span)
         if use is not None:
             self.columns[node.outputs[0].name] = use
             if node.inputs[0] in self.chosen:
                 self.chosen.add(node.outputs[0].name)
-            self._there(use)
+            self._require(use)
 
     # Uses
 
-    def _there(self, use: _Use, *, key: bool = False) -> None:
-        """Every row has the column; key: and in it what can be a key."""
+    def _require(self, use: _Use, *, key: bool = False) -> None:
+        """Check that every row has the column, and, with `key`, a value in it that can be a key."""
         if "missing" in use.column.first:
             message = f"{use.column.first['missing']} has no column `{use.name}`, which other rows have"
-            self.found.append(Diagnostic("E0711", message, use.span, EVERY_ROW))
+            self.diagnostics.append(Diagnostic("E0711", message, use.span, EVERY_ROW))
             return
         odd = next((kind for kind in NO_KEYS if kind in use.column.first), None) if key else None
         if odd is not None:
             message = f"{use.shown} is {WORDS[odd]} in {use.column.first[odd] or 'a row'}, and no key"
             hint = "write a text or a whole number in every row"
-            self.found.append(Diagnostic("E0735", message, use.span, hint))
+            self.diagnostics.append(Diagnostic("E0735", message, use.span, hint))
 
     def _number(self, name: str, span: Span) -> None:
-        """One calculates with a value."""
+        """Check that a value that is calculated with is a number."""
         use = self.columns.get(name)
         if use is None:
             return
@@ -251,16 +252,16 @@ class _Walk:
         if odd is None or odd == "wide" and self._double():
             return
         message = f"{use.shown} holds {use.column.where(odd)}, and one calculates with it"
-        self.found.append(Diagnostic("E0735", message, span if span.line else use.span, _REMEDIES.get(odd, "")))
+        self.diagnostics.append(Diagnostic("E0735", message, span if span.line else use.span, _REMEDIES.get(odd, "")))
 
     def _double(self) -> bool:
-        """Whether the run calculates in 64 bits: then a model does."""
+        """Return whether the run calculates in 64 bits, as it does if a model does."""
         return any(self.program.dtype(model) == "float64" for model in self.program.models)
 
     def _expr(self, expr: Expr) -> None:
         if isinstance(expr, Ref):
             return
-        for part in _applied(expr):
+        for part in _operations(expr):
             if TENSOR[part.op].texts:
                 self._compared(part)
                 continue
@@ -269,36 +270,36 @@ class _Walk:
                     self._number(arg.name, part.span)
 
     def _compared(self, expr: Apply) -> None:
-        """`==` and `!=`: both sides are texts, or both are numbers."""
+        """Check that both sides of `==` or `!=` are texts, or both are numbers."""
         sides = [self._side(arg) for arg in expr.args]
         for arg, side, other in zip(expr.args, sides, reversed(sides), strict=True):
             use = self.columns.get(arg.name) if isinstance(arg, Ref) else None
             if use is None or not isinstance(arg, Ref):
                 continue
-            lacks = use.column.first.get("null")
-            if lacks is not None:
-                message = f"{use.shown} is null in {lacks or 'a row'}, which is equal to no value"
+            null_place = use.column.first.get("null")
+            if null_place is not None:
+                message = f"{use.shown} is null in {null_place or 'a row'}, which is equal to no value"
                 hint = "write a value in every row, or compare in a function, which is given `None`"
-                self.found.append(Diagnostic("E0735", message, expr.span, hint))
+                self.diagnostics.append(Diagnostic("E0735", message, expr.span, hint))
                 return
             if side == "mixed":
                 message = f"{use.shown} holds {use.many}, and is compared: a text is equal to no number"
                 hint = "write the whole column as texts, or the whole column as numbers"
-                self.found.append(Diagnostic("E0304", message, expr.span, hint))
+                self.diagnostics.append(Diagnostic("E0304", message, expr.span, hint))
                 return
             if side == "neither":
                 message = f"{use.shown} holds {use.many}, which is compared with nothing here"
                 hint = "compare texts with texts and numbers with numbers; a function is given the rest as it is"
-                self.found.append(Diagnostic("E0304", message, expr.span, hint))
+                self.diagnostics.append(Diagnostic("E0304", message, expr.span, hint))
                 return
             if {side, other} == {"texts", "numbers"}:
-                self.found.append(_unlike(expr, use, side))
+                self.diagnostics.append(_mismatch(expr, use, side))
                 return
             if side == "numbers":
                 self._number(arg.name, expr.span)
 
     def _side(self, expr: Expr) -> str:
-        """What stands on a side of a comparison: `texts`, `numbers`, `mixed`, `neither`, or nothing that is known."""
+        """Return the kind of a side of a comparison: `texts`, `numbers`, `mixed`, `neither`, or "" if it is unknown."""
         if expr.type.dtype == "text":
             return "texts"
         if expr.type.dtype != "any":
@@ -313,26 +314,26 @@ class _Walk:
             return "numbers"
         return "mixed" if "text" in kinds else "neither"
 
-    def _prompts(self, node: Node, types: Mapping[str, Type]) -> None:
-        """A table of prompts, or a column of them, that a model answers."""
-        name, made = node.inputs[1], node.outputs[0].name
+    def _generate(self, node: Node, types: Mapping[str, Type]) -> None:
+        """Check a table of prompts, or a column of them, that a model answers."""
+        name, output = node.inputs[1], node.outputs[0].name
         from_column = self.columns.get(name)
         source = from_column.source if from_column else self.tables.get(name, "")
-        # An environment says itself what the model is asked.
+        # With an environment the prompts come from the environment.
         if source and not NODES[node.op].foreign:
             column = from_column.name if from_column else "prompt"
-            self.asked.append(Asked(node, source, column, _handle(node, types).name, name in self.chosen))
+            self.prompt_uses.append(Asked(node, source, column, _handle(node, types).name, name in self.chosen))
         if from_column:
             self._texts(name, node.span, ("text", "messages"))
             return
         if name not in self.tables:
             return
         if name in self.chosen:
-            self.chosen.add(made)
-        self.tables[made] = self.tables[name]
-        use = self._held(name, "prompt", node.span)
+            self.chosen.add(output)
+        self.tables[output] = self.tables[name]
+        use = self._data_column(name, "prompt", node.span)
         if use is not None:
-            self._there(use)
+            self._require(use)
             self._prompt(use, ("text", "messages"))
 
     def _texts(self, name: str, span: Span, wanted: Sequence[str]) -> None:
@@ -348,31 +349,31 @@ class _Walk:
         hint = "write it as a text in the data, in quotes" if odd in ("whole", "real", "truth") else ""
         hint = "leave such rows out of the data" if odd == "null" else hint
         hint = 'a message is `{"role": "user", "content": "..."}`' if odd == "nested" else hint
-        self.found.append(Diagnostic("E0732", message, span or use.span, hint))
+        self.diagnostics.append(Diagnostic("E0732", message, span or use.span, hint))
 
-    def _expected(self, node: Node, types: Mapping[str, Type]) -> None:
-        """A column by which rows begin."""
+    def _expect(self, node: Node, types: Mapping[str, Type]) -> None:
+        """Check the column by which rows begin."""
         name = attr(node, "column")
-        use = self._held(node.inputs[0], str(name), node.span) if name else None
+        use = self._data_column(node.inputs[0], str(name), node.span) if name else None
         if use is None:
             return
-        self._there(use)
+        self._require(use)
         self.columns[f"{node.name}.{name}"] = use
         self._number(f"{node.name}.{name}", node.span)
 
-    def _given(self, node: Node, types: Mapping[str, Type]) -> None:
-        """Every row has the columns that a function is given."""
+    def _call(self, node: Node, types: Mapping[str, Type]) -> None:
+        """Check that every row has the columns that a function takes."""
         function = self.functions.get(str(node.attr("func")))
         source = self.tables.get(node.inputs[0], "")
-        for name, column in (self.known.get(source) or {}).items():
+        for name, column in (self.contents.get(source) or {}).items():
             if function and function.takes(name) and name not in node.attr("names"):
-                self._there(_Use(source, name, column, node.span))
+                self._require(_Use(source, name, column, node.span))
 
     def check_keys(self) -> None:
-        """Keys of a state are all texts, or all numbers: 4 is another key than "4"."""
+        """Check that the keys of a state are all texts, or all numbers: 4 is another key than "4"."""
         for state, uses in self.keys.items():
             kinds = [{"texts" if kind == "text" else "numbers" for kind in use.kinds} for use in uses]
-            odd = next((use for use, held in zip(uses, kinds, strict=True) if len(held | kinds[0]) > 1), None)
+            odd = next((use for use, use_kinds in zip(uses, kinds, strict=True) if len(use_kinds | kinds[0]) > 1), None)
             if odd is None:
                 continue
             message = f"{odd.shown} holds {odd.many}, and the keys of `{state}` would be texts and numbers"
@@ -380,14 +381,14 @@ class _Walk:
                 message = f"{odd.shown} holds {odd.many}, and {uses[0].shown}, by which `{state}` is kept too, "
                 message += uses[0].many
             hint = 'write all of them as texts, or all as numbers: 4 and "4" are two keys'
-            self.found.append(Diagnostic("E0304", message, odd.span, hint))
+            self.diagnostics.append(Diagnostic("E0304", message, odd.span, hint))
 
 
 def _handle(node: Node, types: Mapping[str, Type]) -> Handle:
-    """What lives across steps, and a node reads or changes."""
-    found = types[node.inputs[0]]
-    assert isinstance(found, Handle)
-    return found
+    """Return the type of what a node reads or changes across steps."""
+    kind = types[node.inputs[0]]
+    assert isinstance(kind, Handle)
+    return kind
 
 
 _REMEDIES = {
@@ -399,48 +400,52 @@ _REMEDIES = {
 }
 
 
-def _unlike(expr: Apply, use: _Use, side: str) -> Diagnostic:
-    """A column of numbers that is compared with a text, or of texts with a number."""
-    other = next((arg for arg in expr.args if isinstance(arg, Const)), None)
+def _mismatch(expr: Apply, use: _Use, side: str) -> Diagnostic:
+    """Return the diagnostic for a column of numbers compared with a text, or of texts with a number."""
+    constant = next((arg for arg in expr.args if isinstance(arg, Const)), None)
     if side == "numbers":
         message = f"{use.shown} holds {use.many}, and is compared with a text: they are never equal"
         hint = f'write texts in the data, as "{use.name}": "4"'
-        if other is None:
+        if constant is None:
             hint += '; or compare numbers, in a function: `python("rlgraph.rewards:exact_match")` does'
-        elif str(other.value).lstrip("-").replace(".", "", 1).isdecimal():
-            hint += f"; or compare with a number: `{other.value}`"
+        elif str(constant.value).lstrip("-").replace(".", "", 1).isdecimal():
+            hint += f"; or compare with a number: `{constant.value}`"
         return Diagnostic("E0304", message, expr.span, hint)
     message = f"{use.shown} holds {use.many}, and is compared with a number: they are never equal"
-    shown = str(other.value).lower() if other is not None and isinstance(other.value, bool) else other and other.value
-    hint = f'compare with a text: `"{shown}"`' if other is not None else "compare with a column of texts"
+    shown = (
+        str(constant.value).lower()
+        if constant is not None and isinstance(constant.value, bool)
+        else constant and constant.value
+    )
+    hint = f'compare with a text: `"{shown}"`' if constant is not None else "compare with a column of texts"
     return Diagnostic("E0304", message, expr.span, f'{hint}; or write numbers in the data, as "{use.name}": 4')
 
 
-def _applied(expr: Expr) -> Iterator[Apply]:
-    """Every operation in an expression, each once though parts are shared."""
-    waiting: list[Expr] = [expr]
+def _operations(expr: Expr) -> Iterator[Apply]:
+    """Yield every operation in an expression once, even where parts are shared."""
+    pending: list[Expr] = [expr]
     seen: set[int] = set()
-    while waiting:
-        part = waiting.pop()
+    while pending:
+        part = pending.pop()
         if isinstance(part, Apply) and id(part) not in seen:
             seen.add(id(part))
             yield part
-            waiting += part.args
+            pending += part.args
 
 
-_BY_OPERATION: Mapping[str, Callable[[_Walk, Node, Mapping[str, Type]], None]] = {
-    "read": _Walk._read,
-    "column": _Walk._column,
-    "tensor": _Walk._tensor,
-    "keep": _Walk._keep,
-    "pick": _Walk._pick,
-    "encode": _Walk._encode,
-    "length": _Walk._length,
-    "lookup": _Walk._keyed,
-    "assign": _Walk._assign,
-    "expect": _Walk._expected,
-    "call": _Walk._given,
-    "push": _Walk._push,
-    "sample": _Walk._sample,
+_BY_OPERATION: Mapping[str, Callable[[_UseWalk, Node, Mapping[str, Type]], None]] = {
+    "read": _UseWalk._read,
+    "column": _UseWalk._column,
+    "tensor": _UseWalk._tensor,
+    "keep": _UseWalk._keep,
+    "pick": _UseWalk._pick,
+    "encode": _UseWalk._encode,
+    "length": _UseWalk._length,
+    "lookup": _UseWalk._lookup,
+    "assign": _UseWalk._assign,
+    "expect": _UseWalk._expect,
+    "call": _UseWalk._call,
+    "push": _UseWalk._push,
+    "sample": _UseWalk._sample,
 }
-"""What a node does with tables and columns, beside those that generate."""
+"""How each operation uses tables and columns, except those that generate."""

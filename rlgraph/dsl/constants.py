@@ -1,4 +1,4 @@
-"""Constants: what is known before anything runs. Options, models, data sources and params are made of them."""
+"""Evaluates constants, which are known before anything runs: options, models, data sources and params."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rlgraph.ops.tensor import LARGEST
 _ARITHMETIC = {op.sign: op.python for op in TENSOR.values() if op.sign and op.args == 2 and op.python}
 
 LARGEST_PARTS = 100_000
-"""Characters of a text, entries of a list with all that lies in them."""
+"""The most characters of a text, or entries of a list with all that lies in them."""
 
 
 def evaluate(reporter: Reporter, expr: tree.Expr, scope: Mapping[str, Meaning]) -> Constant:
-    """The value of an expression that has to be constant."""
+    """Return the value of an expression that has to be constant."""
     if isinstance(expr, (tree.Number, tree.String, tree.Bool)):
         return expr.value
     if isinstance(expr, tree.List):
@@ -33,7 +33,7 @@ def evaluate(reporter: Reporter, expr: tree.Expr, scope: Mapping[str, Meaning]) 
         return _unary(reporter, expr, scope)
     if isinstance(expr, tree.Binary):
         return _binary(reporter, expr, scope)
-    if isinstance(expr, tree.Call) and isinstance(expr.func, tree.Name) and _constructor(expr.func.id):
+    if isinstance(expr, tree.Call) and isinstance(expr.func, tree.Name) and _is_constructor(expr.func.id):
         return record(reporter, expr, CONSTRUCTORS, scope, "constant")
     raise reporter.stop("E0404", "this has to be a constant", expr.span, "use a number, a text or a `param`")
 
@@ -55,9 +55,9 @@ def _name(reporter: Reporter, expr: tree.Name, scope: Mapping[str, Meaning]) -> 
             (Related(reporter.below[expr.id], "it is declared here"),),
         )
     if meaning is None:
-        known = [name for name, found in scope.items() if isinstance(found, (Const, Literal))]
-        declared = "" if expr.id in KEYWORDS else f"declare it: `param {expr.id} = ...`, or "
-        hint = nearest(expr.id, known) or f'{declared}quote it: `"{expr.id}"`'
+        constants = [name for name, candidate in scope.items() if isinstance(candidate, (Const, Literal))]
+        advice = "" if expr.id in KEYWORDS else f"declare it: `param {expr.id} = ...`, or "
+        hint = nearest(expr.id, constants) or f'{advice}quote it: `"{expr.id}"`'
         raise reporter.stop("E0201", f"nothing is called `{expr.id}`", expr.span, hint)
     raise reporter.stop(
         "E0404",
@@ -92,14 +92,14 @@ def _binary(reporter: Reporter, expr: tree.Binary, scope: Mapping[str, Meaning])
 
 
 def bounded(reporter: Reporter, value: Constant, span: Span) -> Constant:
-    """The constant, unless it is one that names of names of names have made huge."""
+    """Return the constant, unless names of names of names have made it huge."""
     if _size(value) > LARGEST_PARTS:
         raise reporter.stop("E0403", f"this constant has more than {LARGEST_PARTS} parts", span)
     return value
 
 
 def arithmetic(reporter: Reporter, op: str, left: float, right: float, span: Span) -> int | float | bool:
-    """A number from two; an error where there is none."""
+    """Return a number computed from two; an error is reported where there is none."""
     try:
         if op == "**" and abs(right) > 1024:
             raise OverflowError
@@ -112,14 +112,14 @@ def arithmetic(reporter: Reporter, op: str, left: float, right: float, span: Spa
         raise reporter.stop("E0403", "this is not a finite number", span)
     if isinstance(value, int) and abs(value) > LARGEST:
         raise reporter.stop("E0403", "this number is too large", span)
-    found: int | float | bool = value
-    return found
+    result: int | float | bool = value
+    return result
 
 
 def record(
     reporter: Reporter, call: tree.Call, known: Mapping[str, Signature], scope: Mapping[str, Meaning], what: str
 ) -> Record:
-    """A constructor's call, its arguments and options checked against its signature."""
+    """Return the constant that a constructor's call makes, its arguments and options checked against its signature."""
     assert isinstance(call.func, tree.Name)
     signature = known.get(call.func.id)
     if signature is None:
@@ -129,9 +129,9 @@ def record(
     args, options = bind(reporter, signature, call.args, call.options, call.span, scope)
     spans: dict[int | str, Span] = {at: arg.span for at, arg in enumerate(call.args)}
     spans |= {option.name: option.span for option in call.options}
-    made = Record(signature.name, tuple(args.values()), tuple(options.items()), call.span, tuple(spans.items()))
-    bounded(reporter, made, call.span)
-    return made
+    constant = Record(signature.name, tuple(args.values()), tuple(options.items()), call.span, tuple(spans.items()))
+    bounded(reporter, constant, call.span)
+    return constant
 
 
 def bind(
@@ -142,32 +142,35 @@ def bind(
     span: Span,
     scope: Mapping[str, Meaning],
 ) -> tuple[dict[str, Constant], dict[str, Constant]]:
-    """Values of arguments and of options, with defaults, checked for kind and range."""
+    """Return the values of arguments and of options, with defaults, checked for type and range."""
     if len(args) != len(signature.args):
         named = ", ".join(f"`{opt.name}`" for opt in signature.args)
         wanted = f"{counted(len(signature.args), 'value')} by place, {named}" if named else "nothing"
         place = args[len(signature.args)].span if len(args) > len(signature.args) else span
         raise reporter.stop("E0405", f"`{signature.name}` takes {wanted}, and is given {len(args)}", place)
-    found = {o.name: value(reporter, o, e, signature, scope) for o, e in zip(signature.args, args, strict=True)}
-    return found, options(reporter, signature, given, span, scope)
+    values = {
+        argument.name: value(reporter, argument, expr, signature, scope)
+        for argument, expr in zip(signature.args, args, strict=True)
+    }
+    return values, options(reporter, signature, given, span, scope)
 
 
 def options(
     reporter: Reporter, signature: Signature, options: Sequence[tree.Option], span: Span, scope: Mapping[str, Meaning]
 ) -> dict[str, Constant]:
-    """Every option of a signature with its value or default; those of an open one as they were given."""
+    """Return every option of a signature with its value or default; other options of an open one as they were given."""
     given: dict[str, Constant] = {}
-    known = {opt.name: opt for opt in signature.options}
+    declared = {opt.name: opt for opt in signature.options}
     failed = False
     for option in options:
         try:
-            if option.name in known:
-                given[option.name] = value(reporter, known[option.name], option.value, signature, scope)
+            if option.name in declared:
+                given[option.name] = value(reporter, declared[option.name], option.value, signature, scope)
             elif signature.open:
                 given[option.name] = evaluate(reporter, option.value, scope)
             else:
-                legal = ", ".join(f"`{name}`" for name in known)
-                hint = nearest(option.name, known) or (f"it takes {legal}" if known else "it takes no options")
+                legal = ", ".join(f"`{name}`" for name in declared)
+                hint = nearest(option.name, declared) or (f"it takes {legal}" if declared else "it takes no options")
                 raise reporter.stop(
                     "E0401", f"`{signature.name}` has no option `{option.name}`", option.name_span, hint
                 )
@@ -183,23 +186,23 @@ def options(
                 span,
                 f"add `{opt.name}=...`: {opt.about}".rstrip(": "),
             )
-    found: dict[str, Constant] = {}
+    values: dict[str, Constant] = {}
     for opt in signature.options:
         default = None if isinstance(opt.default, Required) else opt.default
-        found[opt.name] = given.get(opt.name, default)
-    return found | {name: value for name, value in given.items() if name not in known}
+        values[opt.name] = given.get(opt.name, default)
+    return values | {name: value for name, value in given.items() if name not in declared}
 
 
 def value(
     reporter: Reporter, opt: Attribute, expr: tree.Expr, signature: Signature, scope: Mapping[str, Meaning]
 ) -> Constant:
-    """A value of an option, of the right kind and in its range."""
+    """Return the value of an option, of the right type and in its range."""
     where = f"`{opt.name}` of `{signature.name}`"
     if opt.type == "word":
         return _word(reporter, opt, expr, where)
     value = evaluate(reporter, expr, scope)
     about = f"`{opt.name}`: {opt.about}" if opt.about else ""
-    if not _is(opt, value):
+    if not _has_type(opt, value):
         raise reporter.stop("E0403", f"{where} is {_TYPES[opt.type]}, not {_show(value)}", expr.span, about)
     if opt.type in ("float", "rate") and isinstance(value, int):
         value = float(value)
@@ -212,8 +215,8 @@ def value(
 
 
 def _word(reporter: Reporter, opt: Attribute, expr: tree.Expr, where: str) -> str:
-    """One of the names of an option, whatever else is called so; any name, where the option says none, in quotes where
-    it is a word of the language."""
+    """Return one of the names that an option allows, whatever else is called so; any name, where the option lists none,
+    in quotes where it is a word of the language."""
     if opt.names is None:
         if isinstance(expr, tree.Name):
             return expr.id
@@ -241,8 +244,8 @@ def _size(value: Constant) -> int:
     return 1
 
 
-def _constructor(name: str) -> bool:
-    """Whether a call is meant to be a constant: of a constructor, or of something that reads like one."""
+def _is_constructor(name: str) -> bool:
+    """Return whether a call is meant to be a constant: of a constructor, or of a name that reads like one."""
     return name in CONSTRUCTORS or (name not in TENSOR and closest(name, CONSTRUCTORS) != "")
 
 
@@ -265,10 +268,10 @@ _RECORDS: Mapping[str, tuple[str, ...]] = {
     "lora": ("lora",),
     "columns": ("columns",),
 }
-"""Of the types that hold more than plain constants: the constructors that make them."""
+"""The constructors of the types that hold more than plain constants."""
 
 
-def _is(opt: Attribute, value: Constant) -> bool:
+def _has_type(opt: Attribute, value: Constant) -> bool:
     if value is None:
         return opt.default is None
     if isinstance(value, Record) and opt.type in _RECORDS:

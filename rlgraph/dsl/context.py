@@ -1,4 +1,4 @@
-"""What is known while a program is being checked: one object, which every function of the checker takes first."""
+"""The state of checking a program: one object, which every function of the checker takes first."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rlgraph.ir.graph import Expr, Node, Record, Ref, Staleness, Value
 from rlgraph.ir.types import Axis, Table
 
 Columns = Callable[[Record], Mapping[str, Column] | None]
-"""The columns of a data source, and what they hold, as far as that can be known without running anything."""
+"""Returns the columns of a data source and what they hold, as far as it can be known without running anything."""
 Faults = Callable[[str, Record, Collection[str]], list[Diagnostic]]
-"""What is wrong with data, a function or an environment, as far as that can be seen without running anything: from the
-word of its declaration (`func`), what stands there, and the names of the options that are the language's own."""
+"""Returns what is wrong with data, a function or an environment, as far as it can be seen without running anything:
+from the word of its declaration (`func`), its record, and the names of the options that the language itself defines."""
 
 
 @dataclass
@@ -30,66 +30,66 @@ class Block:
     training: str = ""
     """The model whose `train` body this is."""
     live: set[str] = field(default_factory=set)
-    """Values through which a gradient goes to that model."""
+    """Values through which a gradient flows to that model."""
     defers: bool = False
-    """A loop's body: what it reports is about all the loop's rows."""
+    """Whether this is a loop's body, whose reports are about all the rows of the loop."""
     sliced: bool = False
-    """A body that sees a slice of the rows."""
+    """Whether the body sees a slice of the rows."""
     later: dict[str, Span] = field(default_factory=dict)
     """Names that are assigned further down, for a better message."""
     minimized: list[tuple[Expr, Span]] = field(default_factory=list)
     reports: list[tree.Report] = field(default_factory=list)
-    """Those that wait for the end of the loop."""
+    """Reports that wait for the end of the loop."""
 
 
 @dataclass
 class PhaseContext:
-    """What is known of the phase whose graph is being written."""
+    """The state of the phase whose graph is being written."""
 
     staleness: Staleness = Staleness()
     collected: frozenset[str] = frozenset()
-    """Data that some `collect` of it reads."""
+    """The data sources that a `collect` of the phase reads."""
     taken: dict[str, int] = field(default_factory=dict)
-    """How many values have a name."""
+    """How many values have each name."""
     axis_keys: set[str] = field(default_factory=set)
     columns: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Values that hold a column, by table and column."""
+    """The value that holds a column, by table and column."""
     chosen: dict[str, Axis] = field(default_factory=dict)
-    """For a value that chooses rows: the axis it chooses from."""
+    """The axis from which a value chooses rows."""
     levels: dict[int, tuple[Expr, int]] = field(default_factory=dict)
     """How deep an expression is, by its identity."""
     assigned: dict[str, Span] = field(default_factory=dict)
     reported: dict[str, Span] = field(default_factory=dict)
-    """Its metrics."""
+    """The metrics of the phase."""
 
 
 @dataclass(kw_only=True)
 class Context(Reporter):
-    """All that is known while one program is checked."""
+    """The state of checking one program."""
 
     evaluator: Callable[[Context, tree.Expr, str], Meaning]
-    """`expressions.evaluate`: calls and defs are expressions, and made of expressions."""
+    """The function `expressions.evaluate`: calls and defs are expressions, and made of expressions."""
     writer: Callable[[Context, Sequence[tree.Stmt]], None]
-    """`bodies.write`: loops are statements, and made of statements."""
+    """The function `bodies.write`: loops are statements, and made of statements."""
     columns: Columns = lambda record: None
     faults: Faults = lambda word, record, options: []
     groups: Callable[[Context, Ref, Span], Axis | None] = lambda context, value, span: None
-    """Rows in which those of a value lie because Python says so: a def by itself has them."""
+    """The axis of groups in which Python says that the rows of a value lie: a def by itself has such groups."""
 
     scope: dict[str, Meaning] = field(default_factory=dict)
-    """What the declarations mean."""
+    """The meanings of the declarations."""
     declared: dict[str, Span] = field(default_factory=dict)
-    """Names of declarations."""
+    """The names of the declarations."""
     used: set[str] = field(default_factory=set)
-    """Names that some expression uses."""
+    """The names that expressions use."""
     axes: dict[str, Axis] = field(default_factory=dict)
-    """Of all phases, by key."""
+    """The axes of all phases, by key."""
     buffers: dict[str, Table] = field(default_factory=dict)
-    """What was pushed into each buffer."""
+    """The type of the rows in each buffer."""
     data_columns: dict[str, Mapping[str, Column] | None] = field(default_factory=dict)
-    """Of the data sources that were looked into."""
+    """The columns of the data sources that were inspected."""
     collected: set[str] = field(default_factory=set)
-    """Data that some `collect` of some phase reads."""
+    """The data sources that a `collect` of some phase reads."""
 
     phase: PhaseContext = field(default_factory=PhaseContext)
     block: Block = field(default_factory=lambda: Block({}, {}))
@@ -97,14 +97,14 @@ class Context(Reporter):
     active: list[tree.Def] = field(default_factory=list)
     """Defs that are being written out, the outermost first."""
     outside: dict[str, Meaning] = field(default_factory=dict)
-    """What names mean outside of them."""
+    """The meanings of names outside of them."""
     written: int = 0
-    """Calls of defs so far."""
+    """How many calls of defs have been written out."""
 
     def evaluate(self, expr: tree.Expr, hint: str = "") -> Meaning:
-        """What an expression means; `hint` is the name that its value is going to have."""
+        """Return the meaning of an expression; `hint` is the name that its value is going to have."""
         return self.evaluator(self, expr, hint)
 
     def write(self, body: Sequence[tree.Stmt]) -> None:
-        """The nodes of a body, in the present block."""
+        """Write the nodes of a body into the current block."""
         self.writer(self, body)

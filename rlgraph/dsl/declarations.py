@@ -1,4 +1,4 @@
-"""Declarations get their meaning: params, models, what lies outside, states, defs."""
+"""Gives declarations their meaning: params, models, everything outside the program, states, defs."""
 
 from __future__ import annotations
 
@@ -36,26 +36,29 @@ def _prelude() -> tree.File:
 
 
 def prelude() -> dict[str, Meaning]:
-    """What is defined in the language itself."""
-    known: dict[str, Meaning] = {}
+    """Return what the language itself defines."""
+    scope: dict[str, Meaning] = {}
     for item in _prelude().declarations:
         assert isinstance(item, tree.Def)
-        # Its defs see each other only: what a program declares cannot change what they mean.
-        known[item.name] = DefName(item, known)
-    return known
+        # These defs see only each other: what a program declares cannot change what they mean.
+        scope[item.name] = DefName(item, scope)
+    return scope
 
 
 def unknown_changes(context: Context, declared: Sequence[tree.Decl], changes: Mapping[str, tree.Expr]) -> None:
-    """Says which changes are of nothing that is declared."""
-    known = [d.name for d in declared if isinstance(d, (tree.Declaration, tree.State))]
+    """Report the changes of names that are not declared."""
+    names = [item.name for item in declared if isinstance(item, (tree.Declaration, tree.State))]
     for name, expr in changes.items():
-        if name not in known:
-            hint = nearest(name, known) or f"it declares {', '.join(f'`{n}`' for n in known) or 'nothing'}"
+        if name not in names:
+            hint = (
+                nearest(name, names)
+                or f"it declares {', '.join(f'`{known_name}`' for known_name in names) or 'nothing'}"
+            )
             context.say("E0804", f"the program declares nothing called `{name}`", expr.span, hint)
 
 
 def declare(context: Context, item: tree.Decl, changes: Mapping[str, tree.Expr]) -> None:
-    """The name of a declaration, with its meaning."""
+    """Put the name of a declaration and its meaning into the scope."""
     if isinstance(item, (tree.Declaration, tree.State, tree.Def)):
         if item.name in context.declared:
             related = (Related(context.declared[item.name], "it is declared here"),)
@@ -63,14 +66,14 @@ def declare(context: Context, item: tree.Decl, changes: Mapping[str, tree.Expr])
         context.declared[item.name] = item.name_span
         if item.name in AXES:
             raise context.stop("E0208", f"`{item.name}` is the name of an axis", item.name_span, "choose another name")
-        called = isinstance(item, tree.Def) or (isinstance(item, tree.Declaration) and item.kind == "func")
-        if called and item.name in BUILT_IN:
+        callable_item = isinstance(item, tree.Def) or (isinstance(item, tree.Declaration) and item.kind == "func")
+        if callable_item and item.name in BUILT_IN:
             context.say(
                 "W0202", f"`{item.name}` takes the place of a built-in function", item.name_span, "choose another name"
             )
     changed = changes.get(item.name) if isinstance(item, (tree.Declaration, tree.State)) else None
     if changed is not None and isinstance(item, (tree.Declaration, tree.State)):
-        # What is wrong with it later on stands there, and not in the file.
+        # Errors found in it later on are in the change, not in the file.
         item = replace(item, value=_bare_text(context, item, changed), span=changed.span)
     if isinstance(item, tree.Declaration):
         context.scope[item.name] = _meaning(context, item)
@@ -81,17 +84,17 @@ def declare(context: Context, item: tree.Decl, changes: Mapping[str, tree.Expr])
 
 
 SET = "--set "
-"""The path of an expression that comes from the command line begins so."""
+"""The beginning of the path of an expression that comes from the command line."""
 
 
 def is_bare(text: str) -> bool:
-    """Whether this could be a text that lacks its quotes, as the shell takes them away: `Qwen/Qwen2.5-7B`."""
+    """Return whether this could be a text whose quotes the shell took away: `Qwen/Qwen2.5-7B`."""
     return any(sign.isalpha() for sign in text) and not any(sign in text for sign in "\"'()[],\n")
 
 
 def _bare_text(context: Context, item: tree.Declaration | tree.State, changed: tree.Expr) -> tree.Expr:
-    """Return what a declaration is changed to: where a text stands, one without quotes is one too, unless it names
-    something that is declared."""
+    """Return what a declaration is changed to: in the place of a text, a text without quotes is one too, unless it
+    names something that is declared."""
     source = changed.span.source
     if not source.path.startswith(SET) or not is_bare(source.text):
         return changed
@@ -106,6 +109,7 @@ def _bare_text(context: Context, item: tree.Declaration | tree.State, changed: t
 
 
 def _meaning(context: Context, item: tree.Declaration) -> Meaning:
+    """Return the meaning of a declaration."""
     if item.kind == "param":
         value = constants.evaluate(context, item.value, context.scope)
         if isinstance(value, (bool, int, float)):
@@ -130,15 +134,15 @@ def _model(context: Context, item: tree.Declaration) -> Model:
             raise context.stop("E0405", "`frozen` takes one model", value.span, "`frozen(actor)`")
         value, frozen = value.args[0], True
     if isinstance(value, tree.Name):
-        held = context.scope.get(value.id)
-        if isinstance(held, Wrong):
+        meaning = context.scope.get(value.id)
+        if isinstance(meaning, Wrong):
             raise Stop
-        if isinstance(held, ModelName):
+        if isinstance(meaning, ModelName):
             context.used.add(value.id)
             return replace(
-                held.model, name=item.name, source=None, copy_of=value.id, frozen=frozen, options=(), span=item.span
+                meaning.model, name=item.name, source=None, copy_of=value.id, frozen=frozen, options=(), span=item.span
             )
-        if held is None and value.id in context.below:
+        if meaning is None and value.id in context.below:
             raise context.stop(
                 "E0202",
                 f"`{value.id}` is used before it is declared",
@@ -146,9 +150,9 @@ def _model(context: Context, item: tree.Declaration) -> Model:
                 "move its line up",
                 (Related(context.below[value.id], "it is declared here"),),
             )
-        known = [name for name, found in context.scope.items() if isinstance(found, ModelName)]
-        shown = f"`{value.id}` is {describe(held)}, not a model" if held else f"nothing is called `{value.id}`"
-        hint = nearest(value.id, known) or f"load one: `causal_lm({value.id})`"
+        models = [name for name, candidate in context.scope.items() if isinstance(candidate, ModelName)]
+        shown = f"`{value.id}` is {describe(meaning)}, not a model" if meaning else f"nothing is called `{value.id}`"
+        hint = nearest(value.id, models) or f"load one: `causal_lm({value.id})`"
         raise context.stop("E0201", shown, value.span, hint)
     if not isinstance(value, tree.Call) or not isinstance(value.func, tree.Name):
         name = value.value if isinstance(value, tree.String) else "folder or hub name"
@@ -166,12 +170,12 @@ def _model(context: Context, item: tree.Declaration) -> Model:
         raise context.stop(
             "E0403", f'a dtype is "float32", "float64" or "bfloat16", not "{record.option("dtype")}"', place
         )
-    _lora(context, record, value)
+    _check_lora(context, record, value)
     return Model(item.name, record.name, record.args[0], None, frozen, record.options, item.span)
 
 
-def _lora(context: Context, record: Record, call: tree.Call) -> None:
-    """What is wrong with the adapters of a model whatever that is."""
+def _check_lora(context: Context, record: Record, call: tree.Call) -> None:
+    """Check the adapters of a model for what is wrong with any model."""
     lora = record.option("lora")
     if lora is None:
         return
@@ -203,8 +207,15 @@ def _define(context: Context, item: tree.Def) -> None:
         if parameter.id in seen:
             raise context.stop("E0203", f"`{item.name}` has two parameters `{parameter.id}`", parameter.span)
         seen[parameter.id] = parameter.span
-    own = [*item.parameters, *(tree.Name(s.target, s.target_span) for s in item.body if isinstance(s, tree.Assign))]
-    for name in own:
+    local_names = [
+        *item.parameters,
+        *(
+            tree.Name(statement.target, statement.target_span)
+            for statement in item.body
+            if isinstance(statement, tree.Assign)
+        ),
+    ]
+    for name in local_names:
         if name.id in AXES:
             raise context.stop("E0208", f"`{name.id}` is the name of an axis", name.span, "choose another name")
     context.used |= free_names(item)
@@ -213,25 +224,27 @@ def _define(context: Context, item: tree.Def) -> None:
 
 
 def unknown_in(context: Context, definition: tree.Def) -> bool:
-    """Says which names of a def mean nothing, whether it is called or not."""
+    """Report names in a def that mean nothing, whether it is called or not; return whether there are any."""
     free = free_names(definition)
     built_in = {*BUILT_IN, *AXES}
     unknown = [
-        n for n in names_in(definition.body) if n.id in free and n.id not in context.scope and n.id not in built_in
+        name
+        for name in names_in(definition.body)
+        if name.id in free and name.id not in context.scope and name.id not in built_in
     ]
-    known = {*context.scope, *built_in, *(parameter.id for parameter in definition.parameters)}
+    names = {*context.scope, *built_in, *(parameter.id for parameter in definition.parameters)}
     for name in unknown:
-        context.say("E0201", f"nothing is called `{name.id}`", name.span, nearest(name.id, known))
+        context.say("E0201", f"nothing is called `{name.id}`", name.span, nearest(name.id, names))
     return bool(unknown)
 
 
 def unused(context: Context, declared: Sequence[tree.Decl], source: Source) -> None:
-    """Says what is declared and never used."""
+    """Warn of declarations that are never used."""
     named = {name.id for item in declared for name in names_in(item)} | context.used
     for item in declared:
-        # What a used file declares cannot be left out by the file that changes it.
-        own = item.span.source.path == source.path
-        if own and isinstance(item, (tree.Declaration, tree.State)) and item.name not in named:
+        # The file that changes a used file cannot leave out what that one declares.
+        in_this_file = item.span.source.path == source.path
+        if in_this_file and isinstance(item, (tree.Declaration, tree.State)) and item.name not in named:
             kind = item.kind if isinstance(item, tree.Declaration) else "state"
             context.say("W0201", f"{kind} `{item.name}` is never used", item.name_span, "leave it out")
 

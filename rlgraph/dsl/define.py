@@ -1,4 +1,4 @@
-"""A `def` by itself, as one tensor node: how Python calls the functions of the language."""
+"""Compiles a `def` by itself into one tensor node: so Python calls the functions of the language."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from rlgraph.ir.types import Axis, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Defined:
-    """A def for arguments of certain types."""
+    """A def compiled for arguments of certain types."""
 
     node: Node
-    """One `tensor` node whose inputs are parameters."""
+    """A `tensor` node whose inputs are the parameters."""
     group: str | None = None
-    """The parameter that says in which group each row lies, where the def reduces by one."""
+    """The parameter with the group of each row, where the def reduces by one."""
 
 
 def definitions(source: Source | None, changes: Mapping[str, tree.Expr] | None = None) -> dict[str, DefName]:
-    """The defs of a program, or of the prelude for None. Raises ProgramError for wrong declarations."""
+    """Return the defs of a program, or of the prelude for None. Raises ProgramError for wrong declarations."""
     context = new_context()
-    own = list(context.scope)
+    names = list(context.scope)
     if source is not None:
         file = assemble(parse(source), source, context)
-        own = [item.name for item in file.declarations if isinstance(item, tree.Def)]
+        names = [item.name for item in file.declarations if isinstance(item, tree.Def)]
         unknown_changes(context, file.declarations, changes or {})
         for item in file.declarations:
             try:
@@ -60,11 +60,11 @@ def definitions(source: Source | None, changes: Mapping[str, tree.Expr] | None =
             scope[name] = Unknowable(reason, getattr(meaning, span).span)
         else:
             scope[name] = DefName(meaning.definition, scope) if isinstance(meaning, DefName) else meaning
-    return {name: found for name in own if isinstance(found := scope[name], DefName)}
+    return {name: definition for name in names if isinstance(definition := scope[name], DefName)}
 
 
 def define(called: DefName, types: Mapping[str, Tensor]) -> Defined:
-    """The def for parameters of these types. Raises ProgramError where they do not fit."""
+    """Compile a def for parameters of these types. Raises ProgramError where they do not fit."""
     groups = _Groups(types)
     context = replace(new_context(), groups=groups.axis)
     context.phase.taken = dict.fromkeys(types, 1)
@@ -96,14 +96,14 @@ def _raise(context: Context) -> None:
 
 @dataclass
 class _Groups:
-    """Rows grouped by a parameter that has the number of its group for each row."""
+    """Groups rows by a parameter that holds the number of each row's group."""
 
     parameters: Mapping[str, Tensor]
     name: str | None = None
-    """The parameter that some `by=` takes."""
+    """The parameter that a `by=` names."""
 
     def axis(self, context: Context, value: Ref, span: Span) -> Axis | None:
-        """The groups' axis, where a value is such a parameter."""
+        """Return the axis of the groups, if a value is such a parameter."""
         axis = value.type.axis
         if value.name not in self.parameters or value.type.dtype != "int" or not axis or axis.inner or not axis.parent:
             return None

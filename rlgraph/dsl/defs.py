@@ -1,4 +1,4 @@
-"""Defs: each is written out where it is called, with the types that it is called with."""
+"""Writes each def out where it is called, with the types of that call."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlgraph.dsl.scope import DefName, Meaning
 from rlgraph.ir.graph import Apply, Ref
 
 MOST_CALLS = 2000
-"""Calls of defs in a program: there are this many, or one of them doubles at each level."""
+"""The most calls of defs in a program: with more, a def probably doubles at each level."""
 
 
 def expand(context: Context, expr: tree.Call, called: DefName, hint: str) -> Meaning:
-    """A def is written out at each call, with the types that it is called with."""
+    """Write a def out at a call, with the types of its arguments, and return its value."""
     definition = called.definition
     if expr.options:
         raise context.stop("E0401", f"`{definition.name}` takes its values by place", expr.options[0].name_span)
@@ -40,10 +40,10 @@ def expand(context: Context, expr: tree.Call, called: DefName, hint: str) -> Mea
     uses = Counter(name.id for name in names_in(definition.body))
     if not context.active:
         context.outside = context.block.scope
-    # What is declared has its meaning of the step: data are tables there, and `keep` may have replaced them.
+    # A declared name means what it does in the step: data are tables there, and `keep` may have replaced them.
     scope = {
-        name: context.outside.get(name, held) if name in context.declared else held
-        for name, held in called.scope.items()
+        name: context.outside.get(name, declared) if name in context.declared else declared
+        for name, declared in called.scope.items()
     }
     for parameter, arg in zip(definition.parameters, expr.args, strict=True):
         meaning = context.evaluate(arg)
@@ -53,18 +53,18 @@ def expand(context: Context, expr: tree.Call, called: DefName, hint: str) -> Mea
             label = f"{hint or definition.name}.{parameter.id}"
             meaning = Ref(materialize(context, meaning, label), kind, arg.span)
         scope[parameter.id] = meaning
-    outer, place = context.block.scope, context.call_site
-    context.block.scope, context.call_site = scope, place or expr.span
+    outer_scope, outer_call_site = context.block.scope, context.call_site
+    context.block.scope, context.call_site = scope, outer_call_site or expr.span
     context.active.append(definition)
     try:
         return body(context, definition, hint or definition.name)
     finally:
-        context.block.scope, context.call_site = outer, place
+        context.block.scope, context.call_site = outer_scope, outer_call_site
         context.active.pop()
 
 
 def body(context: Context, definition: tree.Def, hint: str) -> Meaning:
-    """What a def gives, its parameters in the block's scope."""
+    """Return the value of a def whose parameters are in the block's scope."""
     for statement in definition.body:
         if isinstance(statement, tree.Return):
             return context.evaluate(statement.value, hint)

@@ -1,4 +1,4 @@
-"""How deep a syntax tree is: what reads trees may call itself for each level."""
+"""Limits the depth of a syntax tree: what reads trees may call itself for each level."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_DEPTH = 200
 
 
 def too_deep(root: tree.File | tree.Expr) -> list[Diagnostic]:
-    """A diagnostic for each statement in which an expression is too deep."""
+    """Return a diagnostic for each statement in which an expression is too deep."""
     hint = "give a part of it a name on a line of its own"
     message = f"this expression has more than {MAX_DEPTH} levels"
     return [Diagnostic("E0120", message, node.span, hint) for node in _deep(root)]
@@ -27,8 +27,8 @@ def _deep(root: Any) -> Iterator[Any]:
             yield statement
             continue
         for child in _children(node):
-            inner = isinstance(child, tree.Expr)
-            pending.append((child, statement if inner else child, depth + 1 if inner else 0))
+            is_expression = isinstance(child, tree.Expr)
+            pending.append((child, statement if is_expression else child, depth + 1 if is_expression else 0))
 
 
 def _children(node: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Expressions: names and axes are resolved here, and everything that is not tensor mathematics becomes a node."""
+"""Checks expressions: names and axes are resolved here, and all but tensor mathematics becomes nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlgraph.ir.types import OLDEST, Tensor
 
 
 def evaluate(context: Context, expr: tree.Expr, hint: str = "") -> Meaning:
-    """What an expression means; `hint` is the name that its value is going to have."""
+    """Return the meaning of an expression; `hint` is the name that its value is going to have."""
     if isinstance(expr, tree.Name):
         return look_up(context, expr)
     if isinstance(expr, tree.Number):
@@ -39,7 +39,7 @@ def evaluate(context: Context, expr: tree.Expr, hint: str = "") -> Meaning:
     if isinstance(expr, tree.Attribute):
         return _attribute(context, expr)
     if isinstance(expr, tree.Index):
-        return _keyed(context, expr)
+        return _lookup(context, expr)
     return _call(context, expr, hint)
 
 
@@ -48,9 +48,9 @@ def _attribute(context: Context, expr: tree.Attribute) -> Meaning:
     if isinstance(base, TableValue):
         return _column(context, base, expr)
     if isinstance(base, ModelName):
-        known = METHODS[base.model.kind]
-        hint = nearest(expr.name, known) or f"call one of {', '.join(f'`{name}`' for name in known)}"
-        if expr.name in known:
+        methods = METHODS[base.model.kind]
+        hint = nearest(expr.name, methods) or f"call one of {', '.join(f'`{name}`' for name in methods)}"
+        if expr.name in methods:
             raise context.stop(
                 "E0206", f"`{expr.name}` of a model has to be called", expr.name_span, f"`{expr.span.text}(...)`"
             )
@@ -61,33 +61,33 @@ def _attribute(context: Context, expr: tree.Attribute) -> Meaning:
 
 
 def _length(context: Context, texts: Ref, expr: tree.Attribute) -> Ref:
-    """How many tokens the texts of a column have."""
-    made, column, kind = context.phase.columns, (texts.name, "length"), replace(texts.type, dtype="int")
-    if column not in made:
+    """Return how many tokens each text of a column has."""
+    values, column, kind = context.phase.columns, (texts.name, "length"), replace(texts.type, dtype="int")
+    if column not in values:
         value = Value(fresh(context, f"{texts.name}.length"), kind)
         emit(context, Node("length", (texts.name,), (value,), span=expr.span))
-        made[column] = value.name
-    return Ref(made[column], kind, expr.span)
+        values[column] = value.name
+    return Ref(values[column], kind, expr.span)
 
 
 def _column(context: Context, table: TableValue, expr: tree.Attribute) -> Ref:
-    known = {name: kind for name, kind in table.type.columns().items() if name != OLDEST}
-    kind = known.get(expr.name)
+    columns = {name: kind for name, kind in table.type.columns().items() if name != OLDEST}
+    kind = columns.get(expr.name)
     if kind is None and table.type.data is None:
         kind = Tensor("any", table.type.axis)
     if kind is None:
-        hint = nearest(expr.name, known) or f"it has {', '.join(sorted(known)) or 'none that is known here'}"
+        hint = nearest(expr.name, columns) or f"it has {', '.join(sorted(columns)) or 'none that is known here'}"
         raise context.stop("E0204", f"the table has no column `{expr.name}`", expr.name_span, hint)
-    made, column = context.phase.columns, (table.name, expr.name)
-    if column not in made:
+    values, column = context.phase.columns, (table.name, expr.name)
+    if column not in values:
         value = Value(fresh(context, f"{table.name}.{expr.name}"), kind)
         emit(context, Node("column", (table.name,), (value,), (("name", expr.name),), span=expr.span))
-        made[column] = value.name
-    return Ref(made[column], kind, expr.span)
+        values[column] = value.name
+    return Ref(values[column], kind, expr.span)
 
 
 def key_of(context: Context, expr: tree.Index) -> Expr:
-    """The column by which a keyed state is looked up."""
+    """Return the column by which a keyed state is looked up."""
     key = tensor(context, expr.key)
     if key.type.axis is None or key.type.axis.inner or key.type.dtype == "row":
         raise context.stop(
@@ -99,7 +99,7 @@ def key_of(context: Context, expr: tree.Index) -> Expr:
     return key
 
 
-def _keyed(context: Context, expr: tree.Index) -> Expr:
+def _lookup(context: Context, expr: tree.Index) -> Expr:
     state = keyed_state(context, expr)
     key = key_of(context, expr)
     handle = context.block.versions[state.name]
@@ -121,7 +121,7 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
     if isinstance(meaning, OutsideName) and meaning.outside.kind == "func":
         context.used.add(name)
         return function(context, expr, meaning.outside, hint)
-    # A value may have the name of a built-in function: what is called is the function.
+    # A value may have the name of a built-in function: the call means the function.
     if name in ("pick", "encode"):
         return pick(context, expr, hint) if name == "pick" else encode(context, expr, hint)
     if name in FUNCTIONS:
@@ -130,8 +130,8 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
         raise Stop
     if meaning is not None:
         shown = describe(meaning)
-        more = f"call one of its methods: `{name}.generate(...)`" if isinstance(meaning, ModelName) else ""
-        raise context.stop("E0206", f"`{name}` is {shown}, which cannot be called", expr.func.span, more)
-    known = [*BUILT_IN]
-    known += [n for n, m in context.block.scope.items() if isinstance(m, (DefName, OutsideName))]
-    raise context.stop("E0201", f"no function is called `{name}`", expr.func.span, nearest(name, known))
+        advice = f"call one of its methods: `{name}.generate(...)`" if isinstance(meaning, ModelName) else ""
+        raise context.stop("E0206", f"`{name}` is {shown}, which cannot be called", expr.func.span, advice)
+    functions = [*BUILT_IN]
+    functions += [word for word, value in context.block.scope.items() if isinstance(value, (DefName, OutsideName))]
+    raise context.stop("E0201", f"no function is called `{name}`", expr.func.span, nearest(name, functions))

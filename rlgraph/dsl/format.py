@@ -1,8 +1,8 @@
-"""The canonical layout of a program: text to tidy text, with every comment where it was.
+"""Formats a program: text becomes tidy text, with every comment where it was.
 
-The text is laid out from its tokens, not from its tree, so brackets, line breaks inside brackets and the
-spelling of numbers stay the user's. Blanks, indentation, quotes and blank lines become canonical; columns
-that the user lined up stay lined up (`align.py`).
+The text is laid out from its tokens, not from its tree, so brackets, line breaks inside brackets and the spelling of
+numbers stay the user's. Blanks, indentation, quotes and blank lines become canonical; columns that the user lined up
+stay lined up (`align.py`).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ INDENT = 4
 
 
 def format_source(source: Source) -> str:
-    """The text of a program in canonical layout; a `ProgramError` where it is not a program."""
+    """Return the text of a program in canonical layout. Raises ProgramError if it is not a program."""
     parse(source)
-    found = read(source)
-    rows = _rows(found.lines, found.comments)
+    logical = read(source)
+    rows = _rows(logical.lines, logical.comments)
     align(rows)
     return "".join(("\n" if row.gap else "") + row.text() + "\n" for row in rows)
 
 
 def _rows(lines: list[Line], comments: list[Comment]) -> list[Row]:
-    """The lines of the new text, in order, without alignment."""
+    """Return the lines of the formatted text, in order, without alignment."""
     pending = [comment for comment in comments if comment.alone]
     trailing = {comment.line: comment for comment in comments if not comment.alone}
     rows: list[Row] = []
@@ -48,7 +48,7 @@ def _rows(lines: list[Line], comments: list[Comment]) -> list[Row]:
 
 
 def _until(pending: list[Comment], line: int) -> list[Comment]:
-    """Take the comments before a line."""
+    """Take and return the comments before a line."""
     taken = [comment for comment in pending if comment.line < line]
     del pending[: len(taken)]
     return taken
@@ -59,16 +59,17 @@ def _comment(comment: Comment, level: int) -> Row:
 
 
 def _level(comment: Comment, widths: list[int], below: int) -> int:
-    """A comment belongs to the line below it, or to a block that ends above if it is indented like that."""
+    """Return the level of a comment: that of the line below it, or of a block that ends above if it is indented like
+    that."""
     inner = [level for level, width in enumerate(widths) if width <= comment.column and level > below]
     return max(inner, default=below)
 
 
 def _line_rows(line: Line, comments: list[Comment], trailing: dict[int, Comment]) -> list[Row]:
-    """A logical line, broken inside its brackets where the user broke it."""
+    """Return the rows of a logical line, broken inside its brackets where the user broke it."""
     rows: list[Row] = []
     tokens = line.tokens
-    brackets: list[int] = []  # the rows in which the open ones were opened
+    brackets: list[int] = []  # for each open bracket the row in which it was opened
     base = INDENT * line.level
     number = 0
     for at, token in enumerate(tokens):
@@ -94,7 +95,7 @@ def _line_rows(line: Line, comments: list[Comment], trailing: dict[int, Comment]
 
 
 def _closers(tokens: list[Token], at: int) -> int:
-    """How many brackets close at the start of a line."""
+    """Return how many brackets close at the start of a line."""
     count = 0
     while at + count < len(tokens) and tokens[at + count] in (")", "]"):
         count += 1
@@ -108,19 +109,19 @@ def _mark(row: Row, tokens: list[Token], at: int, depth: int) -> None:
         return
     if at == 1 and first in (*words.DECLARING, "pool"):
         row.word, row.word_blanks = str(first), _blanks(tokens, at)
-    names = first.type == "NAME" or first in (*words.DECLARING, "pool")
-    if (names and token in ("=", ":=")) or (first == "place" and token == "on" and tokens[at - 1] != "."):
+    begins_with_name = first.type == "NAME" or first in (*words.DECLARING, "pool")
+    if (begins_with_name and token in ("=", ":=")) or (first == "place" and token == "on" and tokens[at - 1] != "."):
         row.kind, row.meant, row.split = str(token).lstrip(":"), _blanks(tokens, at), len(row.head)
 
 
 def _blanks(tokens: list[Token], at: int) -> int:
-    """How many blanks the user left before a token; one where there were none."""
+    """Return how many blanks the user left before a token; one where there were none."""
     _, end = position(tokens[at - 1])
     return max(1, position(tokens[at])[1] - end - len(tokens[at - 1]))
 
 
 def _gap(tokens: list[Token], at: int, depth: int) -> str:
-    """What stands between a token and the one before it."""
+    """Return what stands between a token and the one before it."""
     before, token = tokens[at - 1], tokens[at]
     if before in ("(", "[", ".") or token in (")", "]", ",", ".", ":") or "**" in (before, token):
         return ""
@@ -134,19 +135,19 @@ def _gap(tokens: list[Token], at: int, depth: int) -> str:
 
 
 def _ends_operand(tokens: list[Token], at: int) -> bool:
-    """Whether an operator after this token has a left side."""
+    """Return whether an operator after this token has a left side."""
     if at < 0:
         return False
     return tokens[at].type in OPERANDS or tokens[at] in (")", "]") or (at > 0 and tokens[at - 1] == ".")
 
 
 def _is_function(tokens: list[Token], at: int) -> bool:
-    """Whether this is the `where` of `where(condition, a, b)`, not that of `keep T where condition`."""
+    """Return whether this is the `where` of `where(condition, a, b)`, not that of `keep T where condition`."""
     return tokens[at] == "where" and not (tokens[0] == "keep" and at == 2)
 
 
 def _spelled(token: Token) -> str:
-    """Strings in double quotes, unless there are any inside."""
+    """Return a token with a string in double quotes, unless there are any inside."""
     if token.type == "STRING" and token[0] == "'" and '"' not in token and "\\" not in token:
         return f'"{token[1:-1]}"'
     return str(token)

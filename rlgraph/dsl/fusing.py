@@ -1,4 +1,4 @@
-"""Trainings that share a pipeline: which of a program's can."""
+"""Checks `fuse` lines of a schedule: which trainings can share a pipeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlgraph.ops.nodes import model_of
 def check_fuse(
     reporter: Reporter, program: Program, line: tree.Fuse, models: Sequence[str], before: Sequence[Fuse]
 ) -> Fuse:
-    """What a line says of these trainings of the program, one for each of its works; `before`: other such lines."""
+    """Return what a line says of trainings of the program, one model for each of its works; `before`: other lines."""
     if len(models) < 2:
         message = f"the training of `{models[0]}` fills nobody's bubbles: there is no other one"
         raise reporter.stop(
@@ -27,9 +27,9 @@ def check_fuse(
         if model in models[:number]:
             first = Related(line.work[models.index(model)].span, "the first time")
             raise reporter.stop("E0905", f"`{model}.train` is fused twice", work.span, "keep one of them", (first,))
-        for other in before:
-            if model in other.models:
-                related = (Related(other.span, "the first time"),)
+        for other_line in before:
+            if model in other_line.models:
+                related = (Related(other_line.span, "the first time"),)
                 raise reporter.stop("E0905", f"`{model}.train` is fused twice", work.span, "keep one of them", related)
     for number, (model, work) in enumerate(zip(models, line.work, strict=True)):
         for earlier in models[:number]:
@@ -40,7 +40,7 @@ def check_fuse(
 
 
 def apart(program: Program, one: str, other: str) -> str:
-    """Why the trainings of two models cannot be done at the same time; empty where they can."""
+    """Return why the trainings of two models cannot be done at the same time; empty where they can."""
     for phase in program.phases:
         for graph in _graphs(phase.graph):
             first, second = ([*_trainings(graph, model)] for model in (one, other))
@@ -48,16 +48,16 @@ def apart(program: Program, one: str, other: str) -> str:
                 return f"`{one}` and `{other}` are not trained in the same steps: each `train` needs one beside it"
             if len(first) > 1:
                 return f"`{one}` and `{other}` are trained several times in one block"
-            for node, later in zip(first, second, strict=True):
-                if _waits(graph, later, node):
+            for node, other_node in zip(first, second, strict=True):
+                if _waits(graph, other_node, node):
                     return f"the training of `{other}` waits for what that of `{one}` has made"
-                if _waits(graph, node, later):
+                if _waits(graph, node, other_node):
                     return f"the training of `{one}` waits for what that of `{other}` has made"
     return ""
 
 
 def _graphs(graph: Graph) -> Iterator[Graph]:
-    """It, and the regions of its loops."""
+    """Yield a graph and the regions of its loops."""
     yield graph
     for node in graph.nodes:
         for region in node.regions if not NODES[node.op].trains else ():
@@ -67,30 +67,30 @@ def _graphs(graph: Graph) -> Iterator[Graph]:
 def _trainings(graph: Graph, model: str) -> Iterator[Node]:
     types = graph.values()
     for node in graph.nodes:
-        if NODES[node.op].trains and is_model(held := types[model_of(node)]) and held.name == model:
+        if NODES[node.op].trains and is_model(kind := types[model_of(node)]) and kind.name == model:
             yield node
 
 
 def _waits(graph: Graph, node: Node, other: Node) -> bool:
-    """Whether a node can begin only when the other one is done. Who replaces a model waits for those who still read the
-    one before."""
-    makers = {value.name: each for each in graph.nodes for value in each.outputs}
-    places = {id(each): at for at, each in enumerate(graph.nodes)}
-    replaced = {name for name, kind in graph.values().items() if is_model(kind)}
-    ways, seen = [node], set[int]()
-    while ways:
-        each = ways.pop()
-        if each is other:
+    """Return whether a node can begin only after the other. A node that replaces a model waits for those that still
+    read the version before."""
+    makers = {value.name: maker for maker in graph.nodes for value in maker.outputs}
+    places = {id(placed): at for at, placed in enumerate(graph.nodes)}
+    models = {name for name, kind in graph.values().items() if is_model(kind)}
+    pending, seen = [node], set[int]()
+    while pending:
+        current = pending.pop()
+        if current is other:
             return True
-        if id(each) in seen:
+        if id(current) in seen:
             continue
-        seen.add(id(each))
-        ways += [makers[name] for name in each.inputs if name in makers]
-        if any(is_model(value.type) for value in each.outputs):
-            own = replaced.intersection(each.inputs)
-            ways += [
+        seen.add(id(current))
+        pending += [makers[name] for name in current.inputs if name in makers]
+        if any(is_model(value.type) for value in current.outputs):
+            replaced = models.intersection(current.inputs)
+            pending += [
                 reader
                 for reader in graph.nodes
-                if places[id(reader)] < places[id(each)] and own.intersection(reader.inputs)
+                if places[id(reader)] < places[id(current)] and replaced.intersection(reader.inputs)
             ]
     return False

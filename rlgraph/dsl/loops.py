@@ -1,4 +1,4 @@
-"""Loops and training steps: a body is checked in a block of its own and becomes the region of one node."""
+"""Checks loops and training steps: a body is checked in its own block and becomes the region of a node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rlgraph.ir.types import Axis, Handle, Table, Tensor, axis_of
 
 
 def train(context: Context, statement: tree.Train) -> None:
-    """`train actor(lr=1e-6):`"""
+    """Check `train actor(lr=1e-6):` and write its node."""
     if context.block.training:
         raise context.stop("E0508", "a `train` body cannot train", statement.span, "move it below this `train` block")
     model = model_named(context, statement.model)
@@ -48,7 +48,7 @@ def train(context: Context, statement: tree.Train) -> None:
     def body() -> None:
         context.write(statement.body)
         if len(context.block.minimized) != 1:
-            if not any(isinstance(s, tree.Minimize) for s in statement.body):
+            if not any(isinstance(inner, tree.Minimize) for inner in statement.body):
                 raise context.stop(
                     "E0503",
                     "nothing is minimized in this `train` body",
@@ -69,7 +69,7 @@ def train(context: Context, statement: tree.Train) -> None:
 
 
 def minibatch(context: Context, statement: tree.Minibatch) -> None:
-    """`minibatch rollout(parts=4):`"""
+    """Check `minibatch rollout(parts=4):` and write its node."""
     if context.block.training:
         raise context.stop("E0505", "`minibatch` cannot stand in a `train` body", statement.span, "swap the two")
     axis = axis_named(context, statement.table)
@@ -87,7 +87,7 @@ def minibatch(context: Context, statement: tree.Minibatch) -> None:
     _region(
         context,
         "minibatch",
-        _written(context, statement.body),
+        _names_written(context, statement.body),
         lambda: context.write(statement.body),
         options,
         statement.span,
@@ -97,16 +97,16 @@ def minibatch(context: Context, statement: tree.Minibatch) -> None:
 
 
 def collect(context: Context, statement: tree.Collect) -> None:
-    """`collect prompts(512):`"""
+    """Check `collect prompts(512):` and write its node."""
     name = statement.table.id
-    held = context.block.scope.get(name)
+    meaning = context.block.scope.get(name)
     if context.block.training or context.block.sliced:
         raise context.stop("E0505", "`collect` cannot stand here", statement.span, "move it to the top of the step")
-    if isinstance(held, Wrong):
+    if isinstance(meaning, Wrong):
         raise Stop
-    if not isinstance(held, OutsideName) or held.outside.kind != "data":
-        above = name in context.declared and isinstance(held, TableValue)
-        shown = f"and this is {describe(held)}" if held else f"and nothing is called `{name}`"
+    if not isinstance(meaning, OutsideName) or meaning.outside.kind != "data":
+        above = name in context.declared and isinstance(meaning, TableValue)
+        shown = f"and this is {describe(meaning)}" if meaning else f"and nothing is called `{name}`"
         shown = "and this one is read above already" if above else shown
         raise context.stop(
             "E0603",
@@ -119,42 +119,48 @@ def collect(context: Context, statement: tree.Collect) -> None:
     )
     attrs = args | {option: value for option, value in options.items() if value not in (None, "carry")}
     if "ahead" in attrs:
-        attrs["batch"] = _batch(context, statement, held.outside)
-    writes = [name, f"{name}.surplus", *(w for w in _written(context, statement.body) if w != name)]
+        attrs["batch"] = _batch(context, statement, meaning.outside)
+    writes = [
+        name,
+        f"{name}.surplus",
+        *(written for written in _names_written(context, statement.body) if written != name),
+    ]
 
     def body() -> None:
         read(context, name)
         context.write(statement.body)
-        kept = context.block.scope[name]
-        if not isinstance(kept, TableValue):
+        table = context.block.scope[name]
+        if not isinstance(table, TableValue):
             raise Stop
-        attrs["axis"] = kept.type.axis.key
+        attrs["axis"] = table.type.axis.key
         if attrs.get("rest") == "longest":
-            _by_length(context, statement, kept.type.axis)
+            _by_length(context, statement, table.type.axis)
 
     _region(context, "collect", writes, body, attrs, statement.span, defers=True)
 
 
 def _by_length(context: Context, statement: tree.Collect, axis: Axis) -> None:
-    """The body of a `collect` that takes the rows which end first tells which these are, by the answers in them."""
+    """Let the body of a `collect` that takes the rows which end first tell which these are, by their lengths."""
     place = next(option.span for option in statement.options if option.name == "rest")
     if not any(option.name == "ahead" for option in statement.options):
         message = "`rest=longest` chooses among rows that are begun side by side, and no more are begun than are taken"
         hint = "say how many times as many: `ahead=1.25`"
         raise context.stop("E0411", message, place, hint)
     lengths = []
-    made = [
+    tables = [
         meaning
         for name, meaning in context.block.scope.items()
         if isinstance(meaning, TableValue) and meaning.type.sampled and name not in context.scope
     ]
-    for table in [each for each in made if axis.key in {above.key for above in each.type.axis.path()}]:
+    for table in [sampled for sampled in tables if axis.key in {above.key for above in sampled.type.axis.path()}]:
         column = Value(fresh(context, f"{table.name}.ended"), table.type.columns()["length"])
         emit(context, Node("column", (table.name,), (column,), (("name", "length"),), span=statement.span))
         lengths.append(column.name)
     if not lengths:
-        if any(isinstance(each, Wrong) for name, each in context.block.scope.items() if name not in context.scope):
-            # It may have been generated by what is wrong.
+        if any(
+            isinstance(meaning, Wrong) for name, meaning in context.block.scope.items() if name not in context.scope
+        ):
+            # A wrong statement may have generated it.
             raise Stop
         message = f"nothing is generated for `{axis.name}` in this `collect`, so that no row of it is the longest"
         raise context.stop("E0411", message, place, "take the rows in the order of the data: `rest=later`")
@@ -162,7 +168,7 @@ def _by_length(context: Context, statement: tree.Collect, axis: Axis) -> None:
 
 
 def _batch(context: Context, statement: tree.Collect, source: Outside) -> Constant:
-    """Rows that are read at a time: `ahead` counts batches."""
+    """Return how many rows are read at a time: `ahead` counts batches."""
     size: Constant = source.record.option("batch")
     if size is None:
         place = next(option.span for option in statement.options if option.name == "ahead")
@@ -174,7 +180,7 @@ def _batch(context: Context, statement: tree.Collect, source: Outside) -> Consta
 
 
 def on_steps(context: Context, statement: tree.OnSteps) -> None:
-    """`every 20:`"""
+    """Check `every 20:` and write its node."""
     word = statement.word
     if context.block.training or context.block.sliced:
         raise context.stop(
@@ -193,24 +199,24 @@ def on_steps(context: Context, statement: tree.OnSteps) -> None:
             read(context, name)
         context.write(statement.body)
 
-    writes = [*unread, *(name for name in _written(context, statement.body) if name not in unread)]
+    writes = [*unread, *(name for name in _names_written(context, statement.body) if name not in unread)]
     outer = dict(context.block.scope)
     _region(context, word, writes, body, {"steps": count}, statement.span, export=False)
-    for made in {name for name, _ in targets(statement.body)} - set(outer):
-        context.block.scope[made] = Unknowable(
-            f"`{made}` is made on some steps only, and cannot be used after `{word}`", statement.span
+    for name in {name for name, _ in targets(statement.body)} - set(outer):
+        context.block.scope[name] = Unknowable(
+            f"`{name}` is made on some steps only, and cannot be used after `{word}`", statement.span
         )
 
 
 def read(context: Context, name: str) -> None:
-    """The next rows of a data source, and where its cursor then stands."""
-    held = context.block.scope[name]
-    assert isinstance(held, OutsideName)
+    """Emit the reading of the next rows of a data source."""
+    source = context.block.scope[name]
+    assert isinstance(source, OutsideName)
     axis = new_axis(context, name, None)
-    table = Value(fresh(context, name), Table(axis, data=_data_columns(context, held.outside)))
+    table = Value(fresh(context, name), Table(axis, data=_data_columns(context, source.outside)))
     handle = context.block.versions[name]
     cursor = version(context, name, handle.type)
-    emit(context, Node("read", (handle.name,), (table, cursor), span=held.outside.span))
+    emit(context, Node("read", (handle.name,), (table, cursor), span=source.outside.span))
     context.block.versions[name] = cursor
     assert isinstance(table.type, Table)
     context.block.scope[name] = TableValue(table.name, table.type)
@@ -219,8 +225,8 @@ def read(context: Context, name: str) -> None:
 def _data_columns(context: Context, outside: Outside) -> tuple[str, ...] | None:
     if outside.name not in context.data_columns:
         context.data_columns[outside.name] = context.columns(outside.record)
-    found = context.data_columns[outside.name]
-    return None if found is None else tuple(found)
+    columns = context.data_columns[outside.name]
+    return None if columns is None else tuple(columns)
 
 
 def _region(
@@ -237,46 +243,46 @@ def _region(
     export: bool = True,
     loss: list[str] | None = None,
 ) -> None:
-    """Checks a body in a block of its own and writes it as the region of one node."""
+    """Check a body in its own block and write it as the region of one node."""
     outer, columns = context.block, dict(context.phase.columns)
-    given = tuple(version(context, name, outer.versions[name].type) for name in writes)
-    versions = {**outer.versions, **dict(zip(writes, given, strict=True))}
+    region_inputs = tuple(version(context, name, outer.versions[name].type) for name in writes)
+    versions = {**outer.versions, **dict(zip(writes, region_inputs, strict=True))}
     inner = Block(dict(outer.scope), versions, training=training, defers=defers, sliced=sliced or outer.sliced)
     context.block = inner
     try:
         body()
     finally:
         context.block, context.phase.columns = outer, columns
-    new = [word for word in inner.scope if word not in outer.scope]
-    outer.scope.update(dict.fromkeys(new, Wrong()))
-    first = loss or [inner.versions[name].name for name in writes]
+    new_words = [word for word in inner.scope if word not in outer.scope]
+    outer.scope.update(dict.fromkeys(new_words, Wrong()))
+    leading_outputs = loss or [inner.versions[name].name for name in writes]
     exports: dict[str, Value] = {}
-    after = _Exports(context, inner, {value.name for value in given}, exports)
+    exporter = _Exporter(context, inner, {value.name for value in region_inputs}, exports)
     for word, meaning in inner.scope.items():
         if export and (word not in outer.scope or outer.scope[word] is not meaning):
-            outer.scope[word] = after.meaning(word, meaning, span)
+            outer.scope[word] = exporter.meaning(word, meaning, span)
     carried = tuple(version(context, name, outer.versions[name].type) for name in writes)
-    graph = Graph(given, tuple(inner.nodes), (*first, *exports))
+    graph = Graph(region_inputs, tuple(inner.nodes), (*leading_outputs, *exports))
     inputs = tuple(outer.versions[name].name for name in writes) + captures(graph)
     emit(context, Node(op, inputs, (*carried, *exports.values()), tuple(attrs.items()), regions=(graph,), span=span))
     outer.versions.update(zip(writes, carried, strict=True))
-    for node in after.nodes:
+    for node in exporter.nodes:
         emit(context, node)
     for deferred in inner.reports:
         report(context, deferred)
 
 
-def _written(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
-    """Things that live across steps which a body changes, in the order of their declaration."""
-    found = set(_changed(body))
+def _names_written(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
+    """Return the things living across steps that a body changes, in the order of their declaration."""
+    changed = set(_names_changed(body))
     for statement in _loops(body):
         if isinstance(statement, tree.OnSteps):
-            found |= set(_data_names(context, statement.body))
-    return [name for name in context.block.versions if name in found]
+            changed |= set(_data_names(context, statement.body))
+    return [name for name in context.block.versions if name in changed]
 
 
 def _data_names(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
-    """Data sources that a body names."""
+    """Return the data sources that a body names."""
     named = names_used(context, tuple(body))
     return [
         name
@@ -285,22 +291,22 @@ def _data_names(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
     ]
 
 
-class _Exports:
+class _Exporter:
     """Gives the names of a loop's body their meaning after the loop.
 
     Values with rows are exported. A single number is computed again from the exported rows, so that it is about all the
     rows of the last pass and not about the last slice.
     """
 
-    def __init__(self, context: Context, inner: Block, given: set[str], exports: dict[str, Value]) -> None:
+    def __init__(self, context: Context, inner: Block, region_inputs: set[str], exports: dict[str, Value]) -> None:
         self.context, self.exports = context, exports
-        self.given = given
-        self.made = {value.name: node for node in inner.nodes for value in node.outputs}
+        self.region_inputs = region_inputs
+        self.makers = {value.name: node for node in inner.nodes for value in node.outputs}
         self.nodes: list[Node] = []
         self.cloned: dict[str, Ref] = {}
 
     def meaning(self, word: str, meaning: Meaning, span: Span) -> Meaning:
-        if isinstance(meaning, TableValue) and meaning.name in self.made:
+        if isinstance(meaning, TableValue) and meaning.name in self.makers:
             value = self.export(meaning.name, meaning.type)
             return TableValue(value.name, meaning.type)
         if not isinstance(meaning, Ref):
@@ -311,20 +317,22 @@ class _Exports:
             return Unknowable(f"`{word}` has a value in each turn of the loop, and none after it", span)
 
     def ref(self, ref: Ref) -> Ref:
-        if ref.name in self.given:
+        """Return the value after the loop. Raises LookupError if it has none."""
+        if ref.name in self.region_inputs:
             raise LookupError(ref.name)
-        if ref.name not in self.made:
+        if ref.name not in self.makers:
             return ref
         if axis_of(ref.type) is not None:
             return Ref(self.export(ref.name, ref.type).name, ref.type, ref.span)
         if ref.name not in self.cloned:
-            node = self.made[ref.name]
+            node = self.makers[ref.name]
             if not node.body:
                 raise LookupError(ref.name)
             self.cloned[ref.name] = self.clone(node, ref)
         return self.cloned[ref.name]
 
     def clone(self, node: Node, ref: Ref) -> Ref:
+        """Return a number that is computed again from exported rows."""
         expr = next(let.expr for let in node.body if let.name == ref.name)
         # In the order in which they stand: a program is the same graph in every process.
         expr = substitute(expr, {name: self.ref(Ref(name, kind)) for name, kind in dict(_ref_types(expr)).items()})
@@ -354,7 +362,7 @@ def _loops(body: Sequence[tree.Stmt]) -> Iterator[tree.Loop]:
 
 
 def targets(body: Sequence[tree.Stmt]) -> Iterator[tuple[str, Span]]:
-    """Names that a body assigns, its loops' bodies included."""
+    """Yield the names that a body assigns, with those of its loops' bodies."""
     for statement in body:
         if isinstance(statement, tree.Assign):
             yield statement.target, statement.target_span
@@ -362,7 +370,7 @@ def targets(body: Sequence[tree.Stmt]) -> Iterator[tuple[str, Span]]:
             yield from targets(statement.body)
 
 
-def _changed(body: Sequence[tree.Stmt]) -> Iterator[str]:
+def _names_changed(body: Sequence[tree.Stmt]) -> Iterator[str]:
     for statement in body:
         match statement:
             case tree.Train():
@@ -377,4 +385,4 @@ def _changed(body: Sequence[tree.Stmt]) -> Iterator[str]:
                 yield statement.table.id
                 yield f"{statement.table.id}.surplus"
         if isinstance(statement, tree.Loop):
-            yield from _changed(statement.body)
+            yield from _names_changed(statement.body)

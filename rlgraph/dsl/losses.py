@@ -1,6 +1,6 @@
-"""Warnings about losses: ratios of policies that are not held, terms that train nothing.
+"""Warns about losses: ratios of policies that are not bounded, terms that train nothing.
 
-Everything is worked out bottom up, value by value, so that a program of any length takes one walk.
+Everything is derived bottom up, value by value, so that a program of any length takes one walk.
 """
 
 from __future__ import annotations
@@ -16,60 +16,60 @@ from rlgraph.ops import NODES, TENSOR
 
 
 def losses(phase: Phase) -> list[Diagnostic]:
-    """Warnings about what the models of a phase are trained on."""
+    """Return warnings about what the models of a phase are trained on."""
     return _Losses(phase).warnings
 
 
 @dataclass(frozen=True, slots=True)
 class _Ratio:
-    """`exp(model.logprobs(table) - table.logprobs)`: an importance weight against the policy that sampled."""
+    """The ratio `exp(model.logprobs(table) - table.logprobs)`: an importance weight against the policy that sampled."""
 
     table: str
     live: bool
-    """A gradient goes through it."""
+    """Whether a gradient flows through it."""
     span: Span = field(compare=False)
     above: bool = False
-    """It is held from above."""
+    """Whether it is bounded from above."""
     below: bool = False
-    """It is held from below, above 0."""
+    """Whether it is bounded from below, by more than 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Slope:
-    """How a value depends on the trained model's log-probabilities of its own samples."""
+    """How a value depends on the log-probabilities that the trained model gives its own samples."""
 
     kind: str
     """`none`, `constant` (linear, every token with the same factor) or `varies`."""
     constant: tuple[Span, ...] = ()
-    """Terms of it whose slope is constant."""
+    """Terms of the value whose slope is constant."""
 
 
 _NONE, _VARIES = _Slope("none"), _Slope("varies")
 _THROUGH = ("mean", "sum", "clip", "detach", "float")
-"""What a log-probability may go through inside a ratio."""
+"""The operations through which a log-probability may go inside a ratio."""
 
 
 class _Losses:
-    """Walks a phase with what is known of each value so far."""
+    """Walks a phase and tracks what is known of each value."""
 
     def __init__(self, phase: Phase) -> None:
         self.types: Mapping[str, Type] = phase.graph.values()
         self.model = ""
-        """That is being trained."""
+        """The model that is being trained."""
         self.generated: dict[str, Node] = {}
-        """Tables straight from a model, nothing dropped."""
+        """The node of each table that comes straight from a model, with no row dropped."""
         self.sampler: dict[str, str] = {}
-        """Of values that are a table's column `logprobs`: the table."""
+        """The table of each value that is a column `logprobs`."""
         self.forward: dict[str, tuple[str, str]] = {}
-        """Of values that are log-probabilities: the model and the table."""
-        self.leaf: dict[str, tuple[str, bool]] = {}
-        """Of values that are one log-probability, reduced or clipped: which, and whether it is detached."""
-        self.minus: dict[str, tuple[str, str, bool]] = {}
-        """Of values that are a difference of two such: which, and whether the first is detached."""
+        """The model and the table of each value that is log-probabilities."""
+        self.leaves: dict[str, tuple[str, bool]] = {}
+        """The log-probability in each value that is one, reduced or clipped, and whether it is detached."""
+        self.differences: dict[str, tuple[str, str, bool]] = {}
+        """The two log-probabilities in each value that is their difference, and whether the first is detached."""
         self.ratios: dict[str, frozenset[_Ratio]] = {}
         self.live: set[str] = set()
         self.slopes: dict[str, _Slope] = {}
-        self.bent: set[str] = set()
+        self.exponential: set[str] = set()
         """Values with an exponential of the trained model's log-probabilities that is no ratio of two policies."""
         self.warnings: list[Diagnostic] = []
         self.graph(phase.graph)
@@ -82,20 +82,20 @@ class _Losses:
             elif NODES[node.op].trains:
                 self.train(node)
             else:
-                self.other(node)
+                self.plain(node)
                 for region in node.regions:
                     self.graph(region)
 
-    def other(self, node: Node) -> None:
-        made = node.outputs[0].name if node.outputs else ""
+    def plain(self, node: Node) -> None:
+        output = node.outputs[0].name if node.outputs else ""
         if NODES[node.op].generates:
-            self.generated[made] = node
+            self.generated[output] = node
         elif node.op == "column" and node.attr("name") == "logprobs":
-            self.sampler[made] = node.inputs[0]
-            self.leaf[made] = (made, False)
+            self.sampler[output] = node.inputs[0]
+            self.leaves[output] = (output, False)
         elif node.op == "logprobs":
-            self.forward[made] = (self.handle(node), node.inputs[1])
-            self.leaf[made] = (made, False)
+            self.forward[output] = (self.handle(node), node.inputs[1])
+            self.leaves[output] = (output, False)
 
     def handle(self, node: Node) -> str:
         kind = self.types[node.inputs[0]]
@@ -109,10 +109,10 @@ class _Losses:
                 for let in inner.body:
                     self.let(let.name, let.expr)
                 continue
-            self.other(inner)
+            self.plain(inner)
             if isinstance(self.types.get(inner.inputs[0]), Handle) and self.handle(inner) == self.model:
                 self.live.add(inner.outputs[0].name)
-        self.stale(self.ratios.get(region.outputs[0], frozenset()))
+        self.warn_clipped(self.ratios.get(region.outputs[0], frozenset()))
         for span in self.slopes.get(region.outputs[0], _NONE).constant:
             self.warnings.append(
                 Diagnostic(
@@ -129,80 +129,83 @@ class _Losses:
     # One value
 
     def let(self, name: str, expr: Expr) -> None:
-        found = self.leaf_of(expr)
-        if found:
-            self.leaf[name] = found
+        leaf = self.leaf_in(expr)
+        if leaf:
+            self.leaves[name] = leaf
         difference = self.difference(expr)
         if difference:
-            self.minus[name] = difference
+            self.differences[name] = difference
         self.ratios[name] = self.ratios_in(expr)
         if self.model:
             if self.is_live(expr):
                 self.live.add(name)
             self.slopes[name] = self.slope(expr)
-            if self.is_bent(expr):
-                self.bent.add(name)
+            if self.has_exponential(expr):
+                self.exponential.add(name)
 
     def is_live(self, expr: Expr) -> bool:
         if isinstance(expr, Ref):
             return expr.name in self.live
         return isinstance(expr, Apply) and TENSOR[expr.op].gradient and any(map(self.is_live, expr.args))
 
-    def is_bent(self, expr: Expr) -> bool:
+    def has_exponential(self, expr: Expr) -> bool:
         if isinstance(expr, Ref):
-            return expr.name in self.bent
+            return expr.name in self.exponential
         if not isinstance(expr, Apply) or not self.is_live(expr):
             return False
         if expr.op in ("exp", "expm1"):
             first, second, _ = self.difference(expr.args[0]) or ("", "", False)
             return not first or self.policy(first) != self.policy(second)
-        return any(map(self.is_bent, expr.args))
+        return any(map(self.has_exponential, expr.args))
 
     def policy(self, leaf: str) -> str:
-        """The model whose log-probabilities a value holds."""
+        """Return the model whose log-probabilities a value holds."""
         table = self.sampler.get(leaf)
         if table in self.generated:
             return self.handle(self.generated[table])
         return self.forward.get(leaf, ("",))[0]
 
-    def leaf_of(self, expr: Expr) -> tuple[str, bool] | None:
+    def leaf_in(self, expr: Expr) -> tuple[str, bool] | None:
+        """Return the one log-probability in a value, and whether it is detached."""
         if isinstance(expr, Ref):
-            return self.leaf.get(expr.name)
+            return self.leaves.get(expr.name)
         if isinstance(expr, Apply) and expr.op in _THROUGH:
-            found = self.leaf_of(expr.args[0])
-            return (found[0], found[1] or expr.op == "detach") if found else None
+            leaf = self.leaf_in(expr.args[0])
+            return (leaf[0], leaf[1] or expr.op == "detach") if leaf else None
         return None
 
     def difference(self, expr: Expr) -> tuple[str, str, bool] | None:
+        """Return the two log-probabilities whose difference a value is, and whether the first is detached."""
         if isinstance(expr, Ref):
-            return self.minus.get(expr.name)
+            return self.differences.get(expr.name)
         if not isinstance(expr, Apply):
             return None
         if expr.op == "sub":
-            first, second = self.leaf_of(expr.args[0]), self.leaf_of(expr.args[1])
+            first, second = self.leaf_in(expr.args[0]), self.leaf_in(expr.args[1])
             return (first[0], second[0], first[1]) if first and second else None
         if expr.op in _THROUGH:
-            found = self.difference(expr.args[0])
-            return (*found[:2], found[2] or expr.op == "detach") if found else None
+            inner = self.difference(expr.args[0])
+            return (*inner[:2], inner[2] or expr.op == "detach") if inner else None
         return None
 
     def ratios_in(self, expr: Expr) -> frozenset[_Ratio]:
+        """Return the importance weights in a value."""
         if isinstance(expr, Ref):
             return self.ratios.get(expr.name, frozenset())
         if not isinstance(expr, Apply) or expr.type.dtype == "bool":
-            # A mask says where, and weights nothing.
+            # A mask selects entries, and weights nothing.
             return frozenset()
         ratio = self.ratio(expr)
         if ratio:
             return frozenset({ratio})
         inner = [self.ratios_in(arg) for arg in expr.args[TENSOR[expr.op].conditions :]]
-        found = frozenset().union(*inner)
+        ratios = frozenset().union(*inner)
         if expr.op == "detach":
-            return frozenset(replace(r, live=False) for r in found)
+            return frozenset(replace(r, live=False) for r in ratios)
         if self.model and expr.op == "mul":
-            self.applied_twice(expr, *inner)
-        above, below = _held(expr)
-        return frozenset(replace(r, above=r.above or above, below=r.below or below) for r in found)
+            self.warn_twice(expr, *inner)
+        above, below = _bounds(expr)
+        return frozenset(replace(r, above=r.above or above, below=r.below or below) for r in ratios)
 
     def ratio(self, expr: Apply) -> _Ratio | None:
         difference = self.difference(expr.args[0]) if expr.op == "exp" else None
@@ -217,31 +220,31 @@ class _Losses:
     def is_policy(self, model: str, table: str) -> bool:
         return table in self.generated and self.handle(self.generated[table]) == model
 
-    def applied_twice(self, expr: Apply, left: frozenset[_Ratio], right: frozenset[_Ratio]) -> None:
-        for one in left:
-            for two in right:
-                if one.table == two.table and (one.live or two.live):
+    def warn_twice(self, expr: Apply, left: frozenset[_Ratio], right: frozenset[_Ratio]) -> None:
+        """Warn of a product whose factors are both weighted against the policy that sampled."""
+        for first in left:
+            for second in right:
+                if first.table == second.table and (first.live or second.live):
                     self.warnings.append(
                         Diagnostic(
                             "W0503",
-                            f"both factors are weighted against the policy that sampled `{one.table}`: the correction "
-                            "is "
-                            "applied twice",
+                            f"both factors are weighted against the policy that sampled `{first.table}`: the "
+                            "correction is applied twice",
                             expr.span,
-                            f"take the ratio against the policy before this update, `actor.logprobs({one.table})` "
+                            f"take the ratio against the policy before this update, `actor.logprobs({first.table})` "
                             "above `train`, "
                             "or leave the weight out",
                         )
                     )
                     return
 
-    def stale(self, found: frozenset[_Ratio]) -> None:
-        """Of the ratios in a loss those that are held in a band, as PPO does to stay near the policy of the step.
+    def warn_clipped(self, ratios: frozenset[_Ratio]) -> None:
+        """Warn of the ratios in a loss that are kept in a band, as PPO does to stay near the policy of the step.
 
         A weight without a gradient, or one that is only truncated from above, is importance sampling: that is right
         against the policy that sampled.
         """
-        for ratio in sorted(found, key=lambda r: (r.span.line, r.span.column)):
+        for ratio in sorted(ratios, key=lambda r: (r.span.line, r.span.column)):
             if ratio.live and ratio.above and ratio.below and bound(self.generated[ratio.table]):
                 self.warnings.append(
                     Diagnostic(
@@ -255,14 +258,15 @@ class _Losses:
                 )
 
     def slope(self, expr: Expr) -> _Slope:
+        """Return how a value depends on the trained model."""
         if not self.is_live(expr):
             return _NONE
         if isinstance(expr, Ref):
             if expr.name not in self.forward:
                 return self.slopes.get(expr.name, _VARIES)
             model, table = self.forward[expr.name]
-            own = self.is_policy(model, table) and self.generated[table].attr("temperature") != 0
-            return _Slope("constant", (expr.span,)) if own else _VARIES
+            of_own_samples = self.is_policy(model, table) and self.generated[table].attr("temperature") != 0
+            return _Slope("constant", (expr.span,)) if of_own_samples else _VARIES
         assert isinstance(expr, Apply)
         op = TENSOR[expr.op]
         if op.linear is None:
@@ -287,14 +291,14 @@ class _Losses:
         if all(slope.kind != "varies" for slope in slopes):
             return _Slope("constant", (span,))
         # The linear part of an estimator such as k3 is there for its value.
-        if any(self.is_bent(arg) for arg in args):
+        if any(self.has_exponential(arg) for arg in args):
             return _VARIES
         terms = dict.fromkeys(term for slope in slopes for term in slope.constant)
         return _Slope("varies", tuple(terms)[:8])
 
 
-def _held(expr: Apply) -> tuple[bool, bool]:
-    """Whether a value is held from above, and from below by more than 0, where an operation bounds it.
+def _bounds(expr: Apply) -> tuple[bool, bool]:
+    """Return whether an operation bounds a value from above, and from below by more than 0.
 
     Against a number `minimum` and `maximum` bound one side. Against a value with rows, as an objective is, they bound
     each row on the side that its advantage says.

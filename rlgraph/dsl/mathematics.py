@@ -1,4 +1,4 @@
-"""Operators and built-in functions: typed expressions, whose axes have to nest."""
+"""Checks operators and built-in functions: typed expressions, whose axes have to nest."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlgraph.ir.types import Axis, join
 from rlgraph.ops import TENSOR, infer
 
 _SIGNS = {(op.sign, op.args): op.name for op in TENSOR.values() if op.sign}
-"""By how many values they take."""
+"""The operation of each sign, by how many values it takes."""
 
 
 def unary(context: Context, expr: tree.Unary) -> Expr:
-    """`-x`, `not x`"""
+    """Return `-x` or `not x` as an expression."""
     operand = number(context, expr.operand)
     if expr.op == "+":
         return operand
@@ -26,7 +26,7 @@ def unary(context: Context, expr: tree.Unary) -> Expr:
 
 
 def binary(context: Context, expr: tree.Binary) -> Expr:
-    """`a + b`; two texts can be compared."""
+    """Return `a + b` as an expression; two texts can be compared."""
     op = _SIGNS[expr.op, 2]
     if TENSOR[op].texts:
         sides = [tensor(context, expr.left), tensor(context, expr.right)]
@@ -38,20 +38,22 @@ def binary(context: Context, expr: tree.Binary) -> Expr:
 
 
 def _apply(context: Context, op: str, args: list[Expr], span: Span, axis: Axis | None = None) -> Expr:
-    """An operation on typed arguments; says so where their axes do not nest."""
-    met: Axis | None = None
+    """Return an operation on typed arguments; report where their axes do not nest."""
+    joined: Axis | None = None
     for arg in args if TENSOR[op].kind != "reduction" else []:
         try:
-            met = join(met, arg.type.axis)
+            joined = join(joined, arg.type.axis)
         except ValueError:
-            assert met and arg.type.axis
-            raise context.stop("E0301", _unnested(met, arg.type.axis), span, _nest_hint(met, arg.type.axis)) from None
+            assert joined and arg.type.axis
+            raise context.stop(
+                "E0301", _unnested(joined, arg.type.axis), span, _nest_hint(joined, arg.type.axis)
+            ) from None
     kind = infer(op, [arg.type for arg in args], axis)
     return leveled(context, Apply(op, tuple(args), kind, axis.key if axis else None, context.call_site or span))
 
 
 def builtin(context: Context, expr: tree.Call, name: str) -> Expr:
-    """A call of a tensor operation by its name."""
+    """Return a tensor operation that is called by its name."""
     by = next((option for option in expr.options if option.name == "by"), None)
     for option in expr.options:
         if option is not by or TENSOR[name].kind != "reduction":
@@ -83,7 +85,7 @@ def builtin(context: Context, expr: tree.Call, name: str) -> Expr:
 
 
 def _is_axis(context: Context, expr: tree.Expr) -> bool:
-    """Whether an argument names an axis to reduce, not a value."""
+    """Return whether an argument names an axis, not a value."""
     if not isinstance(expr, tree.Name):
         return False
     meaning = context.block.scope.get(expr.id)
@@ -92,25 +94,25 @@ def _is_axis(context: Context, expr: tree.Expr) -> bool:
 
 
 def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None) -> Expr:
-    """`mean(x)`, `mean(x, token)`, `mean(x, by=prompts)`; `quantile` has a number before the axis."""
-    plain = TENSOR[name].args
-    first = "x" if plain == 1 else "x, 0.5"
-    if not plain <= len(expr.args) <= plain + (by is None):
+    """Return `mean(x)`, `mean(x, token)` or `mean(x, by=prompts)`; `quantile` has a number before the axis."""
+    value_count = TENSOR[name].args
+    shown_args = "x" if value_count == 1 else "x, 0.5"
+    if not value_count <= len(expr.args) <= value_count + (by is None):
         raise context.stop(
             "E0405",
-            f"`{name}` takes {counted(plain, 'value')} and at most one axis",
+            f"`{name}` takes {counted(value_count, 'value')} and at most one axis",
             expr.span,
-            f"`{name}({first})`, `{name}({first}, token)` or `{name}({first}, by=prompts)`",
+            f"`{name}({shown_args})`, `{name}({shown_args}, token)` or `{name}({shown_args}, by=prompts)`",
         )
-    args = numbers(context, expr.args[:plain])
+    args = numbers(context, expr.args[:value_count])
     source = args[0].type.axis
     if source is None:
         raise context.stop("E0302", f"`{name}` needs a value with an axis, and this is one number", expr.args[0].span)
     target: Axis | None = None
     if by is not None:
         target = _group_axis(context, by.value, source)
-    elif len(expr.args) > plain:
-        target = _reduced_axis(context, expr.args[plain], source, name)
+    elif len(expr.args) > value_count:
+        target = _reduced_axis(context, expr.args[value_count], source, name)
     if TENSOR[name].dtype == "row":
         if source.inner:
             raise context.stop(
@@ -127,16 +129,16 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
 
 
 def _reduced_axis(context: Context, expr: tree.Expr, source: Axis, name: str) -> Axis | None:
-    """The axis that is left when the one named is reduced away."""
+    """Return the axis that is left when the one named is reduced away."""
     if not isinstance(expr, tree.Name):
         raise context.stop("E0302", "the name of an axis is needed here", expr.span, "`token`, or the name of a table")
-    known = [axis.name for axis in source.path()]
+    axis_names = [axis.name for axis in source.path()]
     if expr.id not in context.block.scope and expr.id not in context.block.later and expr.id not in AXES:
         raise context.stop(
             "E0302",
             f"there is no axis `{expr.id}`; the value has [{source.label}]",
             expr.span,
-            nearest(expr.id, known),
+            nearest(expr.id, axis_names),
         )
     named = axis_named(context, expr)
     if source.name == expr.id or (named and named.key == source.key):
@@ -149,12 +151,12 @@ def _reduced_axis(context: Context, expr: tree.Expr, source: Axis, name: str) ->
             f"for one value for each row of `{expr.id}` write `by={expr.id}`",
         )
     raise context.stop(
-        "E0302", f"the value has no axis `{expr.id}`; it has [{source.label}]", expr.span, nearest(expr.id, known)
+        "E0302", f"the value has no axis `{expr.id}`; it has [{source.label}]", expr.span, nearest(expr.id, axis_names)
     )
 
 
 def _group_axis(context: Context, expr: tree.Expr, source: Axis) -> Axis:
-    """The axis that `by=` names."""
+    """Return the axis that `by=` names."""
     named = axis_named(context, expr) if isinstance(expr, tree.Name) else None
     if named is None:
         raise context.stop("E0303", "`by=` takes the name of a table", expr.span, f"`by={source.row.name}` for example")

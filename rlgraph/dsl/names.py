@@ -1,4 +1,4 @@
-"""Names: which a piece of syntax uses, and what each means where it stands."""
+"""Resolves names: which a piece of syntax uses, and what each means in its place."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from rlgraph.ir.types import Axis, Tensor
 from rlgraph.ops import TENSOR
 
 AXES = ("token", "turn")
-"""Axes inside a row: no value is called so."""
+"""The axes inside a row: no value has such a name."""
 
 FUNCTIONS = frozenset(op.name for op in TENSOR.values() if op.function)
-"""Tensor operations that are functions."""
+"""The tensor operations that are functions."""
 
 BUILT_IN = FUNCTIONS | {"pick", "encode"}
 
 
 def names_in(node: object) -> Iterator[tree.Name]:
-    """Every name in a piece of syntax."""
+    """Yield every name in a piece of syntax."""
     if isinstance(node, tree.Name):
         yield node
     elif isinstance(node, tuple):
@@ -48,26 +48,28 @@ def names_in(node: object) -> Iterator[tree.Name]:
 
 
 def free_names(definition: tree.Def) -> set[str]:
-    """Names in a def that are neither its parameters nor its own."""
-    local = {p.id for p in definition.parameters} | {s.target for s in definition.body if isinstance(s, tree.Assign)}
+    """Return the names in a def that are neither parameters nor assigned in it."""
+    local = {parameter.id for parameter in definition.parameters} | {
+        statement.target for statement in definition.body if isinstance(statement, tree.Assign)
+    }
     return {name.id for name in names_in(definition.body)} - local
 
 
 def names_used(context: Context, body: object) -> set[str]:
-    """Names that a piece of syntax uses, those of the defs that it calls included."""
-    found: set[str] = set()
+    """Return the names that a piece of syntax uses, with those of the defs that it calls."""
+    names: set[str] = set()
     pending = {name.id for name in names_in(body)}
     while pending:
         name = pending.pop()
-        found.add(name)
-        held = context.scope.get(name)
-        if isinstance(held, DefName):
-            pending |= free_names(held.definition) - found
-    return found
+        names.add(name)
+        meaning = context.scope.get(name)
+        if isinstance(meaning, DefName):
+            pending |= free_names(meaning.definition) - names
+    return names
 
 
 def look_up(context: Context, expr: tree.Name) -> Meaning:
-    """What a name means in an expression."""
+    """Return the meaning of a name in an expression."""
     meaning = context.block.scope.get(expr.id)
     if isinstance(meaning, Wrong):
         raise Stop
@@ -95,8 +97,8 @@ def look_up(context: Context, expr: tree.Name) -> Meaning:
             expr.span,
             related=(Related(place, "it is assigned here"),),
         )
-    known = [*context.block.scope, *FUNCTIONS]
-    raise context.stop("E0201", f"nothing is called `{expr.id}`", expr.span, nearest(expr.id, known))
+    names = [*context.block.scope, *FUNCTIONS]
+    raise context.stop("E0201", f"nothing is called `{expr.id}`", expr.span, nearest(expr.id, names))
 
 
 def _state(context: Context, meaning: StateName, span: Span) -> Expr:
@@ -114,7 +116,7 @@ def _state(context: Context, meaning: StateName, span: Span) -> Expr:
 
 
 def keyed_state(context: Context, expr: tree.Index) -> State:
-    """The state that `base[rollout.agent]` is about."""
+    """Return the state of `base[rollout.agent]`."""
     meaning = context.block.scope.get(expr.base.id) if isinstance(expr.base, tree.Name) else None
     if isinstance(meaning, Wrong):
         raise Stop
@@ -137,22 +139,22 @@ def keyed_state(context: Context, expr: tree.Index) -> State:
 
 
 def model_named(context: Context, name: tree.Name) -> Model:
-    """The model of a statement such as `train actor`."""
+    """Return the model of a statement such as `train actor`."""
     meaning = context.block.scope.get(name.id)
     if isinstance(meaning, Wrong):
         raise Stop
     if not isinstance(meaning, ModelName):
-        known = [word for word, found in context.block.scope.items() if isinstance(found, ModelName)]
+        models = [word for word, candidate in context.block.scope.items() if isinstance(candidate, ModelName)]
         shown = f"`{name.id}` is {describe(meaning)}, not a model" if meaning else f"nothing is called `{name.id}`"
-        raise context.stop("E0201", shown, name.span, nearest(name.id, known))
+        raise context.stop("E0201", shown, name.span, nearest(name.id, models))
     context.used.add(name.id)
     return meaning.model
 
 
 def axis_named(context: Context, expr: tree.Name) -> Axis | None:
-    """The axis of rows that a name stands for; None for an axis inside a row."""
-    if isinstance(held := context.block.scope.get(expr.id), Ref) and (
-        groups := context.groups(context, held, expr.span)
+    """Return the axis of rows that a name stands for; None for an axis inside a row."""
+    if isinstance(value := context.block.scope.get(expr.id), Ref) and (
+        groups := context.groups(context, value, expr.span)
     ):
         return groups
     if expr.id in AXES and expr.id not in context.block.scope:

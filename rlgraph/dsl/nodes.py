@@ -1,4 +1,4 @@
-"""The graph as it is written: names of values, axes and nodes."""
+"""Writes the graph: names of values, axes and nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlgraph.ir.types import Axis, Type
 from rlgraph.ops import TENSOR
 
 RESERVED = frozenset({"tensor", "per", "yield", "given", "true", "false", "null", "because", "to", "batch"})
-"""Words of the graph's own text: a value of that name gets a number."""
+"""Words of the graph's printed text: a value of that name gets a number."""
 
 MOST_LEVELS = 64
 
@@ -19,7 +19,7 @@ _NUMBERED = re.compile(r"(\.\d+)+$")
 
 
 def fresh(context: Context, hint: str) -> str:
-    """A name for a value that no other has in this phase."""
+    """Return a name for a value that no other value of this phase has."""
     taken, base = context.phase.taken, _NUMBERED.sub("", hint)
     count = taken.get(base, 1 if base in RESERVED else 0) + 1
     taken[base] = count
@@ -27,7 +27,7 @@ def fresh(context: Context, hint: str) -> str:
 
 
 def version(context: Context, name: str, kind: Type) -> Value:
-    """The next value of something that lives across steps."""
+    """Return the next value of something that lives across steps."""
     taken = context.phase.taken
     count = taken.get(f"{name}@", -1) + 1
     taken[f"{name}@"] = count
@@ -35,30 +35,30 @@ def version(context: Context, name: str, kind: Type) -> Value:
 
 
 def new_axis(context: Context, name: str, parent: Axis | None, *, inner: bool = False, key: str = "") -> Axis:
-    """A new axis; its key is the name, with a number where another has it."""
+    """Return a new axis; its key is the name, with a number if the key is taken."""
     wanted = key or name
-    made, count = Axis(wanted, name, parent, inner), 1
+    axis, count = Axis(wanted, name, parent, inner), 1
     # Phases may share an axis where it is the same one in both.
-    while made.key in context.phase.axis_keys or context.axes.get(made.key, made) != made:
+    while axis.key in context.phase.axis_keys or context.axes.get(axis.key, axis) != axis:
         count += 1
-        made = Axis(f"{wanted}.{count}", name, parent, inner)
-    context.phase.axis_keys.add(made.key)
-    context.axes[made.key] = made
-    return made
+        axis = Axis(f"{wanted}.{count}", name, parent, inner)
+    context.phase.axis_keys.add(axis.key)
+    context.axes[axis.key] = axis
+    return axis
 
 
 def inner_axis(context: Context, name: str, table: str, parent: Axis) -> Axis:
-    """A new axis of a table inside each of its rows."""
+    """Return a new axis of a table inside each of its rows."""
     return new_axis(context, name, parent, inner=True, key=f"{table}.{name}")
 
 
 def emit(context: Context, node: Node) -> None:
-    """The next node of the block; what a def computes is shown where the user called it."""
+    """Append a node to the block; the span of what a def computes is where the user called it."""
     context.block.nodes.append(replace(node, span=context.call_site) if context.call_site else node)
 
 
 def materialize(context: Context, expr: Expr, hint: str) -> str:
-    """The name of a value that holds the expression; makes one unless it has a name already."""
+    """Return the name of a value that holds the expression, which is emitted unless it has a name already."""
     if isinstance(expr, Ref):
         return expr.name
     name = fresh(context, hint)
@@ -73,21 +73,21 @@ def materialize(context: Context, expr: Expr, hint: str) -> str:
 
 
 def leveled(context: Context, expr: Apply) -> Apply:
-    """The expression, parts of it under names of their own where it is deep: whoever reads it may call itself."""
-    known = context.phase.levels
-    levels = [known.get(id(arg), (arg, 0))[1] for arg in expr.args]
+    """Return the expression, with deep parts under names of their own: functions that read it may call themselves."""
+    depths = context.phase.levels
+    levels = [depths.get(id(arg), (arg, 0))[1] for arg in expr.args]
     if max(levels) >= MOST_LEVELS:
         named = tuple(
             Ref(materialize(context, arg, "part"), arg.type, expr.span) if isinstance(arg, Apply) else arg
             for arg in expr.args
         )
         expr, levels = replace(expr, args=named), [0]
-    known[id(expr)] = (expr, max(levels) + 1)
+    depths[id(expr)] = (expr, max(levels) + 1)
     return expr
 
 
 def differentiable(context: Context, expr: Expr) -> bool:
-    """Whether a gradient goes through an expression to the model being trained."""
+    """Return whether a gradient flows through an expression to the model being trained."""
     if isinstance(expr, Ref):
         return expr.name in context.block.live
     if not isinstance(expr, Apply) or not TENSOR[expr.op].gradient or expr.type.dtype != "float":

@@ -1,7 +1,7 @@
-"""Rows that older weights may have sampled: warnings about losses that do not know it and about weights without a cap,
-and losses that take the sampler's log-probabilities for those of some weights.
+"""Warns about rows that older weights may have sampled: losses that do not correct for it, weights without a cap, and
+losses that take the sampler's log-probabilities for those of some weights.
 
-What is known of each value is worked out bottom up, from what it is computed of.
+Everything is derived bottom up, from what each value is computed of.
 """
 
 from __future__ import annotations
@@ -16,71 +16,74 @@ from rlgraph.ir.types import Type, is_model
 from rlgraph.ops import NODES, chosen_from, model_of, table_of
 
 _CAPS = ("clip", "minimum", "sigmoid", "tanh")
-"""Operations after which a weight is no larger than something."""
+"""The operations that bound a weight."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """Of a value: what it is computed of."""
+class _Facts:
+    """What is known of a value."""
 
     sampled: str = ""
-    """Of a table: the model that sampled it, with weights that may be older."""
+    """The model that sampled a table, with weights that may be older."""
     sampler: bool = False
-    """Log-probabilities of the policy that sampled such rows."""
-    own: bool = False
-    """Log-probabilities of the same model for such rows, with weights as they are now."""
+    """Whether it is computed from log-probabilities of the policy that sampled such rows."""
+    current: bool = False
+    """Whether it is computed from log-probabilities of the same model for such rows, with the present weights."""
     capped: bool = False
-    loose: frozenset[Span] = frozenset()
+    uncapped: frozenset[Span] = frozenset()
     """Importance weights without a cap."""
-    alone: frozenset[Span] = frozenset()
-    """Where log-probabilities of the sampler come from that are in no importance weight."""
+    unweighted: frozenset[Span] = frozenset()
+    """The places of the sampler's log-probabilities that are in no importance weight."""
 
 
-_NOTHING = _Known()
+_NOTHING = _Facts()
 
 
-def _together(parts: Iterable[_Known]) -> _Known:
-    found = list(parts)
-    return _Known(
+def _merged(parts: Iterable[_Facts]) -> _Facts:
+    """Return what is known of a value that is computed from all of these."""
+    facts = list(parts)
+    return _Facts(
         "",
-        any(each.sampler for each in found),
-        any(each.own for each in found),
-        any(each.capped for each in found),
-        frozenset().union(*(each.loose for each in found)),
-        frozenset().union(*(each.alone for each in found)),
+        any(part.sampler for part in facts),
+        any(part.current for part in facts),
+        any(part.capped for part in facts),
+        frozenset().union(*(part.uncapped for part in facts)),
+        frozenset().union(*(part.unweighted for part in facts)),
     )
 
 
 def off_policy(phase: Phase) -> list[Diagnostic]:
-    """Warnings about a phase that samples with older weights."""
+    """Return warnings about a phase that samples with older weights."""
     if not phase.staleness.steps:
         return []
-    walk = _Walk(phase.graph.values(), phase.staleness.exact)
+    walk = _LossWalk(phase.graph.values(), phase.staleness.exact)
     walk.graph(phase.graph)
-    return [found for found in walk.warnings if found.code != "W0507" or found.span not in walk.masked]
+    return [warning for warning in walk.warnings if warning.code != "W0507" or warning.span not in walk.masked]
 
 
 def recomputed(phase: Phase, model: str) -> list[Span]:
-    """Where a phase reads log-probabilities of a model that sampled, which a loss uses in another way than to weight
-    the trainer's by them: as if they were a function of weights and tokens."""
-    walk = _Walk(phase.graph.values(), phase.staleness.exact)
+    """Return where a phase reads log-probabilities of a model that sampled and a loss does more with them than weight
+    the trainer's: it takes them for a function of weights and tokens."""
+    walk = _LossWalk(phase.graph.values(), phase.staleness.exact)
     walk.graph(phase.graph)
-    found = {span for name, span in walk.alone if name == model}
-    return sorted(found, key=lambda span: (span.line, span.column))
+    spans = {span for sampling_model, span in walk.unweighted if sampling_model == model}
+    return sorted(spans, key=lambda span: (span.line, span.column))
 
 
 @dataclass
-class _Walk:
+class _LossWalk:
+    """Walks a phase and tracks what is known of each value."""
+
     types: dict[str, Type]
     exact: bool
-    """Their age is known: whoever says `lag` asks for the weights of then."""
-    known: dict[str, _Known] = field(default_factory=dict)
+    """Whether the age of the weights is exact: `lag` asks for the weights of then."""
+    facts: dict[str, _Facts] = field(default_factory=dict)
     masked: set[Span] = field(default_factory=set)
     """Weights that are compared with something: a mask is a cap, too."""
-    alone: list[tuple[str, Span]] = field(default_factory=list)
-    """Of losses: the model that sampled, and where its log-probabilities are read that are in no weight."""
+    unweighted: list[tuple[str, Span]] = field(default_factory=list)
+    """The model that sampled and the place where its log-probabilities are read that a loss uses in no weight."""
     reads: dict[Span, str] = field(default_factory=dict)
-    """Where a sampler's log-probabilities are read, and which model's they are."""
+    """The model whose log-probabilities are read at each place."""
     warnings: list[Diagnostic] = field(default_factory=list)
 
     def graph(self, graph: Graph) -> None:
@@ -89,63 +92,65 @@ class _Walk:
 
     def node(self, node: Node) -> None:
         op = NODES[node.op]
-        inputs = [self.known.get(name, _NOTHING) for name in node.inputs]
+        inputs = [self.facts.get(name, _NOTHING) for name in node.inputs]
         for let in node.body:
-            self.known[let.name] = self.expression(let.expr, {})
+            self.facts[let.name] = self.expression(let.expr, {})
         for region in node.regions:
             self.graph(region)
         if op.trains:
             self.loss(node)
         if op.generates:
-            self.known[node.name] = _Known(self.model(node) if bound(node) else "")
+            self.facts[node.name] = _Facts(self.model(node) if bound(node) else "")
         elif op.chooses is not None and op.unit == "row":
             for source, value in zip(chosen_from(node), node.outputs, strict=True):
-                self.known[value.name] = self.known.get(source, _NOTHING)
+                self.facts[value.name] = self.facts.get(source, _NOTHING)
         elif op.selects and op.chooses is None:
             sampler = bool(inputs[0].sampled) and node.attr("name") == "logprobs"
             if sampler:
                 self.reads[node.span] = inputs[0].sampled
-            self.known[node.name] = _Known(sampler=sampler, alone=frozenset({node.span} if sampler else ()))
+            self.facts[node.name] = _Facts(sampler=sampler, unweighted=frozenset({node.span} if sampler else ()))
         elif not node.body and not node.regions:
-            own = node.op == "logprobs" and self.about(node) == self.model(node)
+            current = node.op == "logprobs" and self.sampling_model(node) == self.model(node)
             for value in node.outputs:
-                self.known[value.name] = replace(_together(inputs), own=own or any(each.own for each in inputs))
+                self.facts[value.name] = replace(
+                    _merged(inputs), current=current or any(fact.current for fact in inputs)
+                )
         for inner, value in node.exported if node.regions else ():
-            self.known[value.name] = self.known.get(inner, _NOTHING)
+            self.facts[value.name] = self.facts.get(inner, _NOTHING)
 
     def model(self, node: Node) -> str:
         kind = self.types[model_of(node)]
         return kind.name if is_model(kind) else ""
 
-    def about(self, node: Node) -> str:
-        """The model that sampled the rows which a node reads."""
-        return self.known.get(table_of(node), _NOTHING).sampled
+    def sampling_model(self, node: Node) -> str:
+        """Return the model that sampled the rows which a node reads."""
+        return self.facts.get(table_of(node), _NOTHING).sampled
 
-    def expression(self, expr: Expr, seen: dict[int, _Known]) -> _Known:
+    def expression(self, expr: Expr, cache: dict[int, _Facts]) -> _Facts:
         if isinstance(expr, Ref):
-            return self.known.get(expr.name, _NOTHING)
+            return self.facts.get(expr.name, _NOTHING)
         if not isinstance(expr, Apply):
             return _NOTHING
-        if id(expr) not in seen:
-            args = [self.expression(arg, seen) for arg in expr.args]
-            found = _together(args)
-            if expr.op == "sub" and len(args) == 2 and any(a.own and b.sampler for a, b in (args, args[::-1])):
-                found = replace(found, alone=frozenset())
+        if id(expr) not in cache:
+            args = [self.expression(arg, cache) for arg in expr.args]
+            facts = _merged(args)
+            if expr.op == "sub" and len(args) == 2 and any(a.current and b.sampler for a, b in (args, args[::-1])):
+                facts = replace(facts, unweighted=frozenset())
             if expr.type.dtype == "bool":
-                self.masked |= found.loose
-                found = replace(found, loose=frozenset())
+                self.masked |= facts.uncapped
+                facts = replace(facts, uncapped=frozenset())
             elif expr.op in _CAPS:
-                found = replace(found, capped=True, loose=frozenset())
-            elif expr.op in ("exp", "expm1") and found.sampler and found.own and not found.capped:
-                found = replace(found, loose=frozenset({expr.span}))
-            seen[id(expr)] = found
-        return seen[id(expr)]
+                facts = replace(facts, capped=True, uncapped=frozenset())
+            elif expr.op in ("exp", "expm1") and facts.sampler and facts.current and not facts.capped:
+                facts = replace(facts, uncapped=frozenset({expr.span}))
+            cache[id(expr)] = facts
+        return cache[id(expr)]
 
     def loss(self, node: Node) -> None:
         region, model = node.region, self.model(node)
-        found = self.known.get(region.outputs[0], _NOTHING)
-        self.alone += [(self.reads[span], span) for span in found.alone]
-        for span in sorted(found.loose, key=lambda span: (span.line, span.column)):
+        facts = self.facts.get(region.outputs[0], _NOTHING)
+        self.unweighted += [(self.reads[span], span) for span in facts.unweighted]
+        for span in sorted(facts.uncapped, key=lambda span: (span.line, span.column)):
             self.warnings.append(
                 Diagnostic(
                     "W0507",
@@ -154,9 +159,9 @@ class _Walk:
                     "cap it, as in `min(..., 5.0)`",
                 )
             )
-        if self.exact or found.sampler:
+        if self.exact or facts.sampler:
             return
-        calls = (inner for inner in region.nodes if inner.op == "logprobs" and self.about(inner) == model)
+        calls = (inner for inner in region.nodes if inner.op == "logprobs" and self.sampling_model(inner) == model)
         for call in calls:
             table = table_of(call).split(".")[0]
             self.warnings.append(

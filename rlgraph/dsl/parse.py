@@ -1,4 +1,4 @@
-"""Text to syntax tree, and every mistake of the text."""
+"""Parses text to a syntax tree, and reports every mistake of the text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlgraph.errors import Diagnostic, ProgramError, Source, Span
 MAX_DIAGNOSTICS = 20
 
 Session = Any
-"""lark's `InteractiveParser`, whose methods have no types."""
+"""The type `InteractiveParser` of lark, whose methods have no types."""
 
 _HEADERS = (("EVERY", "NUMBER", "COLON"), ("STEP", "COLON"))
 _LINES = (("NAME", "EQUAL", "NAME"), ("STREAM", "NAME"))
@@ -27,40 +27,40 @@ _OWN_HEADERS = {"def": ("DEF", "NAME", "LPAR", "RPAR", "COLON"), "schedule": ("S
 
 
 def parse(source: Source) -> tree.File:
-    """The syntax tree of a whole file; a `ProgramError` tells all its mistakes."""
-    found = read(source)
-    file = _parse(found, "file")
+    """Return the syntax tree of a whole file. Raises ProgramError with all its mistakes."""
+    logical = read(source)
+    file = _parse(logical, "file")
     assert isinstance(file, tree.File)
-    return replace(file, comments=tuple(found.comments))
+    return replace(file, comments=tuple(logical.comments))
 
 
 def parse_expression(source: Source) -> tree.Expr:
-    """The syntax tree of one expression, as in `--set NAME=EXPRESSION`."""
-    found = read(source, indented=False)
-    if not found.lines and not found.diagnostics:
-        found.fail("E0101", "an expression is missing", Span(source, 1, 1, 1, 2))
-    elif len(found.lines) > 1:
-        extra = found.lines[1].tokens
-        found.fail("E0101", "only one expression can stand here", found.span(extra[0], extra[-1]))
-    if found.diagnostics:
-        raise ProgramError(_in_order(found.diagnostics))
-    return _parse(found, "expression")  # type: ignore[return-value]
+    """Return the syntax tree of one expression, as in `--set NAME=EXPRESSION`."""
+    logical = read(source, indented=False)
+    if not logical.lines and not logical.diagnostics:
+        logical.fail("E0101", "an expression is missing", Span(source, 1, 1, 1, 2))
+    elif len(logical.lines) > 1:
+        extra = logical.lines[1].tokens
+        logical.fail("E0101", "only one expression can stand here", logical.span(extra[0], extra[-1]))
+    if logical.diagnostics:
+        raise ProgramError(_in_order(logical.diagnostics))
+    return _parse(logical, "expression")  # type: ignore[return-value]
 
 
-def _parse(found: Lines, start: Literal["file", "expression"]) -> tree.File | tree.Expr:
-    whole = _feed(found, start)
-    if whole is None:
-        raise ProgramError(_in_order(found.diagnostics))
-    builder = Builder(found.source)
-    made: tree.File | tree.Expr = builder.build(whole)
+def _parse(logical: Lines, start: Literal["file", "expression"]) -> tree.File | tree.Expr:
+    parsed = _feed(logical, start)
+    if parsed is None:
+        raise ProgramError(_in_order(logical.diagnostics))
+    builder = Builder(logical.source)
+    built: tree.File | tree.Expr = builder.build(parsed)
     # A `return` may be missing only because its line was left out.
-    mistakes = [d for d in builder.diagnostics if not found.diagnostics or d.code != "E0123"]
-    mistakes += found.diagnostics
-    if not mistakes and any(len(line.tokens) > MAX_DEPTH for line in found.lines):
-        mistakes += too_deep(made)
+    mistakes = [d for d in builder.diagnostics if not logical.diagnostics or d.code != "E0123"]
+    mistakes += logical.diagnostics
+    if not mistakes and any(len(line.tokens) > MAX_DEPTH for line in logical.lines):
+        mistakes += too_deep(built)
     if mistakes:
         raise ProgramError(_in_order(mistakes))
-    return made
+    return built
 
 
 def _in_order(mistakes: list[Diagnostic]) -> list[Diagnostic]:
@@ -68,15 +68,15 @@ def _in_order(mistakes: list[Diagnostic]) -> list[Diagnostic]:
     return [unique[key] for key in sorted(unique)][:MAX_DIAGNOSTICS]
 
 
-def _feed(found: Lines, start: str) -> Tree[Token] | None:
+def _feed(logical: Lines, start: str) -> Tree[Token] | None:
     """Feed the lines to the parser; a line that it refuses is explained, and replaced by one that it takes.
 
-    None where there are too many mistakes to go on.
+    Returns None if there are too many mistakes to go on.
     """
     session: Session = parser().parse_interactive(start=start)
     level = 0
     skipped: int | None = None  # the level of a line whose block is left out
-    for line, after in zip(found.lines, [*found.lines[1:], None], strict=False):
+    for line, after in zip(logical.lines, [*logical.lines[1:], None], strict=False):
         if skipped is not None and line.level > skipped:
             continue
         skipped = None
@@ -84,12 +84,12 @@ def _feed(found: Lines, start: str) -> Tree[Token] | None:
             session.feed_token(Token(kind, ""))
         level = line.level
         before = session.copy(deepcopy_values=False)
-        mistake = None if line.bad else _feed_line(session, found, line, start == "file")
+        mistake = None if line.bad else _feed_line(session, logical, line, start == "file")
         if mistake is None and not line.bad:
             continue
         if mistake is not None:
-            found.diagnostics.append(mistake)
-        if len(found.diagnostics) >= MAX_DIAGNOSTICS or start == "expression":
+            logical.diagnostics.append(mistake)
+        if len(logical.diagnostics) >= MAX_DIAGNOSTICS or start == "expression":
             return None
         has_block = after is not None and after.level > line.level
         session = (_replace(before, _headers(line)) if has_block else None) or before
@@ -106,17 +106,17 @@ def _indentation(before: int, now: int) -> list[str]:
     return ["INDENT"] * (now - before) or ["DEDENT"] * (before - now)
 
 
-def _feed_line(session: Session, found: Lines, line: Line, statement: bool) -> Diagnostic | None:
+def _feed_line(session: Session, logical: Lines, line: Line, statement: bool) -> Diagnostic | None:
     for at, token in enumerate([*line.tokens, Token("NEWLINE", "")]):
         try:
             session.feed_token(token)
         except UnexpectedToken:
-            return explain(found, line, at, session.accepts(), statement)
+            return explain(logical, line, at, session.accepts(), statement)
     return None
 
 
 def _replace(session: Session, lines: Iterable[tuple[str, ...]]) -> Session | None:
-    """The session after the first of these harmless lines that it takes; so the lines around make sense."""
+    """Return the session after the first of these harmless lines that it takes, so that the lines around make sense."""
     for kinds in lines:
         trial = session.copy(deepcopy_values=False)
         try:

@@ -1,4 +1,4 @@
-"""Phases and the step: each becomes a graph."""
+"""Builds the graph of each phase and of the step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rlgraph.ir.types import Handle, Tensor
 
 
 def phases(context: Context, found: Sequence[tree.Phase], top: Span) -> list[Phase]:
-    """Every phase that is right, the step last."""
+    """Return every phase without errors, the step last."""
     if not any(phase.name == "step" for phase in found):
         context.say("E0609", "the program has no `step:`", top, "say in `step:` what one step does")
     seen: dict[str, Span] = {}
-    made: list[Phase] = []
+    built: list[Phase] = []
     for item in found:
         if item.name in seen:
             context.say(
@@ -34,21 +34,21 @@ def phases(context: Context, found: Sequence[tree.Phase], top: Span) -> list[Pha
             )
         seen[item.name] = item.span
         try:
-            made.append(_phase(context, item))
+            built.append(_phase(context, item))
         except Stop:
             continue
-    made = bounded(context, made, {item.name: item for item in found})
-    return sorted(made, key=lambda phase: phase.name == "step")
+    built = bounded(context, built, {item.name: item for item in found})
+    return sorted(built, key=lambda phase: phase.name == "step")
 
 
 def _phase(context: Context, item: tree.Phase) -> Phase:
     steps, staleness = _options(context, item)
     context.used -= set(context.phase.assigned)
-    collected = {s.table.id for s in _walk(item.body) if isinstance(s, tree.Collect)}
+    collected = {statement.table.id for statement in _walk(item.body) if isinstance(statement, tree.Collect)}
     context.phase = PhaseContext(staleness, frozenset(name for name in collected if _is_data(context, name)))
     context.collected |= context.phase.collected
-    given = _given(context, item)
-    versions = {kind.type.name if isinstance(kind.type, Handle) else name: kind for name, kind in given.items()}
+    inputs = _phase_inputs(context, item)
+    versions = {kind.type.name if isinstance(kind.type, Handle) else name: kind for name, kind in inputs.items()}
     context.block = Block(dict(context.scope), versions)
     for name in _read_first(context, item.body):
         read(context, name)
@@ -58,12 +58,12 @@ def _phase(context: Context, item: tree.Phase) -> Phase:
         context.say("E0609", f"`{item.name}` does nothing", item.span)
     _unused_values(context)
     names = tuple(context.block.versions[name].name for name in versions)
-    graph = Graph(tuple(given.values()), tuple(context.block.nodes), names)
+    graph = Graph(tuple(inputs.values()), tuple(context.block.nodes), names)
     return Phase(item.name, graph, steps, staleness)
 
 
 def _options(context: Context, item: tree.Phase) -> tuple[int | None, Staleness]:
-    """How many steps a phase has, and how old the weights are that sample."""
+    """Return how many steps a phase has, and how old the weights are that sample."""
     steps: Constant = None
     staleness = Staleness()
     if item.asynchronous:
@@ -82,8 +82,9 @@ def _options(context: Context, item: tree.Phase) -> tuple[int | None, Staleness]
 
 
 def _staleness(context: Context, item: tree.Phase) -> Staleness:
-    """Of the weights that sample: `lag` is exact, `staleness` a bound, under which rows may span versions."""
-    found = constants.options(context, STATEMENTS["async"], item.options, item.span, context.scope)
+    """Return the age of the weights that sample: `lag` is exact, `staleness` a bound, under which rows may span
+    versions."""
+    values = constants.options(context, STATEMENTS["async"], item.options, item.span, context.scope)
     given = [option for option in item.options if option.name in ("lag", "staleness")]
     hint = "`lag=2`: rows come from the weights of 2 steps ago; `staleness=2`: of at most 2"
     if not given:
@@ -92,20 +93,20 @@ def _staleness(context: Context, item: tree.Phase) -> Staleness:
     if more:
         message = "`lag` is an age, and `staleness` a bound of it: only one of them can be said"
         raise context.stop("E0407", message, more[0].name_span, hint, related=(Related(first.name_span, "the other"),))
-    steps = found[first.name]
+    steps = values[first.name]
     assert isinstance(steps, int)
-    span, updates = found["span"] or "row", found["unit"] == "update"
+    span, updates = values["span"] or "row", values["unit"] == "update"
     for name, usual in (("late", "wait"), ("order", "data")) if first.name == "lag" else ():
-        if found[name] != usual:
+        if values[name] != usual:
             place = next(option for option in item.options if option.name == name)
-            message = f"with `lag` rows are as old as it says, and `{name}={found[name]}` is for a bound"
+            message = f"with `lag` rows are as old as it says, and `{name}={values[name]}` is for a bound"
             raise context.stop("E0407", message, place.value.span, "bound their age instead: `staleness=2`")
     if updates and first.name == "lag":
         place = next(option for option in item.options if option.name == "unit")
         message = "`lag` counts steps, and `unit=update` is for a bound"
         raise context.stop("E0407", message, place.value.span, "`staleness=7, unit=update`: at most 7 updates behind")
     if updates:
-        # What this is in steps is known when the graph is.
+        # The bound in steps is known only when the graph is.
         return Staleness(steps, False, cast(Literal["row", "turn", "token"], span), steps)
     exact = first.name == "lag" or steps == 0
     if exact and span != "row":
@@ -118,34 +119,34 @@ def _staleness(context: Context, item: tree.Phase) -> Staleness:
 
 
 def _is_data(context: Context, name: str) -> bool:
-    held = context.scope.get(name)
-    return isinstance(held, OutsideName) and held.outside.kind == "data"
+    meaning = context.scope.get(name)
+    return isinstance(meaning, OutsideName) and meaning.outside.kind == "data"
 
 
-def _given(context: Context, item: tree.Phase) -> dict[str, Value]:
-    """First versions of everything that lives across steps and that the phase names, or a copy of what it names."""
+def _phase_inputs(context: Context, item: tree.Phase) -> dict[str, Value]:
+    """Return the first versions of everything living across steps that the phase names, or a copy of what it names."""
     named = names_used(context, item.body)
-    found: dict[str, Value] = {}
+    inputs: dict[str, Value] = {}
     for name, meaning in context.scope.items():
         if name not in named:
             continue
         if isinstance(meaning, ModelName):
-            found[name] = version(context, name, Handle("model", name))
+            inputs[name] = version(context, name, Handle("model", name))
         elif isinstance(meaning, StateName):
             kind = Handle("keyed", name) if meaning.state.keyed else Tensor("float")
-            found[name] = version(context, name, kind)
+            inputs[name] = version(context, name, kind)
         elif isinstance(meaning, OutsideName) and meaning.outside.kind == "data":
-            found[name] = version(context, name, Handle("cursor", name))
+            inputs[name] = version(context, name, Handle("cursor", name))
             if name in context.phase.collected:
                 surplus = f"{name}.surplus"
-                found[surplus] = version(context, surplus, Handle("buffer", surplus))
+                inputs[surplus] = version(context, surplus, Handle("buffer", surplus))
         elif isinstance(meaning, OutsideName) and meaning.outside.kind == "buffer":
-            found[name] = version(context, name, Handle("buffer", name))
-    return found
+            inputs[name] = version(context, name, Handle("buffer", name))
+    return inputs
 
 
 def _read_first(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
-    """Data that is read when the step begins: all but what `collect` reads and what only `every` needs."""
+    """Return the data that are read when the step begins: all but what `collect` reads and what only `every` needs."""
     named = names_used(context, tuple(statement for statement in body if not isinstance(statement, tree.OnSteps)))
     later = context.phase.collected
     return [name for name in context.scope if name in named and _is_data(context, name) and name not in later]
@@ -158,10 +159,10 @@ def _unused_values(context: Context) -> None:
 
 
 def _walk(body: Sequence[tree.Stmt]) -> list[tree.Stmt]:
-    """Statements, and those of the blocks in which `collect` may stand."""
-    found: list[tree.Stmt] = []
+    """Return statements, with those of the blocks in which `collect` may stand."""
+    statements: list[tree.Stmt] = []
     for statement in body:
-        found.append(statement)
+        statements.append(statement)
         if isinstance(statement, (tree.Collect, tree.OnSteps)):
-            found += _walk(statement.body)
-    return found
+            statements += _walk(statement.body)
+    return statements

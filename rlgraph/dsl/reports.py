@@ -1,4 +1,4 @@
-"""Metrics: at once, or after the loop that they are about."""
+"""Checks metrics: at once, or after the loop that they are about."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlgraph.ir.graph import Node
 
 
 def report(context: Context, statement: tree.Report) -> None:
-    """`report kl = mean(...)`, at once or after the loop"""
+    """Check `report kl = mean(...)`, at once or after the loop."""
     if context.block.defers:
         context.block.reports.append(statement)
         context.used.update(name.id for name in names_in(statement))
@@ -35,7 +35,7 @@ def report(context: Context, statement: tree.Report) -> None:
                 )
             if item.name in context.phase.reported:
                 related = tuple(
-                    Related(s, "the first one") for n, s in context.phase.reported.items() if n == item.name
+                    Related(span, "the first one") for name, span in context.phase.reported.items() if name == item.name
                 )
                 raise context.stop("E0203", f"there is a metric `{item.name}` already", item.name_span, related=related)
         except Stop:

@@ -1,4 +1,4 @@
-"""Rows of tables: a Python function on them, some of them, texts as rows, rows of a buffer."""
+"""Checks calls that make rows or work on them: Python functions, `pick`, `encode`, `sample`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlgraph.ops import NODES
 
 
 def function(context: Context, expr: tree.Call, func: Outside, hint: str) -> Ref:
-    """A Python function on the rows of a table; more columns by name."""
+    """Emit a call of a Python function on the rows of a table; more columns go by name."""
     if context.block.training:
         raise context.stop(
             "E0505",
@@ -53,7 +53,7 @@ def function(context: Context, expr: tree.Call, func: Outside, hint: str) -> Ref
 
 
 def pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
-    """`pick(table, argmax(x, by=group))`: the rows are the group's from there on."""
+    """Emit `pick(table, argmax(x, by=group))`: from there on the rows are the group's."""
     if len(expr.args) != 2 or expr.options:
         raise context.stop(
             "E0405",
@@ -83,14 +83,17 @@ def pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
     token = inner_axis(context, "token", label, axis)
     turn = inner_axis(context, "turn", label, axis) if table.type.turn else None
     moved = {table.type.axis.key: axis, table.type.token.key if table.type.token else "": token}
-    extra = tuple((n, replace(t, axis=moved.get(t.axis.key if t.axis else "", t.axis))) for n, t in table.type.extra)
+    extra = tuple(
+        (name, replace(column, axis=moved.get(column.axis.key if column.axis else "", column.axis)))
+        for name, column in table.type.extra
+    )
     kind = replace(table.type, axis=axis, token=token, turn=turn, extra=extra)
     emit(context, Node("pick", (table.name, index), (Value(label, kind),), span=expr.span))
     return TableValue(label, kind)
 
 
 def encode(context: Context, expr: tree.Call, hint: str) -> TableValue:
-    """`encode(prompt, answer)`: rows with tokens, of which the answer's carry loss."""
+    """Emit `encode(prompt, answer)`: rows with tokens, of which the answer's carry loss."""
     if len(expr.args) != 2 or expr.options:
         raise context.stop(
             "E0405", "`encode` takes a prompt and an answer", expr.span, "`encode(pairs.prompt, pairs.response)`"
@@ -117,13 +120,13 @@ def encode(context: Context, expr: tree.Call, hint: str) -> TableValue:
 
 
 def sample(context: Context, expr: tree.Call, buffer: Outside, hint: str) -> TableValue:
-    """Rows of a buffer: independent ones, on an axis of their own."""
+    """Emit the sampling of independent rows from a buffer, on an axis of their own."""
     assert isinstance(expr.func, tree.Attribute)
     if expr.func.name != "sample":
         raise context.stop("E0205", f"a buffer cannot `{expr.func.name}`", expr.func.name_span, "it has `sample`")
     args, _ = constants.bind(context, STATEMENTS["sample"], expr.args, expr.options, expr.span, context.block.scope)
-    held = context.buffers.get(buffer.name)
-    if held is None:
+    stored = context.buffers.get(buffer.name)
+    if stored is None:
         raise context.stop(
             "E0605",
             f"nothing has been pushed into `{buffer.name}` above this line",
@@ -134,9 +137,11 @@ def sample(context: Context, expr: tree.Call, buffer: Outside, hint: str) -> Tab
     label = fresh(context, hint or buffer.name)
     axis = new_axis(context, label, None)
     token = inner_axis(context, "token", label, axis)
-    moved = {held.axis.key: axis, held.token.key if held.token else "": token}
-    extra = tuple((n, replace(t, axis=moved[t.axis.key if t.axis else ""])) for n, t in held.extra)
-    kind = replace(held, axis=axis, token=token, turn=None, extra=extra)
+    moved = {stored.axis.key: axis, stored.token.key if stored.token else "": token}
+    extra = tuple(
+        (name, replace(column, axis=moved[column.axis.key if column.axis else ""])) for name, column in stored.extra
+    )
+    kind = replace(stored, axis=axis, token=token, turn=None, extra=extra)
     handle = context.block.versions[buffer.name]
     attrs: tuple[tuple[str, Constant], ...] = (("rows", args["rows"]), ("key", label))
     emit(context, Node("sample", (handle.name,), (Value(label, kind),), attrs, span=expr.span))

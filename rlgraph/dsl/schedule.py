@@ -1,4 +1,4 @@
-"""Schedules are checked: an `.rls` file, or the block `schedule:` of a program."""
+"""Checks schedules: an `.rls` file, or the block `schedule:` of a program."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ from rlgraph.ops.work import code, operations
 def check_schedule(
     file: tree.File, program: Program, source: Source, scope: Mapping[str, Meaning] | None = None
 ) -> Schedule:
-    """What a file says about where a program runs: nothing, if it holds no schedule.
+    """Return what a file says about where a program runs: nothing, if it holds no schedule.
 
     `scope` holds the program's params. Raises ProgramError with everything that is wrong.
     """
     checker = _Checker(program, scope or {})
-    found = checker.file(file, source)
+    schedule = checker.file(file, source)
     if checker.diagnostics:
-        raise ProgramError(sorted(checker.diagnostics, key=_place))
-    return found
+        raise ProgramError(sorted(checker.diagnostics, key=_line_and_column))
+    return schedule
 
 
-def _place(found: Diagnostic) -> tuple[int, int]:
-    return found.span.line, found.span.column
+def _line_and_column(diagnostic: Diagnostic) -> tuple[int, int]:
+    return diagnostic.span.line, diagnostic.span.column
 
 
 class _Checker(Reporter):
+    """Checks the lines of a schedule against the program."""
+
     def __init__(self, program: Program, scope: Mapping[str, Meaning]) -> None:
         super().__init__()
         self.program, self.scope = program, scope
@@ -55,14 +57,14 @@ class _Checker(Reporter):
         self.admitted: dict[str, Span] = {}
         self.sent: dict[tuple[str, str], Span] = {}
         self.refreshed: dict[tuple[str, str], Span] = {}
-        self.unclear: set[str] = set()
-        """Pools that are declared, and wrong."""
+        self.invalid_pools: set[str] = set()
+        """Names of pools whose declarations are wrong."""
 
     def file(self, file: tree.File, source: Source) -> Schedule:
         schedules = [item for item in file.declarations if isinstance(item, tree.Schedule)]
-        others = [item for item in file.declarations if not isinstance(item, tree.Schedule)]
+        declarations = [item for item in file.declarations if not isinstance(item, tree.Schedule)]
         if not schedules:
-            if not others or source.path.endswith(".rls"):
+            if not declarations or source.path.endswith(".rls"):
                 top = Span(source, 1, 1, 1, max(2, len(source.line(1)) + 1))
                 self.say("E0901", "there is no schedule here", top, f"begin it with `schedule {self.program.name}`")
             return Schedule()
@@ -71,11 +73,11 @@ class _Checker(Reporter):
                 "E0901", "there are two schedules", extra.span, related=(Related(schedules[0].span, "the first one"),)
             )
         if schedules[0].name:
-            self.named(schedules[0], others)
+            self.check_head(schedules[0], declarations)
         return self.schedule(schedules[0])
 
-    def named(self, item: tree.Schedule, others: Sequence[tree.Decl]) -> None:
-        """The schedule of an `.rls` file."""
+    def check_head(self, item: tree.Schedule, others: Sequence[tree.Decl]) -> None:
+        """Check the head of an `.rls` file, which holds nothing else."""
         if item.name != self.program.name:
             self.say(
                 "E0901",
@@ -83,11 +85,11 @@ class _Checker(Reporter):
                 item.span,
                 f"`schedule {self.program.name}`",
             )
-        for other in others:
+        for declaration in others:
             self.say(
                 "E0901",
                 "only pools, places, streams, admits, tails, fuses, sends and refreshes can stand in a schedule",
-                other.span,
+                declaration.span,
                 "move this line into the program",
             )
 
@@ -104,12 +106,12 @@ class _Checker(Reporter):
                 try:
                     self.pool(line)
                 except Stop:
-                    self.unclear.add(line.name)
+                    self.invalid_pools.add(line.name)
         places = [line for line in item.body if isinstance(line, tree.Place)]
-        works = [self.all_work(line) for line in places]
-        for line, placed in zip(places, works, strict=True):
+        works = [self.works(line) for line in places]
+        for line, placed_works in zip(places, works, strict=True):
             try:
-                placements.append(self.place(line, placed))
+                placements.append(self.place(line, placed_works))
             except Stop:
                 continue
         for line in item.body:
@@ -131,7 +133,7 @@ class _Checker(Reporter):
             if isinstance(line, tree.Fuse):
                 try:
                     fuses.append(
-                        check_fuse(self, self.program, line, [self.trained(each) for each in line.work], fuses)
+                        check_fuse(self, self.program, line, [self.trained(expr) for expr in line.work], fuses)
                     )
                 except Stop:
                     continue
@@ -160,7 +162,7 @@ class _Checker(Reporter):
     # Pools
 
     def pool(self, line: tree.Pool) -> None:
-        if line.name in self.pools or line.name in self.unclear:
+        if line.name in self.pools or line.name in self.invalid_pools:
             first = self.pools.get(line.name)
             related = (Related(first.span, "the first one"),) if first else ()
             raise self.stop("E0902", f"there are two pools `{line.name}`", line.name_span, related=related)
@@ -186,7 +188,7 @@ class _Checker(Reporter):
         self.pools[line.name] = Pool(line.name, *counts, line.span)
 
     def pool_named(self, name: tree.Name) -> Pool:
-        if name.id in self.unclear:
+        if name.id in self.invalid_pools:
             raise Stop
         if name.id not in self.pools:
             hint = nearest(name.id, self.pools) or f"declare it: `pool {name.id} = 8 devices`"
@@ -195,16 +197,17 @@ class _Checker(Reporter):
 
     # Placements
 
-    def all_work(self, line: tree.Place) -> list[Work]:
-        found: list[Work] = []
+    def works(self, line: tree.Place) -> list[Work]:
+        """Return the work that a line places."""
+        works: list[Work] = []
         for expr in line.work:
             try:
-                found.append(self.one_work(expr))
+                works.append(self.work(expr))
             except Stop:
                 continue
-        return found
+        return works
 
-    def one_work(self, expr: tree.Expr) -> Work:
+    def work(self, expr: tree.Expr) -> Work:
         base = expr.base if isinstance(expr, tree.Attribute) else expr
         assert isinstance(base, tree.Name)
         used = set() if base.id in self.code else self.model(base, self.code)
@@ -220,12 +223,12 @@ class _Checker(Reporter):
         return work
 
     def model(self, name: tree.Name, functions: Collection[str] = ()) -> set[str]:
-        """What the program does with a model that the schedule names, where functions can be named, too."""
-        known = (*self.uses, *functions)
+        """Return what the program does with a model that the schedule names, where functions can be named, too."""
+        names = (*self.uses, *functions)
         if name.id not in self.uses:
-            hint = nearest(name.id, known) or f"it has {', '.join(f'`{each}`' for each in known) or 'none'}"
-            what = "model and no function" if functions else "model"
-            raise self.stop("E0904", f"the program has no {what} `{name.id}`", name.span, hint)
+            hint = nearest(name.id, names) or f"it has {', '.join(f'`{known_name}`' for known_name in names) or 'none'}"
+            expected = "model and no function" if functions else "model"
+            raise self.stop("E0904", f"the program has no {expected} `{name.id}`", name.span, hint)
         return self.uses[name.id]
 
     def operation(self, expr: tree.Attribute, model: str) -> str:
@@ -249,28 +252,28 @@ class _Checker(Reporter):
         raise self.stop("E0904", shown, expr.name_span, hint)
 
     def place(self, line: tree.Place, works: Sequence[Work]) -> Placement:
-        options = tuple(self.quoted(option) for option in line.options)
+        options = tuple(self.quote_engine(option) for option in line.options)
         given = constants.options(self, STATEMENTS["place"], options, line.span, self.scope)
         spans = {option.name: option for option in line.options}
         pool = self.pools.get(line.pool.id)
-        self.kinds(line, works, pool)
+        self.check_pool_kind(line, works, pool)
         if pool is not None and pool.cpus:
             return Placement(tuple(work for work in works if work.model in self.code), pool.name, span=line.span)
         works = [work for work in works if work.model in self.uses]
         splits = {axis.name: value for axis in AXES if isinstance(value := given[axis.name], int)}
         engine = given["engine"]
         assert engine is None or isinstance(engine, str)
-        self.ways(given, spans, works)
+        self.check_ways(given, spans, works)
         if engine is not None:
-            self.engine(engine, spans, splits, works)
+            self.check_engine(engine, spans, splits, works)
         else:
-            self.some_engine(spans, splits, works)
+            self.check_any_engine(spans, splits, works)
         pool = self.pool_named(line.pool)
         split = mesh(**splits)
         if pool.devices % split.size:
-            said = [name for name in splits if name in dict(split.spread)]
-            shown = " * ".join(f"{name}={splits[name]}" for name in said)
-            first, size = spans[said[0]], split.size
+            split_names = [name for name in splits if name in dict(split.spread)]
+            shown = " * ".join(f"{name}={splits[name]}" for name in split_names)
+            first, size = spans[split_names[0]], split.size
             total = f", {size} devices," if "*" in shown else ""
             raise self.stop(
                 "E0907",
@@ -299,55 +302,59 @@ class _Checker(Reporter):
             places,
         )
 
-    def ways(self, given: Mapping[str, object], spans: Mapping[str, tree.Option], works: Sequence[Work]) -> None:
-        """How models are worked with: the engine can do it, and there is something to do."""
+    def check_ways(self, given: Mapping[str, object], spans: Mapping[str, tree.Option], works: Sequence[Work]) -> None:
+        """Check how models are worked with: the engine can do it, and there is something to do."""
         name, attention = given["engine"], given["attention"]
-        able = engines().get(str(name))
+        engine = engines().get(str(name))
         trains = any(
-            NODES[each].trains
+            NODES[operation].trains
             for work in works
-            for each in ({work.operation} if work.operation else self.left(work.model))
-            if each
+            for operation in ({work.operation} if work.operation else self.unplaced_operations(work.model))
+            if operation
         )
         if given["recompute"] and not trains:
             message = "layers are computed again where a model is trained, and nothing is trained here"
             self.say("E0908", message, spans["recompute"].span, "leave it out")
-        elif given["recompute"] and able is not None and "recompute" not in able.settings:
-            able_to = [each.name for each in engines().values() if "recompute" in each.settings]
+        elif given["recompute"] and engine is not None and "recompute" not in engine.settings:
+            recomputing = [spec.name for spec in engines().values() if "recompute" in spec.settings]
             message = f"`{name}` computes no layer again"
-            self.say("E0908", message, spans["recompute"].span, f"leave it out, or take {listed(able_to, 'or')}")
+            self.say("E0908", message, spans["recompute"].span, f"leave it out, or take {listed(recomputing, 'or')}")
         if (adapters := given["adapters"]) is not None:
-            self.known_way(given, spans["adapters"], "adapters are held", f"holds no adapters that way: `{adapters}`")
+            self.check_choice(
+                given, spans["adapters"], "adapters are held", f"holds no adapters that way: `{adapters}`"
+            )
         if attention is not None:
-            chosen = able is None or bool(able.attention)
-            cannot = f"computes no attention by `{attention}`" if chosen else "does not let `attention` be chosen"
-            self.known_way(given, spans["attention"], "attention is computed", cannot)
+            selectable = engine is None or bool(engine.attention)
+            cannot = f"computes no attention by `{attention}`" if selectable else "does not let `attention` be chosen"
+            self.check_choice(given, spans["attention"], "attention is computed", cannot)
         if given["gather"] is not None and not trains:
             message = "how parameters are gathered is said where a model is trained, and nothing is trained here"
             self.say("E0908", message, spans["gather"].span, "leave it out")
         elif given["gather"] is not None:
-            self.known_way(given, spans["gather"], "parameters are gathered", f"gathers none by `{given['gather']}`")
+            self.check_choice(given, spans["gather"], "parameters are gathered", f"gathers none by `{given['gather']}`")
 
-    def known_way(self, given: Mapping[str, object], option: tree.Option, done: str, cannot: str) -> None:
-        """A way in which engines do something, each of which says under the option's name what it knows: one is named,
-        and knows it."""
+    def check_choice(self, given: Mapping[str, object], option: tree.Option, activity: str, cannot: str) -> None:
+        """Check a way in which engines do something: an engine is named, and lists the way under the option's name."""
 
-        def known(spec: EngineSpec) -> Collection[str]:
+        def choices(spec: EngineSpec) -> Collection[str]:
             ways: Collection[str] = getattr(spec, option.name)
             return ways
 
-        said, name = str(given[option.name]), given["engine"]
-        able, knowing = engines().get(str(name)), [each.name for each in engines().values() if said in known(each)]
+        choice, name = str(given[option.name]), given["engine"]
+        engine, capable = (
+            engines().get(str(name)),
+            [spec.name for spec in engines().values() if choice in choices(spec)],
+        )
         if name is None:
-            message = f"how {done} is a matter of the engine, and none is named"
-            self.say("E0908", message, option.span, f"`engine={knowing[0]}, {option.name}={said}`")
-        elif able is not None and said not in known(able):
-            others = [f"`{option.name}={each}`" for each in known(able)]
-            hint = f"it takes {', '.join(others)}" if others else f"leave it out; {listed(knowing, 'and')} can"
+            message = f"how {activity} is a matter of the engine, and none is named"
+            self.say("E0908", message, option.span, f"`engine={capable[0]}, {option.name}={choice}`")
+        elif engine is not None and choice not in choices(engine):
+            others = [f"`{option.name}={other}`" for other in choices(engine)]
+            hint = f"it takes {', '.join(others)}" if others else f"leave it out; {listed(capable, 'and')} can"
             self.say("E0908", f"`{name}` {cannot}", option.span, hint)
 
-    def kinds(self, line: tree.Place, works: Sequence[Work], pool: Pool | None) -> None:
-        """Models are on devices; functions and environments are on cpus, which are not split in any way."""
+    def check_pool_kind(self, line: tree.Place, works: Sequence[Work], pool: Pool | None) -> None:
+        """Check that models are on devices, and the user's Python on cpus, which are not split in any way."""
         if pool is None:
             return
         declared = (Related(pool.span, "it is declared here"),)
@@ -364,83 +371,86 @@ class _Checker(Reporter):
             message = f"`{pool.name}` has cpus, and each of them is a worker: there is nothing to choose"
             self.say("E0916", message, line.options[0].span, "leave the options out", declared)
 
-    def quoted(self, option: tree.Option) -> tree.Option:
-        """The name of an engine needs no quotes."""
+    def quote_engine(self, option: tree.Option) -> tree.Option:
+        """Return the option with the name of an engine as a text: it needs no quotes."""
         if option.name == "engine" and isinstance(option.value, tree.Name):
             return replace(option, value=tree.String(option.value.id, option.value.span))
         return option
 
-    def engine(
+    def check_engine(
         self, name: str, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[Work]
     ) -> None:
-        known = engines()
-        if name not in known:
+        """Check that the named engine can do the work, split as it is said."""
+        specs = engines()
+        if name not in specs:
             broken = next((str(fault) for fault in faults() if fault.name == name), None)
             if broken is not None:
                 raise self.stop("E0906", broken, spans["engine"].value.span, "mend the package, or name another engine")
-            hint = nearest(name, known) or f"there are {', '.join(f'`{each}`' for each in known)}"
+            hint = nearest(name, specs) or f"there are {', '.join(f'`{other}`' for other in specs)}"
             raise self.stop("E0906", f"no engine is called `{name}`", spans["engine"].value.span, hint)
-        able = known[name]
+        engine = specs[name]
         for split in splits:
-            if split not in able.splits:
-                legal = ", ".join(f"`{each}`" for each in able.splits)
+            if split not in engine.splits:
+                legal = ", ".join(f"`{axis}`" for axis in engine.splits)
                 self.say(
                     "E0908", f"`{name}` does not split models by `{split}`", spans[split].span, f"it takes {legal}"
                 )
-        wanted = [each for each, size in splits.items() if size > 1 and each in able.splits]
-        inner = [each for each in wanted if each != "dp"]
+        split_axes = [axis for axis, size in splits.items() if size > 1 and axis in engine.splits]
+        model_axes = [axis for axis in split_axes if axis != "dp"]
         for work in works:
-            asked = {work.operation} if work.operation else self.left(work.model)
-            missing = sorted(operation for operation in asked if operation and operation not in able.operations)
-            apart = sorted(each for each in asked if each and able.does(each) and not able.does(each, wanted))
-            if apart:
-                shown = " and ".join(f"`{each}`" for each in inner if not able.does(apart[0], [each]))
+            needed = {work.operation} if work.operation else self.unplaced_operations(work.model)
+            missing = sorted(op for op in needed if op and op not in engine.operations)
+            unsplit = sorted(op for op in needed if op and engine.does(op) and not engine.does(op, split_axes))
+            if unsplit:
+                shown = " and ".join(f"`{axis}`" for axis in model_axes if not engine.does(unsplit[0], [axis]))
                 self.say(
                     "E0908",
-                    f"`{name}` cannot do the `{apart[0]}` of `{work.model}` split by {shown}",
-                    spans[inner[0]].span,
-                    f"leave out {shown}" if work.operation else f"place `{work.model}.{apart[0]}` by itself",
+                    f"`{name}` cannot do the `{unsplit[0]}` of `{work.model}` split by {shown}",
+                    spans[model_axes[0]].span,
+                    f"leave out {shown}" if work.operation else f"place `{work.model}.{unsplit[0]}` by itself",
                 )
             if missing:
-                others = [other for other, engine in known.items() if engine.operations.issuperset(missing)]
-                more = "" if work.operation else f"place `{work.model}.{missing[0]}` by itself, on "
+                others = [other for other, spec in specs.items() if spec.operations.issuperset(missing)]
+                advice = "" if work.operation else f"place `{work.model}.{missing[0]}` by itself, on "
                 self.say(
                     "E0908",
                     f"`{name}` cannot do the `{missing[0]}` of `{work.model}`",
                     work.span,
-                    f"{more}{' or '.join(f'`{other}`' for other in others)}{'' if more else ' can'}",
+                    f"{advice}{' or '.join(f'`{other}`' for other in others)}{'' if advice else ' can'}",
                 )
 
-    def some_engine(self, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[Work]) -> None:
-        """Where no engine is named: one can do each kind of work, split as it is said."""
-        wanted = [name for name, size in splits.items() if size > 1]
-        able = [engine for engine in engines().values() if set(wanted) <= set(engine.splits)]
+    def check_any_engine(
+        self, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[Work]
+    ) -> None:
+        """Check that, where no engine is named, one can do each kind of work, split as it is said."""
+        split_axes = [name for name, size in splits.items() if size > 1]
+        capable = [engine for engine in engines().values() if set(split_axes) <= set(engine.splits)]
         for work in works:
-            asked = {work.operation} if work.operation else self.left(work.model)
-            missing = sorted(op for op in asked if op and not any(engine.does(op, wanted) for engine in able))
+            needed = {work.operation} if work.operation else self.unplaced_operations(work.model)
+            missing = sorted(op for op in needed if op and not any(engine.does(op, split_axes) for engine in capable))
             if missing:
-                shown = " and ".join(f"`{name}`" for name in wanted)
+                shown = " and ".join(f"`{name}`" for name in split_axes)
                 legal = (
-                    f"`{engine.name}` takes {', '.join(f'`{each}`' for each in takes)}"
+                    f"`{engine.name}` takes {', '.join(f'`{axis}`' for axis in takes)}"
                     for engine in engines().values()
-                    if (takes := [each for each in engine.splits if engine.does(missing[0], [each])])
+                    if (takes := [axis for axis in engine.splits if engine.does(missing[0], [axis])])
                 )
-                more = ", ".join(legal) if work.operation else f"place `{work.model}.{missing[0]}` by itself"
+                advice = ", ".join(legal) if work.operation else f"place `{work.model}.{missing[0]}` by itself"
                 self.say(
                     "E0908",
                     f"no engine can do the `{missing[0]}` of `{work.model}` split by {shown}",
-                    spans[wanted[-1]].span,
-                    more,
+                    spans[split_axes[-1]].span,
+                    advice,
                 )
 
-    def left(self, model: str) -> set[str]:
-        """The model's work that is not placed by itself."""
+    def unplaced_operations(self, model: str) -> set[str]:
+        """Return the model's work that is not placed by itself."""
         return {operation for operation in self.uses[model] if f"{model}.{operation}" not in self.placed}
 
     # Streams
 
     def table(self, line: tree.Stream | tree.Admit | tree.Tail, seen: Mapping[str, Span], happens: str) -> str:
-        """The table that a line is about."""
+        """Return the table that a line is about."""
         tables = {
             name.split(".")[0]: None
             for phase in self.program.phases
@@ -458,11 +468,11 @@ class _Checker(Reporter):
 
     def stream(self, line: tree.Stream) -> Stream:
         name = self.table(line, self.streamed, "is streamed")
-        found = constants.options(self, STATEMENTS["stream"], line.options, line.span, self.scope)
-        block = found["block"]
+        values = constants.options(self, STATEMENTS["stream"], line.options, line.span, self.scope)
+        block = values["block"]
         assert block is None or isinstance(block, int)
         self.streamed[name] = line.table.span
-        return Stream(name, block, found["deal"] == "free", line.span)
+        return Stream(name, block, values["deal"] == "free", line.span)
 
     def admit(self, line: tree.Admit) -> Admit:
         name = self.table(line, self.admitted, "is admitted")
@@ -472,12 +482,12 @@ class _Checker(Reporter):
 
     def tail(self, line: tree.Tail, lines: Sequence[tree.Placed]) -> Tail:
         name = self.table(line, self.tailed, "has a tail")
-        found = constants.options(self, STATEMENTS["tail"], line.options, line.span, self.scope)
+        values = constants.options(self, STATEMENTS["tail"], line.options, line.span, self.scope)
         self.tailed[name] = line.table.span
-        return check_tail(self, self.program, line, name, found, lines)
+        return check_tail(self, self.program, line, name, values, lines)
 
     def trained(self, expr: tree.Expr) -> str:
-        """The model whose training a line names."""
+        """Return the model whose training a line names."""
         base = expr.base if isinstance(expr, tree.Attribute) else expr
         assert isinstance(base, tree.Name)
         self.model(base)
@@ -491,41 +501,43 @@ class _Checker(Reporter):
 
     # Weights
 
-    def way(self, line: tree.Send | tree.Refresh, seen: dict[tuple[str, str], Span], happens: str) -> tuple[str, str]:
-        """The model and the pool that a line is about."""
+    def model_and_pool(
+        self, line: tree.Send | tree.Refresh, seen: dict[tuple[str, str], Span], happens: str
+    ) -> tuple[str, str]:
+        """Return the model and the pool that a line is about."""
         self.model(line.model)
-        way = line.model.id, self.pool_named(line.pool).name
-        if way in seen:
-            first = Related(seen[way], "the first time")
-            message = f"two lines say how `{way[0]}` is {happens} `{way[1]}`"
+        pair = line.model.id, self.pool_named(line.pool).name
+        if pair in seen:
+            first = Related(seen[pair], "the first time")
+            message = f"two lines say how `{pair[0]}` is {happens} `{pair[1]}`"
             raise self.stop("E0905", message, line.span, "keep one of them", (first,))
-        seen[way] = line.span
-        return way
+        seen[pair] = line.span
+        return pair
 
     def send(self, line: tree.Send) -> Send:
-        way = self.way(line, self.sent, "sent to")
+        pair = self.model_and_pool(line, self.sent, "sent to")
         delta = constants.options(self, STATEMENTS["send"], line.options, line.span, self.scope)["delta"]
-        return Send(*way, delta=bool(delta), span=line.span)
+        return Send(*pair, delta=bool(delta), span=line.span)
 
     def refresh(self, line: tree.Refresh) -> Refresh:
-        way = self.way(line, self.refreshed, "refreshed on")
-        found = constants.options(self, STATEMENTS["refresh"], line.options, line.span, self.scope)
-        by = str(found["by"])
+        pair = self.model_and_pool(line, self.refreshed, "refreshed on")
+        values = constants.options(self, STATEMENTS["refresh"], line.options, line.span, self.scope)
+        by = str(values["by"])
         where = next((option.value.span for option in line.options if option.name == "by"), line.span)
-        if by != "drain" and not self.spans(way[0]):
+        if by != "drain" and not self.spans_versions(pair[0]):
             raise self.stop(
                 "E0917",
-                f"`by={by}` gives unfinished rows new weights, and each row of `{way[0]}` is of one version",
+                f"`by={by}` gives unfinished rows new weights, and each row of `{pair[0]}` is of one version",
                 where,
                 "the program grants it: `step async(staleness=2, span=token)`",
             )
         if by == "keep":
-            self.recomputed(way[0], where)
-        return Refresh(*way, by, found["each"] == "replica", line.span)
+            self.check_logprobs(pair[0], where)
+        return Refresh(*pair, by, values["each"] == "replica", line.span)
 
-    def recomputed(self, model: str, where: Span) -> None:
-        """Tokens of rows that go on as they are have log-probabilities that no weights give: a loss may weight by them
-        alone."""
+    def check_logprobs(self, model: str, where: Span) -> None:
+        """Check that losses only weight by the log-probabilities of a model's tokens: with `by=keep` no weights give
+        them."""
         for phase in self.program.phases:
             for span in recomputed(phase, model):
                 raise self.stop(
@@ -537,12 +549,12 @@ class _Checker(Reporter):
                     (Related(span, "they are used here"),),
                 )
 
-    def spans(self, model: str) -> bool:
-        """Whether rows that a model samples may be of several versions."""
+    def spans_versions(self, model: str) -> bool:
+        """Return whether rows that a model samples may be of several versions."""
         for phase in self.program.phases:
             types = phase.graph.values()
             for node in phase.graph.walk():
-                held = types[node.inputs[0]] if node.inputs else None
-                if held is not None and is_model(held) and held.name == model and node.attr("span", "row") != "row":
+                kind = types[node.inputs[0]] if node.inputs else None
+                if kind is not None and is_model(kind) and kind.name == model and node.attr("span", "row") != "row":
                     return True
         return False

@@ -1,4 +1,4 @@
-"""What a name can mean while a program is being checked, and what is said where it means nothing."""
+"""The meanings that a name can have while a program is checked, and the errors where it has none."""
 
 from __future__ import annotations
 
@@ -10,43 +10,53 @@ from rlgraph.ir.graph import Apply, Const, Constant, Model, Outside, Record, Ref
 from rlgraph.ir.types import Table
 
 MAX_ERRORS = 100
-"""That are told of a program: a text that was made to be checked for ever has more."""
+"""The most errors reported for a program, so that no text can be checked for ever."""
 
 
 class Stop(Exception):
-    """The statement being checked is wrong, and the user has been told."""
+    """Raised when the statement being checked is wrong, after the user has been told."""
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A constant that is no number: a text, a record, a list."""
+    """A constant that is not a number: a text, a record, a list."""
 
     value: Constant
 
 
 @dataclass(frozen=True, slots=True)
 class TableValue:
+    """A table of rows."""
+
     name: str
     type: Table
 
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
+    """The name of a model."""
+
     model: Model
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideName:
+    """The name of something outside the program: data, a function, an environment, a buffer."""
+
     outside: Outside
 
 
 @dataclass(frozen=True, slots=True)
 class StateName:
+    """The name of a state."""
+
     state: State
 
 
 @dataclass(frozen=True, slots=True)
 class DefName:
+    """The name of a def, with the scope in which it was defined."""
+
     definition: tree.Def
     scope: dict[str, Meaning]
 
@@ -61,7 +71,7 @@ class Unknowable:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """Its statement was wrong: every use of it is passed over in silence."""
+    """A name whose statement was wrong: its uses are passed over in silence."""
 
 
 Meaning = (
@@ -70,7 +80,7 @@ Meaning = (
 
 
 def describe(meaning: Meaning) -> str:
-    """A meaning in the user's words: `a model`."""
+    """Return a meaning in the user's words: `a model`."""
     if isinstance(meaning, TableValue):
         return f"a table of [{meaning.type.axis.label}]"
     if isinstance(meaning, ModelName):
@@ -100,17 +110,18 @@ def describe(meaning: Meaning) -> str:
 
 @dataclass
 class Reporter:
-    """Collects what is wrong."""
+    """Collects diagnostics."""
 
     diagnostics: list[Diagnostic] = field(default_factory=list)
     below: dict[str, Span] = field(default_factory=dict)
     """Names that are declared further down."""
     errors: int = 0
-    """How many of them; after so many nothing more is looked at."""
+    """How many of the diagnostics are errors; after MAX_ERRORS checking ends."""
     call_site: Span | None = None
-    """Where the user called the def whose body is being checked."""
+    """The place where the user called the def whose body is being checked."""
 
     def say(self, code: str, message: str, span: Span, hint: str = "", related: tuple[Related, ...] = ()) -> None:
+        """Add a diagnostic. Raises ProgramError at the last error allowed."""
         self.diagnostics.append(Diagnostic(code, message, span, hint, related))
         if not code.startswith("W"):
             self.errors += 1
@@ -118,7 +129,7 @@ class Reporter:
                 raise ProgramError(ordered(self.diagnostics))
 
     def stop(self, code: str, message: str, span: Span, hint: str = "", related: tuple[Related, ...] = ()) -> Stop:
-        """An error after which the statement cannot be understood: `raise context.stop(...)`.
+        """Add an error after which the statement cannot be understood: `raise context.stop(...)`.
 
         One in a def is shown where the user called it.
         """

@@ -1,4 +1,4 @@
-"""What every built-in call and statement takes: the names, kinds, ranges and defaults of its options.
+"""The signatures of every built-in call and statement: names, types, ranges and defaults of options.
 
 The checker, the language reference and the suggestions in diagnostics all read these tables.
 """
@@ -18,30 +18,32 @@ from rlgraph.ops.nodes import UNITS
 
 @dataclass(frozen=True, slots=True)
 class Signature:
+    """The arguments and options of a call or a statement."""
+
     name: str
     args: tuple[Attribute, ...] = ()
-    """Given by place."""
+    """The values given by position."""
     options: tuple[Attribute, ...] = ()
-    """Given by name."""
+    """The values given by name."""
     doc: str = ""
     open: bool = False
-    """Other options are allowed too and handed on: those of a task, a file format, a configuration."""
+    """Whether other options are allowed and handed on: those of a task, a file format, a configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How the language calls an operation of a model."""
+    """An operation of a model, as the language calls it."""
 
     signature: Signature
     takes: str = "a table"
-    """By place, in words."""
+    """The positional arguments, in words."""
     example: str = "rollout"
     environment: bool = False
-    """Before its rows it takes an environment."""
+    """Whether it takes an environment before its rows."""
     makes: str = ""
-    """What the rows that it makes are called where nobody names them."""
+    """The name of the rows that it makes, if the user gives none."""
     by_row: bool = False
-    """It gives a number for each row, not for each token."""
+    """Whether it gives a number for each row, not for each token."""
 
 
 def _table(*signatures: Signature) -> dict[str, Signature]:
@@ -49,13 +51,13 @@ def _table(*signatures: Signature) -> dict[str, Signature]:
 
 
 def _options(operation: str, *names: str) -> tuple[Attribute, ...]:
-    """The attributes of an operation that a user gives; of some names only, if there are any."""
-    given = (each for each in NODES[operation].attributes if each.by == "user")
-    return tuple(each for each in given if each.name in names or not names)
+    """Return the attributes of an operation that a user gives; only those of these names, if there are any."""
+    given = (attribute for attribute in NODES[operation].attributes if attribute.by == "user")
+    return tuple(attribute for attribute in given if attribute.name in names or not names)
 
 
-_OF_THE_ROWS = tuple(replace(each, default=None) for each in _options("logprobs"))
-"""A temperature that is not said is that of the rows."""
+_OF_THE_ROWS = tuple(replace(attribute, default=None) for attribute in _options("logprobs"))
+"""A temperature that is not given is that of the rows."""
 
 METHODS: dict[str, dict[str, Method]] = {
     "causal_lm": {
@@ -94,7 +96,7 @@ METHODS: dict[str, dict[str, Method]] = {
     "value_lm": {"values": Method(Signature("values", doc="Value of the state before each token that carries loss."))},
     "reward_lm": {"score": Method(Signature("score", doc="Score of each row, read at its last token."), by_row=True)},
 }
-"""Of each kind of model, by the name of the operation."""
+"""The methods of each kind of model, by the name of the operation."""
 
 _MODEL = (
     Attribute(
@@ -194,7 +196,7 @@ _CALLED = (
 
 
 def _over(default: str, *names: str) -> Attribute:
-    """What a row's number may depend on."""
+    """Return the option that says on which rows a row's number may depend."""
     return Attribute(
         "over",
         "word",

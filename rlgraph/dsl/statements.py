@@ -1,4 +1,4 @@
-"""Statements that are no loops: values, states, buffers, weights, losses, metrics, rows that are kept."""
+"""Checks statements other than loops: values, states, buffers, weights, losses, rows that are kept."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rlgraph.ir.types import Axis, Table, Tensor, axes_of, axis_of
 
 
 def assign(context: Context, statement: tree.Assign) -> None:
-    """`x = ...`"""
+    """Check `x = ...`."""
     target = statement.target
-    held = context.block.scope.get(target)
-    if isinstance(held, StateName):
+    old = context.block.scope.get(target)
+    if isinstance(old, StateName):
         raise context.stop(
             "E0602",
             f"`{target}` is a state: it lives across steps",
@@ -49,20 +49,20 @@ def assign(context: Context, statement: tree.Assign) -> None:
 
 
 def store(context: Context, statement: tree.Store) -> None:
-    """`k := ...`"""
+    """Check `k := ...`."""
     target = statement.target
     if isinstance(target, tree.Index):
         _store_keyed(context, target, statement)
         return
     assert isinstance(target, tree.Name)
-    held = context.block.scope.get(target.id)
-    if isinstance(held, Wrong):
+    meaning = context.block.scope.get(target.id)
+    if isinstance(meaning, Wrong):
         raise Stop
-    if not isinstance(held, StateName):
-        known = [name for name, meaning in context.block.scope.items() if isinstance(meaning, StateName)]
-        hint = nearest(target.id, known) or f"declare it: `state {target.id} = 0.0`, or assign with `=`"
+    if not isinstance(meaning, StateName):
+        states = [name for name, candidate in context.block.scope.items() if isinstance(candidate, StateName)]
+        hint = nearest(target.id, states) or f"declare it: `state {target.id} = 0.0`, or assign with `=`"
         raise context.stop("E0601", f"`{target.id}` is no state", target.span, hint)
-    if held.state.keyed:
+    if meaning.state.keyed:
         raise context.stop(
             "E0601",
             f"`{target.id}` has a value for each key",
@@ -85,7 +85,7 @@ def store(context: Context, statement: tree.Store) -> None:
 
 
 def _store_keyed(context: Context, target: tree.Index, statement: tree.Store) -> None:
-    """`base[rollout.agent] := ...`"""
+    """Check `base[rollout.agent] := ...`."""
     state = keyed_state(context, target)
     key, value = key_of(context, target), number(context, statement.value)
     if value.type.axis != key.type.axis:
@@ -94,20 +94,20 @@ def _store_keyed(context: Context, target: tree.Index, statement: tree.Store) ->
             f"the value needs an entry for each row of the key, and this is {describe(value)}",
             statement.value.span,
         )
-    made = version(context, state.name, context.block.versions[state.name].type)
+    new = version(context, state.name, context.block.versions[state.name].type)
     inputs = (
         context.block.versions[state.name].name,
         materialize(context, key, "key"),
         materialize(context, value, "value"),
     )
-    emit(context, Node("assign", inputs, (made,), span=statement.span))
-    context.block.versions[state.name] = made
+    emit(context, Node("assign", inputs, (new,), span=statement.span))
+    context.block.versions[state.name] = new
 
 
 def push(context: Context, statement: tree.Push) -> None:
-    """`push replay(rollout, adv=adv)`"""
-    held = context.block.scope.get(statement.buffer.id)
-    if not isinstance(held, OutsideName) or held.outside.kind != "buffer":
+    """Check `push replay(rollout, adv=adv)`."""
+    meaning = context.block.scope.get(statement.buffer.id)
+    if not isinstance(meaning, OutsideName) or meaning.outside.kind != "buffer":
         raise context.stop(
             "E0605",
             f"`{statement.buffer.id}` is no buffer",
@@ -126,7 +126,7 @@ def push(context: Context, statement: tree.Push) -> None:
     for option in statement.options:
         column = number(context, option.value)
         axis = column.type.axis
-        if axis is None or not any(axis.key == own.key for own in axes_of(table.type)[:2]):
+        if axis is None or not any(axis.key == table_axis.key for table_axis in axes_of(table.type)[:2]):
             rows = statement.args[0].span.text
             raise context.stop(
                 "E0301",
@@ -155,7 +155,7 @@ def push(context: Context, statement: tree.Push) -> None:
 
 
 def update(context: Context, statement: tree.Update) -> None:
-    """`update ref from actor(ema=0.9)`"""
+    """Check `update ref from actor(ema=0.9)`."""
     target, source = model_named(context, statement.target), model_named(context, statement.source)
     if target.name == source.name:
         raise context.stop(
@@ -170,7 +170,7 @@ def update(context: Context, statement: tree.Update) -> None:
             f"`{target.name}` ({target.kind}) cannot take the weights of `{source.name}` ({source.kind})",
             statement.span,
         )
-    if _lora(context, target) != _lora(context, source):
+    if _adapters(context, target) != _adapters(context, source):
         raise context.stop(
             "E0607",
             f"`{target.name}` and `{source.name}` do not have the same adapters",
@@ -185,16 +185,16 @@ def update(context: Context, statement: tree.Update) -> None:
     context.block.versions[target.name] = value
 
 
-def _lora(context: Context, model: Model) -> Constant:
+def _adapters(context: Context, model: Model) -> Constant:
     while model.copy_of:
-        held = context.scope[model.copy_of]
-        assert isinstance(held, ModelName)
-        model = held.model
+        meaning = context.scope[model.copy_of]
+        assert isinstance(meaning, ModelName)
+        model = meaning.model
     return dict(model.options).get("lora")
 
 
 def minimize(context: Context, statement: tree.Minimize) -> None:
-    """`minimize mean(...)`"""
+    """Check `minimize mean(...)`."""
     model = context.block.training
     if not model:
         raise context.stop(
@@ -222,7 +222,7 @@ def minimize(context: Context, statement: tree.Minimize) -> None:
 
 
 def keep(context: Context, statement: tree.Keep) -> None:
-    """Every live value on the axis, or on an axis in it, is replaced by its rows that are kept."""
+    """Check `keep`: every live value on the axis, or on an axis in it, is replaced by its rows that are kept."""
     meaning = look_up(context, statement.table)
     if not isinstance(meaning, TableValue):
         raise context.stop(
@@ -250,42 +250,44 @@ def keep(context: Context, statement: tree.Keep) -> None:
             f"reduce it with `by={statement.table.id}`",
         )
     name = materialize(context, mask, "kept")
-    moved: dict[str, Axis] = {}
+    new_axes: dict[str, Axis] = {}
     inputs, outputs = [name], []
-    renamed: dict[str, Value] = {}
-    for word, held in list(context.block.scope.items()):
-        if not isinstance(held, (Ref, TableValue)):
+    kept_values: dict[str, Value] = {}
+    for word, value in list(context.block.scope.items()):
+        if not isinstance(value, (Ref, TableValue)):
             continue
-        chosen = context.phase.chosen.get(held.name)
-        if not _on(held, axis) and not (chosen and chosen.within(axis)):
+        chosen = context.phase.chosen.get(value.name)
+        if not _lies_on(value, axis) and not (chosen and chosen.within(axis)):
             continue
-        if isinstance(held, Ref) and held.type.dtype == "row":
+        if isinstance(value, Ref) and value.type.dtype == "row":
             reason = f"`{word}` chooses among rows of which some were dropped by `keep`"
             context.block.scope[word] = Unknowable(reason, statement.span)
             continue
-        if held.name not in renamed:
-            kind = _moved(context, held.type, axis, moved)
-            renamed[held.name] = Value(fresh(context, held.name), kind)
-            inputs.append(held.name)
-            outputs.append(renamed[held.name])
-        value = renamed[held.name]
+        if value.name not in kept_values:
+            kind = _kept_type(context, value.type, axis, new_axes)
+            kept_values[value.name] = Value(fresh(context, value.name), kind)
+            inputs.append(value.name)
+            outputs.append(kept_values[value.name])
+        kept_value = kept_values[value.name]
         context.block.scope[word] = (
-            TableValue(value.name, value.type) if isinstance(value.type, Table) else Ref(value.name, value.type)  # type: ignore[arg-type]
+            TableValue(kept_value.name, kept_value.type)
+            if isinstance(kept_value.type, Table)
+            else Ref(kept_value.name, kept_value.type)  # type: ignore[arg-type]
         )
     attrs: tuple[tuple[str, Constant], ...] = (("axis", axis.key),)
     emit(context, Node("keep", tuple(inputs), tuple(outputs), attrs, span=statement.span))
 
 
-def _moved(context: Context, kind: Tensor | Table, axis: Axis, moved: dict[str, Axis]) -> Tensor | Table:
-    """The type on the axes that `keep` leaves."""
+def _kept_type(context: Context, kind: Tensor | Table, axis: Axis, new_axes: dict[str, Axis]) -> Tensor | Table:
+    """Return the type on the axes that `keep` leaves."""
 
     def move(old: Axis) -> Axis:
         if not old.within(axis):
             return old
-        if old.key not in moved:
+        if old.key not in new_axes:
             parent = move(old.parent) if old.parent else None
-            moved[old.key] = new_axis(context, old.name, parent, inner=old.inner, key=old.key)
-        return moved[old.key]
+            new_axes[old.key] = new_axis(context, old.name, parent, inner=old.inner, key=old.key)
+        return new_axes[old.key]
 
     def shift(tensor: Tensor) -> Tensor:
         return Tensor(tensor.dtype, move(tensor.axis) if tensor.axis else None)
@@ -297,10 +299,10 @@ def _moved(context: Context, kind: Tensor | Table, axis: Axis, moved: dict[str, 
         axis=move(kind.axis),
         token=move(kind.token) if kind.token else None,
         turn=move(kind.turn) if kind.turn else None,
-        extra=tuple((n, shift(t)) for n, t in kind.extra),
+        extra=tuple((name, shift(column)) for name, column in kind.extra),
     )
 
 
-def _on(held: Ref | TableValue, axis: Axis) -> bool:
-    found = axis_of(held.type)
-    return found is not None and found.within(axis)
+def _lies_on(value: Ref | TableValue, axis: Axis) -> bool:
+    value_axis = axis_of(value.type)
+    return value_axis is not None and value_axis.within(axis)

@@ -1,4 +1,4 @@
-"""What to say about a token that the grammar does not allow where it stands."""
+"""Explains tokens that the grammar does not allow in their place."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rlgraph.ops.tensor import COMPARISONS, INFIX, PREFIX
 
 OPERATORS = {*INFIX, *PREFIX}
 OPERANDS = ("NAME", "NUMBER", "STRING", "TRUE", "FALSE")
-"""Kinds of token that are a value by themselves."""
+"""Kinds of tokens that are values by themselves."""
 
 _ALIKE = 0.7
-"""How much a word has to look like one that begins a line, to be taken for it."""
+"""How similar a word has to be to one that begins a line, to be taken for it."""
 
 _EXPECTED = {
     "STRING": "a string",
@@ -34,7 +34,7 @@ _EXPECTED = {
 
 
 def explain(found: Lines, line: Line, at: int, accepts: set[str], statement: bool = True) -> Diagnostic:
-    """The diagnostic for token `at` of a line (or its end), which has no kind that is accepted there.
+    """Return the diagnostic for token `at` of a line (or its end), whose kind is not accepted there.
 
     The line is a `statement`, or an expression by itself.
     """
@@ -49,10 +49,10 @@ def explain(found: Lines, line: Line, at: int, accepts: set[str], statement: boo
 
 
 class _Unexpected:
-    """One token at which a line stops making sense, and the questions to ask about it."""
+    """The token at which a line stops making sense, and what may be wrong with it."""
 
-    def __init__(self, found: Lines, line: Line, at: int, accepts: set[str]) -> None:
-        self.found = found
+    def __init__(self, logical: Lines, line: Line, at: int, accepts: set[str]) -> None:
+        self.logical = logical
         self.tokens = line.tokens
         self.at = at
         self.accepts = accepts
@@ -65,15 +65,15 @@ class _Unexpected:
         return self.tokens[self.at]
 
     def say(self, code: str, message: str, where: Token | Span, hint: str = "", *related: Related) -> Diagnostic:
-        where = self.found.span(where) if isinstance(where, Token) else where
+        where = self.logical.span(where) if isinstance(where, Token) else where
         return Diagnostic(code, message, where, hint, related=related)
 
     def after(self, at: int) -> str:
-        """The token that follows, as it is written."""
+        """Return the following token as it is written."""
         return str(self.tokens[at + 1]) if at + 1 < len(self.tokens) else ""
 
     def inside(self) -> Diagnostic:
-        """Any mistake that an expression may hold as well."""
+        """Return the diagnostic of a mistake that an expression may hold as well."""
         return (
             self.keyword_as_name()
             or self.equals()
@@ -83,7 +83,7 @@ class _Unexpected:
         )
 
     def in_expression(self) -> Diagnostic:
-        """Where the line is no statement but an expression by itself."""
+        """Return the diagnostic where the line is an expression by itself."""
         if self.at == len(self.tokens):
             return self.unfinished()
         return self.python_word() or self.inside()
@@ -115,14 +115,14 @@ class _Unexpected:
         return self.say(
             "E0124",
             "this computes something that is not used",
-            self.whole(),
+            self.line_span(),
             self.line_hint(),
         )
 
     def line_end(self) -> Diagnostic:
         if "COLON" in self.accepts and self.first in words.HEADERS:
             message = f"a `:` is missing at the end of this `{self.first}`"
-            return self.say("E0111", message, self.end(), "add it: a block follows")
+            return self.say("E0111", message, self.end_span(), "add it: a block follows")
         if self.before in OPERATORS:
             return self.unfinished()
         return self.python_word() or self.no_statement() or self.unfinished()
@@ -131,15 +131,15 @@ class _Unexpected:
         if self.before in OPERATORS:
             message = f"nothing stands after `{self.before}`"
             return self.say("E0101", message, self.before, self.expected())
-        return self.say("E0101", "the line ends too early", self.end(), self.expected())
+        return self.say("E0101", "the line ends too early", self.end_span(), self.expected())
 
-    def end(self) -> Span:
-        """One column, just after the line."""
-        last = self.found.span(self.before)
+    def end_span(self) -> Span:
+        """Return one column, just after the line."""
+        last = self.logical.span(self.before)
         return Span(last.source, last.end_line, last.end_column, last.end_line, last.end_column + 1)
 
-    def whole(self) -> Span:
-        return self.found.span(self.first, self.tokens[-1])
+    def line_span(self) -> Span:
+        return self.logical.span(self.first, self.tokens[-1])
 
     def place(self) -> str:
         if "PARAM" in self.accepts:
@@ -160,7 +160,7 @@ class _Unexpected:
     # Words
 
     def python_word(self) -> Diagnostic | None:
-        """`if x:`, `a if c else b`, `lambda x: ...`"""
+        """Return the diagnostic of Python's `if x:`, `a if c else b`, `lambda x: ...`."""
         named = self.after(0) in ("=", ":=")
         if self.first in words.PYTHON and self.at == 1 and not named:
             return self.say("E0113", words.PYTHON[self.first], self.first)
@@ -174,7 +174,7 @@ class _Unexpected:
         return None
 
     def no_statement(self) -> Diagnostic | None:
-        """A line that begins with a name, and is neither `x = ...` nor `x := ...`"""
+        """Return the diagnostic of a line that begins with a name, and is neither `x = ...` nor `x := ...`."""
         if self.first.type != "NAME":
             return None
         assigns = next((t for t in self.tokens if t in ("=", ":=") and self.depth(t) == 0), None)
@@ -185,7 +185,7 @@ class _Unexpected:
         second = self.tokens[1] if len(self.tokens) > 1 else None
         if assigns is not None and second in (",", ".") and assigns == "=":
             message = "a line names one value" if second == "," else "only a plain name can stand before `=`"
-            return self.say("E0101", message, self.found.span(self.first, self.tokens[self.index(assigns) - 1]))
+            return self.say("E0101", message, self.logical.span(self.first, self.tokens[self.index(assigns) - 1]))
         if assigns is not None and second == ":":
             return self.say(
                 "E0101",
@@ -195,7 +195,7 @@ class _Unexpected:
             )
         if second is not None and second.type in OPERANDS or closest(self.first, words.HOMES, _ALIKE):
             return self.unknown_word()
-        return self.say("E0124", "this computes something that is not used", self.whole(), self.line_hint())
+        return self.say("E0124", "this computes something that is not used", self.line_span(), self.line_hint())
 
     def unknown_word(self) -> Diagnostic:
         hint = nearest(self.first, words.HOMES, alike=_ALIKE) or self.line_hint()
@@ -219,7 +219,7 @@ class _Unexpected:
     # Signs
 
     def depth(self, token: Token) -> int:
-        """How many brackets are open at a token."""
+        """Return how many brackets are open at a token."""
         before = self.tokens[: self.index(token)]
         return sum((t in ("(", "[")) - (t in (")", "]")) for t in before)
 
@@ -228,7 +228,7 @@ class _Unexpected:
 
     def block_on_the_line(self) -> Diagnostic | None:
         if self.before == ":" and self.accepts == {"NEWLINE"}:
-            where = self.found.span(self.token, self.tokens[-1])
+            where = self.logical.span(self.token, self.tokens[-1])
             return self.say(
                 "E0110",
                 "a block stands on lines of its own",
@@ -246,19 +246,19 @@ class _Unexpected:
         if self.token != "=":
             return None
         if self.before in COMPARISONS:
-            return self.say("E0101", f"`{self.before}=` is no operator", self.found.span(self.before, self.token))
+            return self.say("E0101", f"`{self.before}=` is no operator", self.logical.span(self.before, self.token))
         if "EQUALEQUAL" in self.accepts:
             return self.say("E0116", "`=` cannot stand inside an expression", self.token, "write `==` to compare")
         return None
 
     def chain(self) -> Diagnostic | None:
-        """`0 < x < 1`"""
+        """Return the diagnostic of `0 < x < 1`."""
         if self.token not in COMPARISONS or "PLUS" not in self.accepts or "NUMBER" in self.accepts:
             return None
         depth = self.depth(self.token)
-        for other in reversed(self.tokens[: self.at]):
-            if self.depth(other) == depth and other in COMPARISONS:
-                first = Related(self.found.span(other), "the first comparison")
+        for earlier in reversed(self.tokens[: self.at]):
+            if self.depth(earlier) == depth and earlier in COMPARISONS:
+                first = Related(self.logical.span(earlier), "the first comparison")
                 hint = "compare twice: `a < b and b < c`"
                 return self.say("E0117", "comparisons cannot be chained", self.token, hint, first)
         return None
@@ -266,7 +266,7 @@ class _Unexpected:
     def missing_comma(self) -> Diagnostic | None:
         glued = position(self.before) == (self.token.line, position(self.token)[1] - len(self.before))
         if self.token.type == "STRING" and self.before.type == "NAME" and glued:
-            where = self.found.span(self.before, self.token)
+            where = self.logical.span(self.before, self.token)
             return self.say("E0101", f"a string has no prefix `{self.before}`", where, "write the string alone")
         if "COMMA" in self.accepts and self.depth(self.token) > 0 and self.token.type in (*OPERANDS, "LPAR", "LSQB"):
             return self.say(
@@ -275,7 +275,7 @@ class _Unexpected:
         return None
 
     def expected(self) -> str:
-        """What could stand there, in words."""
+        """Return what could stand there, in words."""
         kinds = self.accepts
         parts = ["a value"] if "NUMBER" in kinds else ["a name"] if "NAME" in kinds else []
         parts += [
@@ -291,6 +291,6 @@ class _Unexpected:
 
 
 def quoted(token: Token) -> str:
-    """A token as a message shows it."""
+    """Return a token as a message shows it."""
     text = str(token) if len(token) <= 30 else token[:27] + "..."
     return text if "`" in text else f"`{text}`"

@@ -1,8 +1,8 @@
-"""The parser, made from `grammar.lark`.
+"""Makes the parser from `grammar.lark`.
 
-Making the LALR tables takes longer than checking a program, so they are kept beside the grammar, in
-`grammar.json`. `python -m rlgraph.dsl.tables` writes them anew. Where they do not belong to the grammar or to
-the installed lark, the grammar itself is read.
+Making the LALR tables takes longer than checking a program, so they are kept beside the grammar, in `grammar.json`.
+`python -m rlgraph.dsl.tables` writes them anew. Where they do not belong to the grammar or to the installed lark, the
+grammar itself is read.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LARKS = ("1.2.", "1.3.")
 
 @cache
 def parser() -> lark.Lark:
-    """The parser of files and of expressions, made once for each process."""
+    """Return the parser of files and of expressions, made once for each process."""
     grammar = GRAMMAR.read_text(encoding="utf-8")
     return from_tables(grammar) or from_grammar(grammar)
 
 
 def from_grammar(grammar: str) -> lark.Lark:
-    """The slow way."""
+    """Make the parser from the grammar, which is slow."""
     return lark.Lark(
         grammar,
         parser="lalr",
@@ -42,22 +42,22 @@ def from_grammar(grammar: str) -> lark.Lark:
 
 
 def from_tables(grammar: str) -> lark.Lark | None:
-    """The quick way, where there are tables of just this grammar."""
+    """Make the parser from the tables, which is fast; None if there are none of this grammar."""
     if not lark.__version__.startswith(LARKS) or not TABLES.exists():
         return None
-    kept = json.loads(TABLES.read_text(encoding="utf-8"), object_hook=_numbered)
-    if kept["grammar"] != _fingerprint(grammar):
+    stored = json.loads(TABLES.read_text(encoding="utf-8"), object_hook=_integer_keys)
+    if stored["grammar"] != _fingerprint(grammar):
         return None
     load: Callable[..., lark.Lark] = lark.Lark._load_from_dict
-    return load(kept["data"], kept["memo"])
+    return load(stored["data"], stored["memo"])
 
 
 def write() -> None:
-    """Write the tables of the grammar as it is now."""
+    """Write the tables of the present grammar."""
     grammar = GRAMMAR.read_text(encoding="utf-8")
     data, memo = from_grammar(grammar).memo_serialize([lark.lexer.TerminalDef, lark.grammar.Rule])
-    kept = {"grammar": _fingerprint(grammar), "data": data, "memo": memo}
-    TABLES.write_text(json.dumps(kept, separators=(",", ":")) + "\n", encoding="utf-8")
+    stored = {"grammar": _fingerprint(grammar), "data": data, "memo": memo}
+    TABLES.write_text(json.dumps(stored, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def _fingerprint(grammar: str) -> int:
@@ -65,9 +65,10 @@ def _fingerprint(grammar: str) -> int:
     return zlib.crc32("".join(grammar.split("\r")).encode())
 
 
-def _numbered(kept: dict[str, Any]) -> dict[Any, Any]:
-    """With the keys that are numbers as numbers again: JSON has none. An object has only such keys, or none."""
-    return {int(key): value for key, value in kept.items()} if next(iter(kept), "").isdecimal() else kept
+def _integer_keys(parsed: dict[str, Any]) -> dict[Any, Any]:
+    """Return a parsed object with its keys as numbers again if they are: JSON has none. An object has only such keys,
+    or none."""
+    return {int(key): value for key, value in parsed.items()} if next(iter(parsed), "").isdecimal() else parsed
 
 
 if __name__ == "__main__":

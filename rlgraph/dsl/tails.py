@@ -1,4 +1,4 @@
-"""The last rows of a table: which of them a schedule can move, and when."""
+"""Checks `tail` lines of a schedule: which last rows of a table can be moved, and when."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_tail(
     options: Mapping[str, Constant],
     lines: Sequence[tree.Placed],
 ) -> Tail:
-    """What a line says of a table of the program, beside the schedule's other lines."""
+    """Return what a line says of a table of the program; it has to fit the schedule's other lines."""
     under, on = options["under"], options["on"]
     assert under is None or isinstance(under, float)
     assert on is None or isinstance(on, int)
@@ -29,35 +29,35 @@ def check_tail(
         where = next(option.value.span for option in line.options if option.name == "under")
         message = "`under` is a number of rows, at least 2, or a share of all between 0 and 1"
         raise reporter.stop("E0971", message, where, "`under=0.2` moves the last fifth")
-    made = list(makers(program, table))
-    if not made or not all(NODES[node.op].streams for node, _ in made):
+    samplers = list(makers(program, table))
+    if not samplers or not all(NODES[node.op].streams for node, _ in samplers):
         message = f"`{table}` is no table that a model generates: its rows do not end one by one"
         raise reporter.stop("E0971", message, line.table.span, "leave the line out")
-    stream = next((each for each in lines if isinstance(each, tree.Stream) and each.table.id == table), None)
-    deal = next((each.value for each in stream.options if each.name == "deal"), None) if stream else None
+    stream = next((other for other in lines if isinstance(other, tree.Stream) and other.table.id == table), None)
+    deal = next((option.value for option in stream.options if option.name == "deal"), None) if stream else None
     if not (isinstance(deal, tree.Name) and deal.id == "free"):
         message = f"nothing could begin on the devices that `{table}` leaves: what follows it waits for all copies"
         raise reporter.stop("E0971", message, line.span, f"`stream {table}(block=1, deal=free)`")
-    models = {model for _, model in made}
-    for each in lines:
-        meanwhile = _meanwhile(each) if isinstance(each, tree.Refresh) and each.model.id in models else None
-        if meanwhile is not None:
+    models = {model for _, model in samplers}
+    for other in lines:
+        early = _early_refresh(other) if isinstance(other, tree.Refresh) and other.model.id in models else None
+        if early is not None:
             message = f"rows of `{table}` get new weights while they are sampled, and would get others elsewhere"
-            raise reporter.stop("E0971", message, meanwhile, "`by=drain`, or leave `tail` out")
+            raise reporter.stop("E0971", message, early, "`by=drain`, or leave `tail` out")
     return Tail(table, under, on, line.span)
 
 
 def makers(program: Program, table: str) -> Iterator[tuple[Node, str]]:
-    """The nodes that sample a table, each with its model."""
+    """Yield the nodes that sample a table, each with its model."""
     for phase in program.phases:
         types = phase.graph.values()
         for node in phase.graph.walk():
             if NODES[node.op].generates and node.name.split(".")[0] == table:
-                held = types[node.inputs[0]]
-                yield node, held.name if is_model(held) else ""
+                kind = types[node.inputs[0]]
+                yield node, kind.name if is_model(kind) else ""
 
 
-def _meanwhile(line: tree.Refresh) -> Span | None:
-    """Where a line says that new weights come to rows that have not ended."""
-    said = (option.value for option in line.options if option.name == "by")
-    return next((value.span for value in said if isinstance(value, tree.Name) and value.id != "drain"), None)
+def _early_refresh(line: tree.Refresh) -> Span | None:
+    """Return where a line says that unfinished rows get new weights; None if it does not."""
+    values = (option.value for option in line.options if option.name == "by")
+    return next((value.span for value in values if isinstance(value, tree.Name) and value.id != "drain"), None)

@@ -1,4 +1,4 @@
-"""What a loss cannot do although its types are right."""
+"""Checks what a loss cannot do although its types are right."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rlgraph.ops import NODES, table_of
 
 
 def chosen_inside(program: Program) -> Iterator[Diagnostic]:
-    """Where a `train` body asks the model about rows that it has chosen by what the model said there: which rows a
-    process or a micro-batch works on has to be known before."""
+    """Yield an error where a `train` body applies the model to rows that it chose by the model's own outputs there:
+    which rows a process or a micro-batch works on has to be known before."""
     for phase in program.phases:
         for node in phase.graph.walk():
             if NODES[node.op].trains:
@@ -20,14 +20,14 @@ def chosen_inside(program: Program) -> Iterator[Diagnostic]:
 
 def _chosen(train: Node) -> Iterator[Diagnostic]:
     region = train.region
-    tied = {region.inputs[0].name}
+    dependent = {region.inputs[0].name}
     for node in region.nodes:
-        if NODES[node.op].scores and table_of(node) in tied:
+        if NODES[node.op].scores and table_of(node) in dependent:
             yield Diagnostic(
                 "E0509",
                 f"the `{node.op}` of rows that this loss itself chooses",
                 node.span,
                 "choose the rows above `train`",
             )
-        if any(name in tied for name in node.inputs):
-            tied.update(value.name for value in node.outputs)
+        if any(name in dependent for name in node.inputs):
+            dependent.update(value.name for value in node.outputs)

@@ -1,4 +1,4 @@
-"""The syntax tree: what the parser makes of a text, before anything has a meaning.
+"""The syntax tree: the parser's result, before anything has a meaning.
 
 Every node has the span it was read from. Spans do not take part in comparison: two trees are equal when they say the
 same.
@@ -21,48 +21,62 @@ def _span() -> Span:
 
 @dataclass(frozen=True, slots=True)
 class Name:
+    """A name."""
+
     id: str
     span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
+    """A number."""
+
     value: int | float
     text: str = field(compare=False)
-    """As it was written: the formatter keeps `1e-6`."""
+    """The number as it was written: the formatter keeps `1e-6`."""
     span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
 class String:
+    """A text in quotes."""
+
     value: str
     span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
 class Bool:
+    """The word `true` or `false`."""
+
     value: bool
     span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
 class List:
+    """A list `[a, b]`."""
+
     items: tuple[Expr, ...]
     span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
 class Unary:
+    """A sign or `not` before an expression."""
+
     op: str
-    """`-`, `+` or `not`."""
+    """One of `-`, `+` and `not`."""
     operand: Expr
     span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
 class Binary:
+    """An operator between two expressions."""
+
     op: str
-    """`+ - * / // % **`, `< <= > >= == !=`, `and`, `or`."""
+    """One of `+ - * / // % **`, `< <= > >= == !=`, `and`, `or`."""
     left: Expr
     right: Expr
     span: Span = _span()
@@ -70,7 +84,7 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """`base.name`."""
+    """The expression `base.name`."""
 
     base: Expr
     name: str
@@ -80,7 +94,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """`base[key]`, for a state that is keyed by a column."""
+    """The expression `base[key]`, for a state that is keyed by a column."""
 
     base: Expr
     key: Expr
@@ -89,7 +103,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`name=value`, in a call, on a statement, or in `report`."""
+    """An option `name=value`, in a call, on a statement, or in `report`."""
 
     name: str
     value: Expr
@@ -99,6 +113,8 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Call:
+    """A call `func(args, name=value)`."""
+
     func: Expr
     args: tuple[Expr, ...]
     options: tuple[Option, ...]
@@ -113,7 +129,7 @@ Expr = Name | Number | String | Bool | List | Unary | Binary | Attribute | Index
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """`target = value`"""
+    """The statement `target = value`."""
 
     target: str
     value: Expr
@@ -123,7 +139,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """`target := value`, into a `state`; `target` is a Name or an Index."""
+    """The statement `target := value`, into a `state`; `target` is a Name or an Index."""
 
     target: Expr
     value: Expr
@@ -132,19 +148,23 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Minimize:
+    """The statement `minimize value`."""
+
     value: Expr
     span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
+    """The statement `report name = value, ...`."""
+
     items: tuple[Option, ...]
     span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """`keep TABLE where CONDITION`"""
+    """The statement `keep TABLE where CONDITION`."""
 
     table: Name
     condition: Expr
@@ -153,7 +173,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """`push BUFFER(ROWS, name=column, ...)`"""
+    """The statement `push BUFFER(ROWS, name=column, ...)`."""
 
     buffer: Name
     args: tuple[Expr, ...]
@@ -163,7 +183,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """`update TARGET from SOURCE` or `update TARGET from SOURCE(ema=0.995)`"""
+    """The statement `update TARGET from SOURCE` or `update TARGET from SOURCE(ema=0.995)`."""
 
     target: Name
     source: Name
@@ -173,7 +193,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """`return value`, the last statement of a `def`."""
+    """The statement `return value`, the last of a `def`."""
 
     value: Expr
     span: Span = _span()
@@ -181,18 +201,18 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """`train MODEL(options): body`"""
+    """The block `train MODEL(options): body`."""
 
     model: Name
     options: tuple[Option, ...]
     body: tuple[Stmt, ...]
     span: Span = _span()
-    """Of the header line."""
+    """The span of the header line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """`minibatch TABLE(parts=8, epochs=2): body`"""
+    """The block `minibatch TABLE(parts=8, epochs=2): body`."""
 
     table: Name
     options: tuple[Option, ...]
@@ -202,7 +222,7 @@ class Minibatch:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """`collect TABLE(512): body`"""
+    """The block `collect TABLE(512): body`."""
 
     table: Name
     args: tuple[Expr, ...]
@@ -213,7 +233,7 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class OnSteps:
-    """`every 20: body`"""
+    """The block `every 20: body`."""
 
     word: str
     count: Expr
@@ -230,13 +250,15 @@ Stmt = Assign | Store | Minimize | Report | Keep | Push | Update | Return | Loop
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
+    """The line `algorithm NAME`."""
+
     name: str
     span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """`use "grpo.rlf"`: that file's declarations, which this file's replace by name."""
+    """The line `use "grpo.rlf"`: that file's declarations, which this file's replace by name."""
 
     path: String
     span: Span = _span()
@@ -244,7 +266,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """`param|model|data|func|env|buffer NAME = VALUE`"""
+    """A declaration `param|model|data|func|env|buffer NAME = VALUE`."""
 
     kind: str
     name: str
@@ -255,11 +277,11 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`state NAME = VALUE`, or `state NAME[KEY] = VALUE` for one value for each key."""
+    """The line `state NAME = VALUE`, or `state NAME[KEY] = VALUE` with a value for each key."""
 
     name: str
     key: str | None
-    """The word in the brackets; it documents what the keys are and means nothing more."""
+    """The word in the brackets, which documents what the keys are and means nothing more."""
     value: Expr
     name_span: Span = _span()
     span: Span = _span()
@@ -267,22 +289,22 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Def:
-    """`def NAME(PARAMETERS): body`; the body is assignments and one `return`."""
+    """The block `def NAME(PARAMETERS): body`; the body is assignments and one `return`."""
 
     name: str
     parameters: tuple[Name, ...]
     body: tuple[Stmt, ...]
     name_span: Span = _span()
     span: Span = _span()
-    """Of the header line."""
+    """The span of the header line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """`step:`, `step async(lag=2):` or `phase NAME(steps=100):`"""
+    """The block `step:`, `step async(lag=2):` or `phase NAME(steps=100):`."""
 
     name: str
-    """`step` for the main one."""
+    """The name, `step` for the main phase."""
     asynchronous: bool
     options: tuple[Option, ...]
     body: tuple[Stmt, ...]
@@ -291,7 +313,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`change:` statements that replace those of the used program's step that have the same target."""
+    """The block `change:`, whose statements replace those with the same target in the used program's step."""
 
     body: tuple[Stmt, ...]
     span: Span = _span()
@@ -302,7 +324,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """`pool NAME = COUNT devices`, or `... cpus`"""
+    """The line `pool NAME = COUNT devices`, or `... cpus`."""
 
     name: str
     count: Expr
@@ -313,8 +335,8 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`place actor.train, critic on POOL(engine=megatron, tp=4)`; `work` are Names and Attributes of Names.
-    A name may be a function's or an environment's, too."""
+    """The line `place actor.train, critic on POOL(engine=megatron, tp=4)`; `work` are Names and Attributes of Names. A
+    Name may be a function or an environment, too."""
 
     work: tuple[Expr, ...]
     pool: Name
@@ -324,7 +346,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """`stream TABLE(block=64)`"""
+    """The line `stream TABLE(block=64)`."""
 
     table: Name
     options: tuple[Option, ...]
@@ -333,7 +355,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """`admit TABLE(by=longest)`"""
+    """The line `admit TABLE(by=longest)`."""
 
     table: Name
     options: tuple[Option, ...]
@@ -342,7 +364,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """`tail TABLE(under=0.2, on=8)`"""
+    """The line `tail TABLE(under=0.2, on=8)`."""
 
     table: Name
     options: tuple[Option, ...]
@@ -351,7 +373,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Fuse:
-    """`fuse actor.train, critic.train`; `work` are Names and Attributes of Names."""
+    """The line `fuse actor.train, critic.train`; `work` are Names and Attributes of Names."""
 
     work: tuple[Expr, ...]
     span: Span = _span()
@@ -359,7 +381,7 @@ class Fuse:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """`send MODEL to POOL(delta=true)`"""
+    """The line `send MODEL to POOL(delta=true)`."""
 
     model: Name
     pool: Name
@@ -369,7 +391,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """`refresh MODEL on POOL(by=reread)`"""
+    """The line `refresh MODEL on POOL(by=reread)`."""
 
     model: Name
     pool: Name
@@ -383,8 +405,8 @@ Placed = Pool | Place | Stream | Admit | Tail | Fuse | Send | Refresh
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`schedule NAME` at the head of an `.rls` file (`name` is the algorithm's), or the block `schedule:` (`name`
-    empty)."""
+    """The head `schedule NAME` of an `.rls` file, with the algorithm's name, or the block `schedule:` with an empty
+    `name`."""
 
     name: str
     body: tuple[Placed, ...]
@@ -396,14 +418,14 @@ Decl = Algorithm | Use | Declaration | State | Def | Phase | Change | Schedule
 
 @dataclass(frozen=True, slots=True)
 class Comment:
-    """`# text`, kept for the formatter."""
+    """A comment `# text`, kept for the formatter."""
 
     text: str
-    """With its `#`, without white space at its end."""
+    """The text with its `#`, without white space at its end."""
     line: int
     column: int
     alone: bool
-    """It has a line of its own."""
+    """Whether it has a line of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""Warnings about losses whose ratios take rows for samples of the whole distribution that are those of a part of it.
+"""Warns about losses with ratios that take rows from a truncated distribution for samples of the whole one.
 
-What is known of each value is worked out bottom up, from what it is computed of.
+Everything is derived bottom up, from what each value is computed from.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from rlgraph.ir.types import Handle, Type
 from rlgraph.ops import NODES, attr, chosen_from, model_of, table_of
 
 CUTS: Mapping[str, float] = {"top_p": 1.0, "top_k": 0, "min_tokens": 0}
-"""Options of a sampler that leave tokens out, and with which value they leave out none."""
+"""Options of a sampler that leave tokens out, with the value at which they leave out none."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """Of a value: by the name of the table that was sampled so."""
+class _Facts:
+    """What is known of a value, by the name of the table that was sampled from a truncated distribution."""
 
     table: str = ""
-    """Of a table: the rows are of it."""
+    """The table that the rows of a table come from."""
     logprobs: frozenset[str] = frozenset()
     """Log-probabilities that the model which sampled gives its tokens, or gave them."""
     gaps: frozenset[str] = frozenset()
-    """Differences of two such."""
+    """Differences of two such log-probabilities."""
     ratios: frozenset[tuple[str, Span]] = frozenset()
 
 
-_NOTHING = _Known()
+_NOTHING = _Facts()
 
 
 def truncated(phase: Phase) -> list[Diagnostic]:
-    """Warnings about a phase that trains on rows from truncated distributions."""
+    """Return warnings about a phase that trains on rows from truncated distributions."""
     if not any(NODES[node.op].generates and cut(node) for node in phase.graph.walk()):
         return []
-    walk = _Walk(phase.graph.values())
-    # What is pushed into a buffer at the end of a step is sampled from it at the beginning of the next.
+    walk = _RatioWalk(phase.graph.values())
+    # A second walk: rows pushed into a buffer at the end of a step are sampled at the beginning of the next.
     walk.graph(phase.graph)
     walk.warnings.clear()
     walk.graph(phase.graph)
@@ -46,21 +46,23 @@ def truncated(phase: Phase) -> list[Diagnostic]:
 
 
 def cut(node: Node) -> str:
-    """How a node that samples leaves tokens out: the options, as they are written; "" where it does not."""
-    known = {attribute.name for attribute in NODES[node.op].attributes}
-    found = [
-        f"{name}={attr(node, name)}" for name, whole in CUTS.items() if name in known and attr(node, name) != whole
+    """Return the options by which a node that samples leaves tokens out, as they are written; "" if none does."""
+    names = {attribute.name for attribute in NODES[node.op].attributes}
+    cuts = [
+        f"{name}={attr(node, name)}" for name, neutral in CUTS.items() if name in names and attr(node, name) != neutral
     ]
-    return ", ".join([*found, *(["temperature=0"] if attr(node, "temperature") == 0 else [])])
+    return ", ".join([*cuts, *(["temperature=0"] if attr(node, "temperature") == 0 else [])])
 
 
 @dataclass
-class _Walk:
+class _RatioWalk:
+    """Walks a phase and tracks what is known of each value."""
+
     types: Mapping[str, Type]
     samplers: dict[str, Node] = field(default_factory=dict)
-    known: dict[str, _Known] = field(default_factory=dict)
+    facts: dict[str, _Facts] = field(default_factory=dict)
     pushed: dict[Type, str] = field(default_factory=dict)
-    """Into buffers."""
+    """The table whose rows are in each buffer."""
     warnings: list[Diagnostic] = field(default_factory=list)
 
     def graph(self, graph: Graph) -> None:
@@ -70,57 +72,57 @@ class _Walk:
     def node(self, node: Node) -> None:
         op = NODES[node.op]
         for let in node.body:
-            self.known[let.name] = self.expression(let.expr, {})
+            self.facts[let.name] = self.expression(let.expr, {})
         for region in node.regions:
             self.graph(region)
         if op.trains:
             self.loss(node)
         if op.generates and cut(node):
             self.samplers[node.name] = node
-            self.known[node.name] = _Known(node.name)
+            self.facts[node.name] = _Facts(node.name)
         elif op.chooses is not None and node.outputs:
             for source, value in zip(chosen_from(node), node.outputs, strict=True):
-                self.known[value.name] = self.known.get(source, _NOTHING)
+                self.facts[value.name] = self.facts.get(source, _NOTHING)
         elif op.scores or (op.selects and op.chooses is None):
-            table = self.known.get(table_of(node), _NOTHING).table
+            table = self.facts.get(table_of(node), _NOTHING).table
             if table and (node.attr("name") == "logprobs" or (node.op == "logprobs" and self.sampled_by(node, table))):
-                self.known[node.name] = _Known(logprobs=frozenset({table}))
+                self.facts[node.name] = _Facts(logprobs=frozenset({table}))
         elif node.op == "push":
-            table = self.known.get(table_of(node), _NOTHING).table
+            table = self.facts.get(table_of(node), _NOTHING).table
             if table:
                 self.pushed[self.types[node.inputs[0]]] = table
         elif node.op == "sample":
-            self.known[node.name] = _Known(self.pushed.get(self.types[node.inputs[0]], ""))
+            self.facts[node.name] = _Facts(self.pushed.get(self.types[node.inputs[0]], ""))
         for inner, value in node.exported if node.regions else ():
-            self.known[value.name] = self.known.get(inner, _NOTHING)
+            self.facts[value.name] = self.facts.get(inner, _NOTHING)
 
     def sampled_by(self, node: Node, table: str) -> bool:
-        own, sampler = (self.types[model_of(each)] for each in (node, self.samplers[table]))
-        return isinstance(own, Handle) and isinstance(sampler, Handle) and own.name == sampler.name
+        model, sampler = (self.types[model_of(reader)] for reader in (node, self.samplers[table]))
+        return isinstance(model, Handle) and isinstance(sampler, Handle) and model.name == sampler.name
 
-    def expression(self, expr: Expr, seen: dict[int, _Known]) -> _Known:
+    def expression(self, expr: Expr, cache: dict[int, _Facts]) -> _Facts:
         if isinstance(expr, Ref):
-            return self.known.get(expr.name, _NOTHING)
+            return self.facts.get(expr.name, _NOTHING)
         if not isinstance(expr, Apply) or expr.type.dtype == "bool":
-            # A mask says where, and weights nothing.
+            # A mask selects entries, and weights nothing.
             return _NOTHING
-        if id(expr) not in seen:
-            seen[id(expr)] = self.applied(expr, [self.expression(arg, seen) for arg in expr.args])
-        return seen[id(expr)]
+        if id(expr) not in cache:
+            cache[id(expr)] = self.applied(expr, [self.expression(arg, cache) for arg in expr.args])
+        return cache[id(expr)]
 
-    def applied(self, expr: Apply, args: list[_Known]) -> _Known:
-        gaps = frozenset().union(*(each.gaps for each in args))
-        logprobs = frozenset().union(*(each.logprobs for each in args))
-        ratios = frozenset().union(*(each.ratios for each in args))
+    def applied(self, expr: Apply, args: list[_Facts]) -> _Facts:
+        gaps = frozenset().union(*(arg.gaps for arg in args))
+        logprobs = frozenset().union(*(arg.logprobs for arg in args))
+        ratios = frozenset().union(*(arg.ratios for arg in args))
         if expr.op == "sub":
             gaps |= args[0].logprobs & args[1].logprobs
             logprobs -= gaps
         if expr.op in ("exp", "expm1"):
-            return _Known(ratios=ratios | {(table, expr.span) for table in gaps})
-        return _Known("", logprobs, gaps, ratios)
+            return _Facts(ratios=ratios | {(table, expr.span) for table in gaps})
+        return _Facts("", logprobs, gaps, ratios)
 
     def loss(self, node: Node) -> None:
-        for table, spans in _by_table(self.known.get(node.region.outputs[0], _NOTHING).ratios):
+        for table, spans in _by_table(self.facts.get(node.region.outputs[0], _NOTHING).ratios):
             sampler = self.samplers[table]
             options = cut(sampler)
             self.warnings.append(
@@ -136,8 +138,8 @@ class _Walk:
 
 
 def _by_table(ratios: Iterable[tuple[str, Span]]) -> list[tuple[str, list[Span]]]:
-    """Of each table its ratios, in the order of the text."""
-    found: dict[str, list[Span]] = {}
+    """Return the ratios of each table, in the order of the text."""
+    spans_by_table: dict[str, list[Span]] = {}
     for table, span in sorted(ratios, key=lambda ratio: (ratio[1].line, ratio[1].column)):
-        found.setdefault(table, []).append(span)
-    return list(found.items())
+        spans_by_table.setdefault(table, []).append(span)
+    return list(spans_by_table.items())

@@ -1,4 +1,4 @@
-"""`use "grpo.rlf"`: an algorithm as a difference from another one.
+"""Resolves `use "grpo.rlf"`: an algorithm as a difference from another one.
 
 The used file's declarations come first; those of the same name here take their place. A `change:` block replaces
 statements of the used steps that have the same target.
@@ -20,18 +20,18 @@ from rlgraph.errors import ProgramError, Related, Source, Span, nearest
 from rlgraph.files import PROGRAMS, read_bytes, reason
 
 Read = Callable[[str], str]
-"""Text of a file by the path that `use` gives; raises OSError."""
+"""Returns the text of a file by the path that `use` gives; raises OSError."""
 
 LARGEST_BYTES = 1 << 17
-"""Of a program, and of all that it uses: a hundred times what one takes, and read in seconds."""
+"""The most bytes of a program, and of all that it uses: a hundred times what one takes, and read in seconds."""
 MOST_FILES = 32
 
 
 def assemble(file: tree.File, source: Source, reporter: Reporter, read: Read | None = None) -> tree.File:
-    """The file with those it uses written out; what cannot be read or changed is reported."""
+    """Return the file with the files it uses written out; what cannot be read or changed is reported."""
     uses = [item for item in file.declarations if isinstance(item, tree.Use)]
     changes = [item for item in file.declarations if isinstance(item, tree.Change)]
-    own = [item for item in file.declarations if not isinstance(item, (tree.Use, tree.Change))]
+    own_items = [item for item in file.declarations if not isinstance(item, (tree.Use, tree.Change))]
     base: list[tree.Decl] = []
     budget = [MOST_FILES, LARGEST_BYTES]
     for use in uses:
@@ -45,8 +45,8 @@ def assemble(file: tree.File, source: Source, reporter: Reporter, read: Read | N
         )
         changes = []
     for change in changes:
-        base = _changed(base, change, reporter)
-    return replace(file, declarations=tuple(_merged(base, own)))
+        base = _apply_change(base, change, reporter)
+    return replace(file, declarations=tuple(_override(base, own_items)))
 
 
 def _load(
@@ -58,31 +58,31 @@ def _load(
         reporter.say("E0802", f"more than {MOST_FILES} files are used", use.path.span)
         return []
     try:
-        found = Source(*_open(path, source, read))
+        used = Source(*_open(path, source, read))
     except (OSError, ValueError) as error:
-        reporter.say("E0801", f'"{path}" cannot be used: {reason(error)}', use.path.span, _near(path, source))
+        reporter.say("E0801", f'"{path}" cannot be used: {reason(error)}', use.path.span, _suggestion(path, source))
         return []
-    budget[1] -= len(found.text)
+    budget[1] -= len(used.text)
     if budget[1] < 0:
         reporter.say("E0802", f"the files that are used have more than {LARGEST_BYTES >> 10} KiB", use.path.span)
         return []
-    if _normal(found.path) in trail:
+    if _normal(used.path) in trail:
         reporter.say("E0802", f'"{path}" uses itself', use.path.span, "leave this line out")
         return []
     try:
-        file = parse(found)
+        file = parse(used)
     except ProgramError as error:
         reporter.diagnostics += error.diagnostics
         return []
     base: list[tree.Decl] = []
     for inner in file.declarations:
         if isinstance(inner, tree.Use):
-            base += _load(inner, found, reporter, read, (*trail, _normal(found.path)), budget)
+            base += _load(inner, used, reporter, read, (*trail, _normal(used.path)), budget)
     for change in file.declarations:
         if isinstance(change, tree.Change):
-            base = _changed(base, change, reporter)
-    own = [item for item in file.declarations if not isinstance(item, (tree.Use, tree.Change))]
-    return _merged(base, own)
+            base = _apply_change(base, change, reporter)
+    own_items = [item for item in file.declarations if not isinstance(item, (tree.Use, tree.Change))]
+    return _override(base, own_items)
 
 
 def _normal(path: str) -> str:
@@ -90,29 +90,29 @@ def _normal(path: str) -> str:
 
 
 def _open(path: str, source: Source, read: Read | None) -> tuple[str, str]:
-    """Path and text: beside the file that uses it, else among the algorithms that ship."""
+    """Return path and text of a file: beside the file that uses it, else among the algorithms that ship."""
     if read is not None:
         return path, read(path)
     folder = Path(source.path).parent if not source.path.startswith("<") else Path()
-    beside = folder / path
-    if not beside.exists() and "/" not in path:
+    candidate = folder / path
+    if not candidate.exists() and "/" not in path:
         shipped = files("rlgraph") / "algorithms" / path
         if shipped.is_file():
             return str(shipped), shipped.read_text("utf-8")
-    if beside.suffix not in PROGRAMS:
+    if candidate.suffix not in PROGRAMS:
         raise ValueError("it is no .rlf file")
     try:
-        return str(beside), read_bytes(beside, LARGEST_BYTES, PROGRAMS).decode("utf-8-sig")
+        return str(candidate), read_bytes(candidate, LARGEST_BYTES, PROGRAMS).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError("it is no UTF-8 text") from None
 
 
-def _near(path: str, source: Source) -> str:
+def _suggestion(path: str, source: Source) -> str:
     folder = Path(source.path).parent if not source.path.startswith("<") else Path()
-    known = [entry.name for entry in files("rlgraph").joinpath("algorithms").iterdir()]
+    names = [entry.name for entry in files("rlgraph").joinpath("algorithms").iterdir()]
     with suppress(OSError, ValueError):
-        known += [entry.name for entry in (folder / path).parent.iterdir() if entry.suffix == ".rlf"]
-    stems = {Path(name).stem for name in known if name.endswith(".rlf")} - {Path(source.path).stem}
+        names += [entry.name for entry in (folder / path).parent.iterdir() if entry.suffix == ".rlf"]
+    stems = {Path(name).stem for name in names if name.endswith(".rlf")} - {Path(source.path).stem}
     return nearest(Path(path).stem, sorted(stems), "{}.rlf")
 
 
@@ -130,16 +130,16 @@ def _key(item: tree.Decl) -> tuple[str, str] | None:
             return None
 
 
-def _merged(base: Sequence[tree.Decl], own: Sequence[tree.Decl]) -> list[tree.Decl]:
-    """The base with own declarations in the place of those they replace, and the others after it."""
-    mine = {_key(item): item for item in own if _key(item)}
-    based = {_key(item) for item in base}
-    found = [mine.get(_key(item), item) if _key(item) else item for item in base]
-    return found + [item for item in own if _key(item) is None or _key(item) not in based]
+def _override(base: Sequence[tree.Decl], new_items: Sequence[tree.Decl]) -> list[tree.Decl]:
+    """Return the base with new declarations in the place of those of the same name, and the others after it."""
+    new_by_key = {_key(item): item for item in new_items if _key(item)}
+    base_keys = {_key(item) for item in base}
+    merged = [new_by_key.get(_key(item), item) if _key(item) else item for item in base]
+    return merged + [item for item in new_items if _key(item) is None or _key(item) not in base_keys]
 
 
 def _target(statement: tree.Stmt) -> str | None:
-    """What a statement is known by: statements with the same target replace each other."""
+    """Return what a statement is known by: statements with the same target replace each other."""
     match statement:
         case tree.Assign(target=name):
             return f"{name} ="
@@ -155,15 +155,21 @@ def _target(statement: tree.Stmt) -> str | None:
             return None
 
 
-def _changed(base: list[tree.Decl], change: tree.Change, reporter: Reporter) -> list[tree.Decl]:
+def _apply_change(base: list[tree.Decl], change: tree.Change, reporter: Reporter) -> list[tree.Decl]:
     for statement in change.body:
         if isinstance(statement, tree.Report):
-            base = [_reported(item, statement) if isinstance(item, tree.Phase) else item for item in base]
+            base = [_with_metrics(item, statement) if isinstance(item, tree.Phase) else item for item in base]
             continue
         wanted = _target(statement)
-        places = [s for item in base if isinstance(item, tree.Phase) for s in _all(item.body) if _target(s) == wanted]
+        places = [
+            s
+            for item in base
+            if isinstance(item, tree.Phase)
+            for s in _all_statements(item.body)
+            if _target(s) == wanted
+        ]
         if wanted is None or len(places) != 1:
-            _refuse(statement, wanted, [s.span for s in places], reporter)
+            _report_no_target(statement, wanted, [s.span for s in places], reporter)
             continue
         base = [
             replace(item, body=_swap(item.body, places[0], statement)) if isinstance(item, tree.Phase) else item
@@ -172,7 +178,7 @@ def _changed(base: list[tree.Decl], change: tree.Change, reporter: Reporter) -> 
     return base
 
 
-def _refuse(statement: tree.Stmt, wanted: str | None, places: list[Span], reporter: Reporter) -> None:
+def _report_no_target(statement: tree.Stmt, wanted: str | None, places: list[Span], reporter: Reporter) -> None:
     if wanted is None:
         reporter.say(
             "E0803",
@@ -192,11 +198,11 @@ def _refuse(statement: tree.Stmt, wanted: str | None, places: list[Span], report
     )
 
 
-def _all(body: Sequence[tree.Stmt]) -> Iterator[tree.Stmt]:
+def _all_statements(body: Sequence[tree.Stmt]) -> Iterator[tree.Stmt]:
     for statement in body:
         yield statement
         if isinstance(statement, tree.Loop):
-            yield from _all(statement.body)
+            yield from _all_statements(statement.body)
 
 
 def _swap(body: Sequence[tree.Stmt], old: tree.Stmt, new: tree.Stmt) -> tuple[tree.Stmt, ...]:
@@ -210,22 +216,22 @@ def _swap(body: Sequence[tree.Stmt], old: tree.Stmt, new: tree.Stmt) -> tuple[tr
     )
 
 
-def _reported(phase: tree.Phase, report: tree.Report) -> tree.Phase:
-    """The main step with these metrics in the place of those of the same name, new ones at its end."""
+def _with_metrics(phase: tree.Phase, report: tree.Report) -> tree.Phase:
+    """Return the main step with these metrics in the place of those of the same name, and new ones at its end."""
     if phase.name != "step":
         return phase
-    new = {item.name for item in report.items}
+    names = {item.name for item in report.items}
 
     def without(body: Sequence[tree.Stmt]) -> tuple[tree.Stmt, ...]:
-        found: list[tree.Stmt] = []
+        statements: list[tree.Stmt] = []
         for statement in body:
             if isinstance(statement, tree.Report):
-                kept = tuple(item for item in statement.items if item.name not in new)
-                found += [replace(statement, items=kept)] if kept else []
+                items = tuple(item for item in statement.items if item.name not in names)
+                statements += [replace(statement, items=items)] if items else []
             elif isinstance(statement, tree.Loop):
-                found.append(replace(statement, body=without(statement.body)))
+                statements.append(replace(statement, body=without(statement.body)))
             else:
-                found.append(statement)
-        return tuple(found)
+                statements.append(statement)
+        return tuple(statements)
 
     return replace(phase, body=(*without(phase.body), report))

@@ -1,4 +1,4 @@
-"""What an expression has to be where it stands: a number, or a table."""
+"""Evaluates expressions that have to be numbers or tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlgraph.ir.graph import Apply, Const, Expr, Ref
 
 
 def tensor(context: Context, expr: tree.Expr) -> Expr:
-    """An expression that has to be a number, or numbers along an axis."""
+    """Return the value of an expression that has to be a number, or numbers along an axis."""
     return _tensor(context, expr, context.evaluate(expr))
 
 
@@ -25,29 +25,29 @@ def _tensor(context: Context, expr: tree.Expr, meaning: Meaning) -> Expr:
 
 
 def number(context: Context, expr: tree.Expr) -> Expr:
-    """A tensor that one can calculate with."""
-    found = _tensor(context, expr, context.evaluate(expr))
-    if found.type.dtype in ("text", "row"):
-        what = "a text" if found.type.dtype == "text" else "a choice of rows"
+    """Return the tensor of an expression that is calculated with."""
+    value = _tensor(context, expr, context.evaluate(expr))
+    if value.type.dtype in ("text", "row"):
+        what = "a text" if value.type.dtype == "text" else "a choice of rows"
         raise context.stop("E0304", f"one cannot calculate with {what}", expr.span)
-    return found
+    return value
 
 
 def numbers(context: Context, exprs: Sequence[tree.Expr]) -> list[Expr]:
-    """Several numbers; all that is wrong with them is said."""
-    found: list[Expr] = []
+    """Return several numbers; report all that is wrong with them."""
+    values: list[Expr] = []
     for expr in exprs:
         try:
-            found.append(number(context, expr))
+            values.append(number(context, expr))
         except Stop:
             continue
-    if len(found) < len(exprs):
+    if len(values) < len(exprs):
         raise Stop
-    return found
+    return values
 
 
 def table_of(context: Context, expr: tree.Expr, what: str) -> TableValue:
-    """An argument that has to be a table with tokens."""
+    """Return an argument that has to be a table with tokens."""
     meaning = context.evaluate(expr)
     if not isinstance(meaning, TableValue):
         hint = f"name the whole table: `{expr.base.span.text}`" if isinstance(expr, tree.Attribute) else ""

@@ -1,32 +1,32 @@
-"""The words of the language, and where each one stands."""
+"""The words of the language, and where each of them stands."""
 
 from __future__ import annotations
 
 from rlgraph.ops.nodes import NODES
 
 DECLARING = ("param", "model", "data", "func", "env", "buffer", "state")
-"""They declare a name: `model actor = ...`."""
+"""Words that declare a name: `model actor = ...`."""
 
 TOP = ("algorithm", "use", *DECLARING, "def", "step", "phase", "change", "schedule")
-"""They begin a line at the left margin."""
+"""Words that begin a line at the left margin."""
 
 BLOCKS = ("train", *(name for name, op in NODES.items() if op.loop))
-"""They begin a block inside a step."""
+"""Words that begin a block inside a step."""
 
 STATEMENTS = (*BLOCKS, "minimize", "report", "keep", "push", "update")
-"""They begin a line inside a step."""
+"""Words that begin a line inside a step."""
 
 PLACEMENTS = ("pool", "place", "stream", "admit", "tail", "fuse", "send", "refresh")
-"""They begin a line of a schedule."""
+"""Words that begin a line of a schedule."""
 
 HEADERS = ("def", "step", "phase", "change", "schedule", *BLOCKS)
-"""Their line ends in `:` and an indented block follows."""
+"""Words whose line ends in `:`, with an indented block below."""
 
 INSIDE = ("async", "where", "from", "on", "to", "devices", "cpus", "and", "or", "not", "true", "false", "True", "False")
-"""They stand inside a line."""
+"""Words that stand inside a line."""
 
 KEYWORDS = frozenset((*TOP, *STATEMENTS, *PLACEMENTS, *INSIDE, "return"))
-"""Reserved: no name of a value."""
+"""Reserved words, which cannot name a value."""
 
 HOMES = {
     **{word: "at the left margin, outside the step" for word in TOP},
@@ -34,7 +34,7 @@ HOMES = {
     **{word: "in a schedule, under `schedule NAME` or `schedule:`" for word in PLACEMENTS},
     "return": "at the end of a `def`",
 }
-"""Where a line that begins with the word belongs."""
+"""The place where a line that begins with the word belongs."""
 
 PYTHON = {
     "if": "there is no `if`: choose by row with `where(condition, a, b)`, or `keep T where condition`",
@@ -63,7 +63,7 @@ PYTHON = {
     "in": "there is no `in`: compare with `==`, joined by `or`",
     "is": "there is no `is`: compare with `==`",
 }
-"""What Python has and this language has not, and what to write in its place."""
+"""Words of Python that the language does not have, and what to write in their place."""
 
 OPERATORS = {
     "&&": "write `and`",
@@ -84,4 +84,4 @@ OPERATORS = {
     "?": "choose by row with `where(condition, a, b)`",
     "`": "strings are written in double quotes",
 }
-"""What stands for a sign that is none of the language's."""
+"""Signs that the language does not have, and what to write in their place."""
