@@ -120,13 +120,13 @@ class _Check:
         if op is None:
             self.problems.append(f"{node.name}: no operation is called {node.op}")
             return
-        given, made = op.signature.split("->")
-        if not _fits(given.split(), [scope[name] for name in node.inputs]):
+        taken, yielded = op.signature.split("->")
+        if not _fits(taken.split(), [scope[name] for name in node.inputs]):
             kinds = ", ".join(str(scope[name]) for name in node.inputs)
-            self.problems.append(f"{node.name}: {node.op} takes {given.strip()}, is given {kinds}")
-        if not _fits(made.split(), [value.type for value in node.outputs]):
+            self.problems.append(f"{node.name}: {node.op} takes {taken.strip()}, is given {kinds}")
+        if not _fits(yielded.split(), [value.type for value in node.outputs]):
             kinds = ", ".join(str(value.type) for value in node.outputs)
-            self.problems.append(f"{node.name}: {node.op} makes {made.strip()}, not {kinds}")
+            self.problems.append(f"{node.name}: {node.op} makes {yielded.strip()}, not {kinds}")
         if bool(node.regions) != op.region:
             self.problems.append(f"{node.name}: {node.op} {'has no region' if op.region else 'cannot have a region'}")
         self.attributes(node, op)

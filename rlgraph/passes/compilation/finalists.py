@@ -127,13 +127,13 @@ def answer(other: Choice, first: Choice) -> Choice:
     return replace(other, found=searched, problem=problem, question=asked)
 
 
-def _recomputed(problem: Problem, found: Found) -> Found:
+def _recomputed(problem: Problem, result: Found) -> Found:
     """Return a search result with its seconds and value, and those of the results before it, recomputed for a
     problem."""
-    seconds = problem.whole(found.blocks, found.options, found.pieces)
-    value = problem.value(seconds, found.blocks, found.devices)
-    before = None if found.before is None else _recomputed(problem, found.before)
-    return replace(found, seconds=seconds, value=value, before=before)
+    seconds = problem.whole(result.blocks, result.options, result.pieces)
+    value = problem.value(seconds, result.blocks, result.devices)
+    before = None if result.before is None else _recomputed(problem, result.before)
+    return replace(result, seconds=seconds, value=value, before=before)
 
 
 def value_of(choice: Choice) -> float | None:

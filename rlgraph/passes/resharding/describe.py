@@ -61,7 +61,7 @@ def _carried(transfer: Transfer, sites: Mapping[int, Site]) -> str:
     sizes: Counter[str] = Counter()
     for (source, destination), bytes_ in transfer.pairs().items():
         sizes[carrier(sites[source], sites[destination])] += bytes_
-    return ", ".join(f"{size(sizes[way.name])} over {way.name}" for way in CARRIERS if way.name in sizes)
+    return ", ".join(f"{size(sizes[used.name])} over {used.name}" for used in CARRIERS if used.name in sizes)
 
 
 def size(count: int) -> str:
