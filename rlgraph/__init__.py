@@ -1,8 +1,7 @@
-"""rlgraph compiles RLHF algorithms: a program that reads like its paper's pseudo-code becomes a run.
+"""rlgraph compiles RLHF algorithms: it turns a program that reads like its paper's pseudo-code into a run.
 
-`rlgraph.__all__` is all that is public. Its names are loaded when they are first used: `import rlgraph` loads neither
-torch nor the compiler.
-"""
+`rlgraph.__all__` is the whole public API. Its names are imported when they are first used: `import rlgraph` loads
+neither torch nor the compiler."""
 
 from __future__ import annotations
 
@@ -72,7 +71,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext rlgraph`: the cell magic `%%rlf`."""
+    """Register the cell magic `%%rlf`; IPython calls this for `%load_ext rlgraph`."""
     from rlgraph.api.notebook import load
 
     load(shell)

@@ -1,4 +1,4 @@
-"""`python -m rlgraph`."""
+"""Runs `python -m rlgraph`."""
 
 from rlgraph.cli import main
 

@@ -1,4 +1,5 @@
-"""What the columns of data hold: read from the data by `rlgraph.data`, and compared with its use by the checker."""
+"""Kinds of values that data columns hold: `rlgraph.data` collects them, and the checker compares them with their
+use."""
 
 from __future__ import annotations
 
@@ -23,25 +24,25 @@ WORDS: Mapping[str, str] = {
     "large": "a whole number of more than 64 bits",
     "wide": "a number that 32 bits cannot hold",
 }
-"""What a value of a column can be, and how a message says it."""
+"""The kinds of values that a column can have, with the words for each in a message."""
 
 EVERY_ROW = (
     "give every row the column, with `null` where there is no value, which a function is given as `None`; or say what "
     'stands for it, in `data`: `defaults=columns(answer="")`'
 )
-"""The hint where a row lacks a column that others have."""
+"""The hint for a row that lacks a column that other rows have."""
 
 NUMBERS = ("whole", "real", "truth")
-"""One can calculate with these."""
+"""Kinds that a program can calculate with."""
 NO_KEYS = ("null", "odd", "messages", "nested", "other")
-"""These are no keys of a state: NaN is not equal to itself, so it would never be found again."""
+"""Kinds that cannot be keys of a state: NaN is not equal to itself, so a lookup would never find it again."""
 _LARGEST = 2**63
 WIDEST = 3.4028235677973366e38
-"""From here on numbers become infinite where they are held in 32 bits."""
+"""The smallest magnitude that becomes infinite in 32-bit floats."""
 
 
 def kind_of(value: Any) -> str:
-    """The word of `WORDS` for a value of a row."""
+    """Return the key of `WORDS` for a value of a row."""
     if isinstance(value, str):
         return "text"
     if isinstance(value, bool):
@@ -60,7 +61,7 @@ def kind_of(value: Any) -> str:
 
 
 def most_bytes(text: str) -> int:
-    """At most so many bytes has a text in UTF-8: told without writing it."""
+    """Return an upper bound on the bytes of a text in UTF-8, without encoding it."""
     return len(text) if text.isascii() else 4 * len(text)
 
 
@@ -75,11 +76,11 @@ def _real(value: float) -> str:
 
 
 def _foreign(value: Any) -> str:
-    """Of a table's decimals, and of NumPy's numbers."""
+    """Return the kind of a value of another library: a table's decimals, or NumPy's numbers."""
     if isinstance(value, Integral):
         return kind_of(int(value))
     if not isinstance(value, Real | Decimal):
-        # NumPy's own, which is called `bool_` before its second version.
+        # NumPy's own type, which is called `bool_` before NumPy 2.
         return "truth" if type(value).__name__ in ("bool", "bool_") else "other"
     try:
         return _real(float(value))
@@ -89,54 +90,54 @@ def _foreign(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What a column holds, as far as the data were looked at."""
+    """The kinds of values in a column, as far as the data was read."""
 
     first: Mapping[str, str]
-    """For each kind of value that is in it, the first row that has one, as a message names it: `a.jsonl:3`. Empty where
-    it is known without a look at rows."""
+    """For each kind of value in the column, the first row that has one, as a message names it: `a.jsonl:3`. The name is
+    empty where the kind is known without reading rows."""
     longest: int | None = None
-    """Its longest text has at most so many bytes in UTF-8; None where nobody has counted."""
+    """An upper bound on the bytes of its longest text in UTF-8; None where nobody has counted."""
 
     def where(self, kind: str) -> str:
-        """A kind of value that is in it, and the first row that has one."""
+        """Return the words for a kind of value in the column, and the first row that has one."""
         place = self.first[kind]
         return f"{WORDS[kind]} in {place}" if place else WORDS[kind]
 
 
 def declared(kind: str) -> Column:
-    """A column of which is known what it holds."""
+    """Return a column whose kind of value is known without reading rows."""
     return Column({kind: ""})
 
 
 _TOLD = (str, bool, type(None))
-"""Types of values that say by themselves of which kind these are."""
-_MOST_SHAPES = 4096
+"""Types whose values all have the same kind, so that they need not be looked at."""
+_MOST_SIGNATURES = 4096
 
 
 @dataclass(slots=True)
 class Looked:
-    """Collects what columns hold, row by row.
+    """Collects the kinds of values in columns, row by row.
 
-    Most rows are of a shape, the names of their columns and the types of their values, that was seen before: of these
-    only numbers and lists are looked at.
+    Most rows have a signature, the names of their columns and the types of their values, that was seen before: in
+    these only numbers and lists are looked at.
     """
 
     name: Callable[[int], str]
-    """What a message calls the row of that number."""
+    """Returns what a message calls the row with this number."""
     _first: dict[str, dict[str, int]] = field(default_factory=dict)
-    _shapes: dict[Any, tuple[tuple[tuple[str, dict[str, int]], ...], tuple[str, ...]]] = field(default_factory=dict)
-    _begin: int | None = None
+    _signatures: dict[Any, tuple[tuple[tuple[str, dict[str, int]], ...], tuple[str, ...]]] = field(default_factory=dict)
+    _first_number: int | None = None
     _longest: dict[str, int] = field(default_factory=dict)
-    """Bytes of the longest text of each column, at most."""
+    """For each column an upper bound on the bytes of its longest text."""
 
     def add(self, row: Mapping[str, Any], number: int) -> None:
-        """The next row."""
-        shape = (*row, *map(type, row.values()))
-        columns = self._shapes.get(shape)
+        """Take in the next row, which has this number."""
+        signature = (*row, *map(type, row.values()))
+        columns = self._signatures.get(signature)
         if columns is None:
-            columns = self._new(shape, row, number)
-        looked, texts = columns
-        for name, first in looked:
+            columns = self._add_signature(signature, row, number)
+        inspected, texts = columns
+        for name, first in inspected:
             kind = kind_of(row[name])
             if kind not in first:
                 first[kind] = number
@@ -145,26 +146,26 @@ class Looked:
             if (size := most_bytes(row[name])) > longest[name]:
                 longest[name] = size
 
-    def _new(
-        self, shape: Any, row: Mapping[str, Any], number: int
+    def _add_signature(
+        self, signature: Any, row: Mapping[str, Any], number: int
     ) -> tuple[tuple[tuple[str, dict[str, int]], ...], tuple[str, ...]]:
         for name, value in row.items():
-            first = self._first.setdefault(name, {} if self._begin is None else {"missing": self._begin})
+            first = self._first.setdefault(name, {} if self._first_number is None else {"missing": self._first_number})
             first.setdefault(kind_of(value), number)
         for name in self._first.keys() - row.keys():
             self._first[name].setdefault("missing", number)
-        self._begin = number if self._begin is None else self._begin
-        if len(self._shapes) >= _MOST_SHAPES:
-            self._shapes.clear()
-        looked = tuple((name, self._first[name]) for name, value in row.items() if type(value) not in _TOLD)
+        self._first_number = number if self._first_number is None else self._first_number
+        if len(self._signatures) >= _MOST_SIGNATURES:
+            self._signatures.clear()
+        inspected = tuple((name, self._first[name]) for name, value in row.items() if type(value) not in _TOLD)
         texts = tuple(name for name, value in row.items() if type(value) is str)
         for name in texts:
             self._longest.setdefault(name, 0)
-        found = self._shapes[shape] = looked, texts
-        return found
+        columns = self._signatures[signature] = inspected, texts
+        return columns
 
     def columns(self) -> dict[str, Column]:
-        """By name, in the order in which they came."""
+        """Return the columns by name, in the order in which they first appeared."""
         return {
             name: Column({kind: self.name(number) for kind, number in first.items()}, self._longest.get(name))
             for name, first in self._first.items()

@@ -1,8 +1,8 @@
-"""Digests of files, stretch by stretch: whoever reads a part of a file looks at the stretches that it lies in, and at
-no more.
+"""Digests of files in fixed-size chunks, called stretches, so that reading a part of a file verifies only the stretches
+that the part lies in.
 
-A digest is the first half of a SHA-256, which finds every accident; it is no signature: who can write the file can
-write its digests, too.
+A digest is the first half of a SHA-256. It detects accidental damage and is not a signature: whoever can write the file
+can write its digests, too.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import IO, Any
 
 STRETCH = 1 << 20
-"""Bytes that have a digest together. Of 100 GB all digests are 3 MB."""
+"""Bytes of a stretch, which has one digest. The digests of 100 GB take 3 MB."""
 _WIDTH = 32
-"""Characters of a digest."""
+"""The number of hexadecimal characters of a digest."""
 
 
 class Damaged(ValueError):
-    """A file is not as it was written."""
+    """Raised when a file differs from what was written."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(path, why)
@@ -33,120 +33,121 @@ class Damaged(ValueError):
 
 @dataclass(frozen=True)
 class Digests:
-    """What a file has to be."""
+    """The size and digests that a file must have."""
 
     bytes: int
     stretches: str
-    """The digest of each stretch, one behind the other."""
+    """The digests of all stretches, concatenated."""
 
     def plain(self) -> dict[str, Any]:
-        """As data that JSON can hold."""
+        """Return it as data that JSON can hold."""
         return {"bytes": self.bytes, "stretches": self.stretches}
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Digests:
-        """Raises LookupError, ValueError or TypeError for what no file has."""
-        found = cls(plain["bytes"], plain["stretches"])
-        if len(found.stretches) != _WIDTH * -(-found.bytes // STRETCH):
+        """Read what `plain` returned. Raises LookupError, ValueError or TypeError for values that no file has."""
+        digests = cls(plain["bytes"], plain["stretches"])
+        if len(digests.stretches) != _WIDTH * -(-digests.bytes // STRETCH):
             raise ValueError("there are not as many digests as the file has stretches")
-        return found
+        return digests
 
     def of(self, stretch: int) -> str:
+        """Return the digest of the stretch with this index."""
         return self.stretches[stretch * _WIDTH : (stretch + 1) * _WIDTH]
 
 
 def digest(content: bytes) -> str:
-    """Of a text or a stretch."""
+    """Return the digest of a text or a stretch."""
     return hashlib.sha256(content).hexdigest()[:_WIDTH]
 
 
 class Digesting:
-    """A file that is being written, and its digests."""
+    """A writer that computes a file's digests as it writes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._done: list[str] = []
-        self._now, self._size = hashlib.sha256(), 0
+        self._ended: list[str] = []
+        self._hash, self._size = hashlib.sha256(), 0
 
     def write(self, content: Any) -> None:
-        """Bytes, or what lends its bytes. Raises OSError."""
+        """Write bytes, or an object with the buffer protocol. Raises OSError."""
         view = memoryview(content)
-        at = 0
-        while at < len(view):
-            end = min(len(view), at + STRETCH - self._size % STRETCH)
-            self._now.update(view[at:end])
-            self._size += end - at
-            at = end
+        start = 0
+        while start < len(view):
+            end = min(len(view), start + STRETCH - self._size % STRETCH)
+            self._hash.update(view[start:end])
+            self._size += end - start
+            start = end
             if self._size % STRETCH == 0:
                 self._end()
         self._file.write(view)
 
     def digests(self) -> Digests:
-        """Of what was written until now. Nothing may be written after it."""
+        """Return the digests of all that was written. Nothing may be written afterwards."""
         if self._size % STRETCH:
             self._end()
-        return Digests(self._size, "".join(self._done))
+        return Digests(self._size, "".join(self._ended))
 
     def _end(self) -> None:
-        self._done.append(self._now.hexdigest()[:_WIDTH])
-        self._now = hashlib.sha256()
+        self._ended.append(self._hash.hexdigest()[:_WIDTH])
+        self._hash = hashlib.sha256()
 
 
 def digests_of(path: Path) -> Digests:
-    """Of a file that is there. Raises OSError."""
+    """Return the digests of an existing file. Raises OSError."""
     with path.open("rb") as file:
-        stretches = iter(lambda: file.read(STRETCH), b"")
-        found = [(len(each), digest(each)) for each in stretches]
-    return Digests(sum(size for size, _ in found), "".join(each for _, each in found))
+        chunks = iter(lambda: file.read(STRETCH), b"")
+        stretches = [(len(chunk), digest(chunk)) for chunk in chunks]
+    return Digests(sum(size for size, _ in stretches), "".join(hexadecimal for _, hexadecimal in stretches))
 
 
 class Looked:
-    """A file whose stretches are looked at before they are read, each once."""
+    """A file whose stretches are verified before they are read, each of them once."""
 
     def __init__(self, path: Path, told: Digests) -> None:
-        """Raises OSError, and Damaged for another size."""
+        """Raises OSError, and Damaged if the size is not that of `told`."""
         self.path, self.told = path, told
-        self._seen: set[int] = set()
+        self._verified: set[int] = set()
         if (size := path.stat().st_size) != told.bytes:
             raise Damaged(path, f"has {size:,} bytes in place of {told.bytes:,}")
 
     def need(self, start: int, end: int) -> None:
-        """The bytes from `start` to `end` are to be those that were written. Raises OSError, Damaged."""
+        """Verify the bytes from `start` to `end`. Raises OSError, and Damaged where they differ."""
         wanted = range(start // STRETCH, -(-end // STRETCH))
         if end > self.told.bytes:
             raise Damaged(self.path, f"has no byte {end:,}")
-        if all(stretch in self._seen for stretch in wanted):
+        if all(stretch in self._verified for stretch in wanted):
             return
         with self.path.open("rb", buffering=0) as file:
-            for stretch in (each for each in wanted if each not in self._seen):
+            for stretch in (index for index in wanted if index not in self._verified):
                 if digest(os.pread(file.fileno(), STRETCH, stretch * STRETCH)) != self.told.of(stretch):
                     last = min((stretch + 1) * STRETCH, self.told.bytes)
                     where = f"between byte {stretch * STRETCH:,} and byte {last:,}"
                     raise Damaged(self.path, f"is not as it was written: it differs {where}")
-                self._seen.add(stretch)
+                self._verified.add(stretch)
 
     def content(self) -> bytes:
-        """All of it. Raises OSError, Damaged."""
+        """Return the whole verified content. Raises OSError, Damaged."""
         self.need(0, self.told.bytes)
         return self.path.read_bytes()
 
 
 WHOLE = 1 << 30
-"""Bytes of a file of others that is read whole for its digest."""
-_LOOKS = 256
-"""Stretches of a larger one that are read."""
+"""Files of up to this many bytes are read completely by `fingerprint`."""
+_SAMPLES = 256
+"""How many stretches it reads of a larger file."""
 
 
 def fingerprint(path: Path) -> str:
-    """One digest of a file that others have written: of all of it, or of a file with more than `WHOLE` bytes of its
-    size and 256 MiB of it, spread evenly, the first and the last among them. Raises OSError."""
+    """Return one digest of a file that others have written. It covers all of the file; of a file with more than `WHOLE`
+    bytes it covers the size and 256 MiB, spread evenly and including the first and the last MiB. Raises OSError."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         last = max(0, -(-size // STRETCH) - 1)
         wanted = range(last + 1)
         if size > WHOLE:
-            wanted = [last * at // (_LOOKS - 1) for at in range(_LOOKS)]  # type: ignore[assignment]
-        now = hashlib.sha256(str(size).encode())
+            wanted = [last * index // (_SAMPLES - 1) for index in range(_SAMPLES)]  # type: ignore[assignment]
+        hasher = hashlib.sha256(str(size).encode())
         for stretch in wanted:
-            now.update(os.pread(file.fileno(), STRETCH, stretch * STRETCH))
-    return now.hexdigest()[:_WIDTH]
+            hasher.update(os.pread(file.fileno(), STRETCH, stretch * STRETCH))
+    return hasher.hexdigest()[:_WIDTH]

@@ -1,5 +1,5 @@
-"""Small files that anybody may have written: a device or a pipe is none, and what is larger than it may be is not
-read."""
+"""Reading of small, untrusted files: devices and pipes are refused, and so are files that are larger than a given
+limit."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import stat
 from pathlib import Path
 
 PROGRAMS = (".rlf", ".rls")
-"""What files of the language end in."""
+"""Extensions of program and schedule files."""
 GIVEN = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
-"""What who started the command handed over: a pipe there has somebody who writes."""
+"""Paths of what the caller of the command handed over: a pipe is allowed there, since somebody writes to it."""
 
 
 def read_bytes(path: str | Path, most: int, endings: tuple[str, ...] = ()) -> bytes:
-    """What is in a file. Raises OSError, and ValueError for a path that no file can have, where it cannot be read, is
-    no file (it might never end), is larger than `most` bytes, or where a link leads to a file
-    without one of the `endings` (it might be any file of who reads it)."""
+    """Return the content of a file. Raises OSError if it cannot be read, is no regular file (it might never end), is
+    larger than `most` bytes, or is a link to a file without one of the `endings` (it might be any private file of the
+    reader). Raises ValueError for a path that no file can have."""
     given = str(path).startswith(GIVEN)
     if not given:
         _regular(os.stat(path).st_mode)
@@ -25,13 +25,13 @@ def read_bytes(path: str | Path, most: int, endings: tuple[str, ...] = ()) -> by
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with open(handle, "rb") as file:
         if not given:
-            # It may have become another one since.
+            # The path may have become another file since.
             _regular(os.fstat(handle).st_mode)
         os.set_blocking(handle, True)
-        found = file.read(most + 1)
-    if len(found) > most:
+        content = file.read(most + 1)
+    if len(content) > most:
         raise OSError(27, f"it is too large: it has more than {size(most)}")
-    return found
+    return content
 
 
 def _regular(mode: int) -> None:
@@ -42,11 +42,11 @@ def _regular(mode: int) -> None:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Why a file cannot be read, to stand behind a colon."""
-    said = (isinstance(error, OSError) and error.strerror) or str(error)
-    return said[:1].lower() + said[1:]
+    """Return why a file cannot be read, as text that follows a colon."""
+    text = (isinstance(error, OSError) and error.strerror) or str(error)
+    return text[:1].lower() + text[1:]
 
 
 def size(number: int) -> str:
-    """`128 KiB`, `16 MiB`."""
+    """Return a number of bytes as text: `128 KiB`, `16 MiB`."""
     return f"{number >> 20} MiB" if number >= 1 << 20 else f"{number >> 10} KiB"

@@ -1,4 +1,4 @@
-"""Modules that have moved, under the names by which engines of other packages import them: for one release."""
+"""Aliases of modules that have moved, for engines of other packages that import the old names; kept for one release."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ MOVED = {
     "rlgraph.models": "rlgraph.catalog.models",
     "rlgraph.models.shape": "rlgraph.catalog.models.shape",
 }
-"""Old names, and the new ones: those that the example of an engine imports, and the packages that they were in."""
+"""Old names and new ones of the modules that the example engine imports, and of the packages that they were in."""
 
 
 class _Moved(ModuleType):
-    """What stands for a module under its old name, and loads it when something of it is asked for."""
+    """A placeholder for a module under its old name, which imports the module when an attribute is asked for."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
-            # Python and libraries ask every module for these.
+            # Python and libraries ask every module for dunder names.
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         new = MOVED[self.__name__]
-        found = getattr(import_module(new), name)
+        value = getattr(import_module(new), name)
         warnings.warn(f"`{self.__name__}` is `{new}` now", DeprecationWarning, stacklevel=2)
-        return found
+        return value
 
 
 def answer_to_old_names() -> None:
-    """Has `import rlgraph.engines.base` find the module at its new place, with a warning. Loads none of them."""
+    """Make imports such as `rlgraph.engines.base` find the module at its new place, with a warning. No module is
+    loaded."""
     for old in MOVED:
         package, _, name = old.rpartition(".")
         sys.modules[old] = module = _Moved(old)

@@ -34,7 +34,7 @@ def test_of_a_large_file_a_part_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     """Its size, its first and its last bytes are among it; without a change it is the same file, whenever it was
     written."""
     monkeypatch.setattr(digests, "STRETCH", 16)
-    monkeypatch.setattr(digests, "_LOOKS", 8)
+    monkeypatch.setattr(digests, "_SAMPLES", 8)
     file, content = tmp_path / "data", bytes(16 * 64)
     file.write_bytes(content)
     whole = fingerprint(file)

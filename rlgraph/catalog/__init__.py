@@ -1,1 +1,1 @@
-"""From the name of a model or a device to its numbers: what is known, and not measured here."""
+"""Tables of known models and devices: from a name to published numbers, none of which is measured here."""

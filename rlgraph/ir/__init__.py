@@ -1,1 +1,1 @@
-"""The graph that every stage reads and makes, and the plan: what a program is from its check to its run."""
+"""The intermediate representation: the graph and the plan that every stage from the checker to the run works on."""

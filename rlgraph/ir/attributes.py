@@ -1,4 +1,4 @@
-"""What an operation's attributes may be: their types, ranges and defaults, and what is wrong with a value."""
+"""Declares the attributes of operations: their types, ranges and defaults; and checks values against them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlgraph.ir.graph import Constant, Record
 AttributeType = Literal[
     "int", "float", "bool", "text", "texts", "word", "rate", "name", "names", "axis", "source", "lora", "columns", "any"
 ]
-"""`word`: one of its names, without quotes; `rate`: a number or a schedule of one (`cosine(...)`); `name`, `names`: of
-things in the program; `axis`: the key of an axis; `source`: a path, a hub name or `random(...)`; `lora`: adapters.
-"""
+"""`word`: one of the attribute's `names`, without quotes; `rate`: a number or a schedule of one (`cosine(...)`);
+`name`, `names`: names of things in the program; `axis`: the key of an axis; `source`: a path, a hub name or
+`random(...)`; `lora`: adapters."""
 
 
 class Required:
-    """In place of a default: the value has to be there."""
+    """The type of `REQUIRED`, which stands in place of a default where a value must be given."""
 
     def __repr__(self) -> str:
         return "required"
@@ -28,35 +28,37 @@ REQUIRED = Required()
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
+    """The declaration of one attribute of an operation."""
+
     name: str
     type: AttributeType
     default: Constant | Required = REQUIRED
-    """What holds where a node does not say it; None: there may be none."""
+    """The value where a node does not give one; None: there may be no value."""
     low: float | None = None
     high: float | None = None
     doc: str = ""
     by: Literal["user", "checker", "pass"] = "user"
-    """Who writes it: an option of the language, the checker, or a pass (the pipeline says which, and only after that
-    is it there)."""
+    """Who writes it: the user, as an option of the language, the checker, or a pass. The pipeline says which pass;
+    before it a node does not have the attribute."""
 
     names: Callable[[], Iterable[str]] | None = None
-    """Of a word or a text that is one of these names: they are its doc, where it has none."""
+    """The names that a word or text may be; they are listed as its doc where it has none."""
     counts: str = ""
-    """Of a loop: it says how often the body runs, and this is what is counted."""
+    """What is counted, where it says how often the body of a loop runs."""
 
     @property
     def about(self) -> str:
-        """What it is, in a few words."""
+        """A short description."""
         return self.doc or self.choice
 
     @property
     def choice(self) -> str:
-        """The names that it may be."""
+        """The names that it may be, as text."""
         *others, last = self.names() if self.names else ("",)
         return f"{', '.join(others)} or {last}" if others else last
 
     def problem(self, value: Constant, axes: Container[object]) -> str:
-        """What is wrong with a value, or nothing; `axes` are the keys of those in the program."""
+        """Return what is wrong with a value, or an empty text. axes: the keys of the program's axes."""
         if value is None and self.default is None:
             return ""
         if not fits(self.type, value):
@@ -73,7 +75,7 @@ class Attribute:
 
 
 def fits(type_: AttributeType, value: Constant) -> bool:
-    """Whether a value is of a type."""
+    """Return whether a value has an attribute type."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if type_ == "int":
         return number and isinstance(value, int)

@@ -1,4 +1,4 @@
-"""What carries a message from one process to another: decided from where the two have it, and from nothing else."""
+"""Chooses what carries messages between two processes, only from where the two have their tensors."""
 
 from __future__ import annotations
 
@@ -8,96 +8,102 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a process has the tensors that travel."""
+    """The place of a process's tensors that are sent or received."""
 
     kind: str
-    """Of its device, as torch names it: `cpu`, `cuda`."""
+    """The type of its device, as in torch: `cpu`, `cuda`."""
     device: Hashable
-    """Which one."""
+    """Identifies the device."""
     machine: Hashable
-    """Those that say the same can map each other's memory."""
+    """Identifies the machine: processes with equal ones can map each other's memory."""
     process: Hashable
 
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """A way that messages take between two processes."""
+    """A means of sending messages between two processes."""
 
     name: str
     about: str
     carries: Callable[[Site, Site], bool]
-    """Whether it can, between these."""
+    """Returns whether it works between two sites."""
 
 
-def _map(one: Site, other: Site) -> bool:
-    near = one.machine == other.machine and one.kind == other.kind
-    # A process cannot open its own handle of a device's memory; of a host's it can.
-    return near and (one.kind == "cpu" or (one.device == other.device and one.process != other.process))
+def _mappable(a: Site, b: Site) -> bool:
+    same_machine = a.machine == b.machine and a.kind == b.kind
+    # A process cannot open its own handle of a device's memory, but it can open that of host memory.
+    return same_machine and (a.kind == "cpu" or (a.device == b.device and a.process != b.process))
 
 
-def _apart(one: Site, other: Site) -> bool:
-    return one.kind == other.kind == "cuda" and one.device != other.device and one.process != other.process
+def _different_gpus(a: Site, b: Site) -> bool:
+    return a.kind == b.kind == "cuda" and a.device != b.device and a.process != b.process
 
 
-SHARED = Carrier("shared", "memory that both have mapped: of a machine among CPUs, of a GPU by CUDA IPC", _map)
-NCCL = Carrier("nccl", "from GPU to GPU", _apart)
-GLOO = Carrier("gloo", "over the network, from and into the memory of the hosts", lambda one, other: True)
+SHARED = Carrier("shared", "memory that both have mapped: of a machine among CPUs, of a GPU by CUDA IPC", _mappable)
+NCCL = Carrier("nccl", "from GPU to GPU", _different_gpus)
+GLOO = Carrier("gloo", "over the network, from and into the memory of the hosts", lambda a, b: True)
 
 CARRIERS = (SHARED, NCCL, GLOO)
-"""The first one that can carries."""
+"""All carriers in order of preference: the first that works is taken."""
 
 
 def carrier(one: Site, other: Site) -> str:
-    """Its name."""
-    return next(each.name for each in CARRIERS if each.carries(one, other))
+    """Return the name of the carrier between two sites."""
+    return next(way.name for way in CARRIERS if way.carries(one, other))
 
 
 @dataclass(frozen=True)
 class Ways:
-    """What a place has to know of how its messages go."""
+    """What one place has to know about the carriers of its messages."""
 
     carriers: Mapping[int, str] = field(default_factory=dict)
-    """By peer; to and from all others gloo."""
+    """The carrier to and from each peer; for peers not in it, gloo."""
     clubs: tuple[tuple[int, ...], ...] = ()
-    """Places that make one communicator of GPUs with this one, in an order that all places have in common."""
+    """The groups of places that share an NCCL communicator with this one, in an order that is the same on all
+    places."""
     what: str = "weights"
-    """What travels, for messages."""
+    """What is sent, for messages to the user."""
     names: Mapping[int, str] = field(default_factory=dict)
-    """Of this place and its peers, for messages."""
+    """Names of this place and its peers, for messages to the user."""
 
     def name(self, place: int) -> str:
+        """Return how messages to the user call a place."""
         return self.names.get(place, f"place {place}")
 
 
 def ways(
     pairs: Iterable[tuple[int, int]], sites: Mapping[int, Site], what: str, names: Mapping[int, str]
 ) -> dict[int, Ways]:
-    """For each place that has a name how its messages go, and those of its peers to it. sites: of those of which it is
-    known."""
+    """Return for each named place the carriers of the messages from and to its peers. sites: those of the places of
+    which they are known."""
     carriers: dict[int, dict[int, str]] = {place: {} for place in names}
     for one, other in pairs:
-        known = one in sites and other in sites
-        found = carrier(sites[one], sites[other]) if known else GLOO.name
-        carriers[one][other] = carriers[other][one] = found
+        sites_known = one in sites and other in sites
+        name = carrier(sites[one], sites[other]) if sites_known else GLOO.name
+        carriers[one][other] = carriers[other][one] = name
     clubs = _clubs(carriers, sites)
     return {
         place: Ways(
-            peers, tuple(club for club in clubs if place in club), what, {each: names[each] for each in (place, *peers)}
+            peers,
+            tuple(club for club in clubs if place in club),
+            what,
+            {member: names[member] for member in (place, *peers)},
         )
         for place, peers in carriers.items()
     }
 
 
 def _clubs(carriers: Mapping[int, Mapping[int, str]], sites: Mapping[int, Site]) -> list[tuple[int, ...]]:
-    """One for all who exchange something so. No communicator takes two processes of one GPU: then one for each pair."""
+    """Return one communicator for all places that use NCCL, or one for each pair where two of them share a GPU, which
+    no communicator takes."""
     pairs = sorted(
         {
-            (min(one, other), max(one, other))
-            for one, peers in carriers.items()
-            for other, name in peers.items()
+            (min(source, destination), max(source, destination))
+            for source, peers in carriers.items()
+            for destination, name in peers.items()
             if name == NCCL.name
         }
     )
     members = sorted({place for pair in pairs for place in pair})
-    alone = len({sites[place].device for place in members}) == len(members)
-    return [tuple(members)] if members and alone else [*pairs]
+    one_per_gpu = len({sites[place].device for place in members}) == len(members)
+    return [tuple(members)] if members and one_per_gpu else [*pairs]

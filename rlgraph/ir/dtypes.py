@@ -1,4 +1,4 @@
-"""Bytes of a number by its dtype."""
+"""Sizes of dtypes, and the dtypes that models compute in."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from collections.abc import Mapping
 ITEM_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 OF_MODELS = ("float32", "float64", "bfloat16")
-"""What a model may be asked to compute in."""
+"""The dtypes that a program may give a model."""

@@ -1,8 +1,8 @@
-"""Layouts: which part of a global tensor a rank holds, and where in its own tensors that part lies.
+"""Layouts: which parts of global tensors a rank holds, and where in its own tensors these parts are.
 
 A part is a box in global indices. A parameter that every layer has is one tensor whose first dimension is the layer:
-its name has a `*` in the layer's place, or `*+3` where the first three layers have something else. So layers over
-pipeline stages are a split like any other, and plans stay small.
+its name has a `*` for the layer's number, or `*+3` where the first three layers do not have it. So pipeline stages
+split it along a dimension like any other split, and plans stay small.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import re
 from dataclasses import dataclass
 
 Range = tuple[int, int]
-"""From the first index to the one after the last."""
+"""The first index, and the one after the last."""
 
 Box = tuple[Range, ...]
-"""A range for each dimension."""
+"""One range for each dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A tensor of the model as the world knows it: Hugging Face's name and shape."""
+    """A tensor of the model, with its name and shape in Hugging Face's checkpoint."""
 
     name: str
-    """`model.layers.*.mlp.up_proj.weight`: with a `*`, the first dimension is the layer, or the layer
-    after so many as a number behind it says."""
+    """For example `model.layers.*.mlp.up_proj.weight`: with a `*`, the first dimension is the layer; with `*+N`, the
+    layer minus N."""
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of a global tensor, and where it lies in a local one. Both have the same dimensions."""
+    """A box of a global tensor, and its place in a local one. Both have the same number of dimensions."""
 
     name: str
     box: Box
@@ -40,10 +40,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """A tensor that a rank holds. What no piece covers is padding."""
+    """A tensor that a rank holds. Elements that no piece covers are padding."""
 
     name: str
-    """The engine's own; with a `*`, one tensor for each layer that the rank has, its first dimension the layer."""
+    """The engine's name; with a `*`, the rank has a tensor for each of its layers, and the first dimension is the
+    layer."""
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
 
@@ -52,38 +53,39 @@ _LAYER = re.compile(r"\*(?:\+(\d+))?")
 
 
 def at_layer(name: str, place: int) -> str:
-    """The name of one layer's tensor, by its place in the first dimension of all layers'."""
-    return _LAYER.sub(lambda found: str(place + int(found[1] or 0)), name)
+    """Return the name of one layer's tensor, given its index in the first dimension."""
+    return _LAYER.sub(lambda match: str(place + int(match[1] or 0)), name)
 
 
 def first_layer(name: str) -> int:
-    """The layer that is at the first place; 0 where there is none."""
-    found = _LAYER.search(name)
-    return int(found[1] or 0) if found else 0
+    """Return the layer at index 0 of the first dimension; 0 for a tensor that belongs to no layer."""
+    match = _LAYER.search(name)
+    return int(match[1] or 0) if match else 0
 
 
 def from_layer(name: str, first: int) -> str:
-    """The same name where the layer at the first place is another."""
+    """Return the name with another layer at index 0 of the first dimension."""
     return _LAYER.sub(f"*+{first}" if first else "*", name)
 
 
 def volume(box: Box) -> int:
-    """How many elements a box has."""
+    """Return the number of elements of a box."""
     return math.prod(stop - start for start, stop in box)
 
 
 def whole(shape: tuple[int, ...]) -> Box:
+    """Return the box that covers a tensor of this shape."""
     return tuple((0, size) for size in shape)
 
 
 def common(a: Box, b: Box) -> Box | None:
-    """What lies in both; None if that is nothing."""
-    found = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
-    return found if all(start < stop for start, stop in found) else None
+    """Return the intersection of two boxes; None if it is empty."""
+    box = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
+    return box if all(start < stop for start, stop in box) else None
 
 
 def without(box: Box, cut: Box) -> list[Box]:
-    """What is left of a box, as boxes that do not overlap."""
+    """Return what is left of a box without `cut`, as boxes that do not overlap."""
     inner = common(box, cut)
     if inner is None:
         return [box]
@@ -96,27 +98,27 @@ def without(box: Box, cut: Box) -> list[Box]:
 
 
 def within(local: Local, box: Box, name: str) -> Local:
-    """A box of a rank's tensor as a tensor of its own."""
+    """Return a box of a rank's tensor as a tensor of this name."""
     pieces = []
     for piece in local.pieces:
-        lies = tuple((at, at + stop - start) for at, (start, stop) in zip(piece.at, piece.box, strict=True))
-        if found := common(lies, box):
+        local_box = tuple((at, at + stop - start) for at, (start, stop) in zip(piece.at, piece.box, strict=True))
+        if overlap := common(local_box, box):
             starts = [start - at for at, (start, _) in zip(piece.at, piece.box, strict=True)]
-            there = tuple((low + start, high + start) for (low, high), start in zip(found, starts, strict=True))
-            at = tuple(low - first for (low, _), (first, _) in zip(found, box, strict=True))
-            pieces.append(Piece(piece.name, there, at))
+            global_box = tuple((low + start, high + start) for (low, high), start in zip(overlap, starts, strict=True))
+            at = tuple(low - first for (low, _), (first, _) in zip(overlap, box, strict=True))
+            pieces.append(Piece(piece.name, global_box, at))
     return Local(name, tuple(stop - start for start, stop in box), tuple(pieces))
 
 
 def chunk(size: int, parts: int, index: int) -> Range:
-    """The range of one of so many parts as `torch.chunk` cuts them: of equal length but for the last one that has any,
-    and then empty ones."""
-    each = -(-size // parts)
-    return min(index * each, size), min((index + 1) * each, size)
+    """Return the range of one of `parts` parts as `torch.chunk` cuts them: all of the same length but for the last
+    non-empty one, with empty ones after it."""
+    length = -(-size // parts)
+    return min(index * length, size), min((index + 1) * length, size)
 
 
 def share(size: int, parts: int, index: int) -> Range:
-    """The range of one of so many parts; the first ones are one longer where it does not divide."""
+    """Return the range of one of `parts` even parts; the first ones are longer by one where `size` does not divide."""
     base, more = divmod(size, parts)
     start = index * base + min(index, more)
     return start, start + base + (index < more)

@@ -1,4 +1,4 @@
-"""Meshes: how many devices work on one model, along which named axes."""
+"""Meshes: the arrangement of a group's ranks along named axes, along which they split a model's work."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class MeshAxis:
-    """A way to spread a model's work over devices."""
+    """A kind of parallelism, along which ranks split a model's work."""
 
     name: str
     splits: Literal["rows", "layers", "rounds", "tensors", "experts", "tokens", "shards"]
-    """What its ranks share out."""
+    """What its ranks split."""
     doc: str
-    """What its size counts."""
+    """A description of what its size counts."""
     usual: bool = True
-    """Every mesh has it, if only with one rank; of the others those that split."""
+    """Whether every mesh has it, if only with one rank; others are in a mesh only if they split."""
     spread: bool = True
-    """There is a rank for each place along it; else each rank has all of these places."""
+    """Whether each position along it is a rank of its own; otherwise each rank has all positions."""
 
 
 AXES = (
@@ -32,27 +32,27 @@ AXES = (
     MeshAxis("pp", "layers", "stages in which the layers lie one after another"),
     MeshAxis("dp", "rows", "copies that share the rows"),
 )
-"""Inner ones first: ranks of the first are neighbours, since they talk most, and copies lie one behind the other.
-Schedules, plan files, the search and what is printed have the axes from here; along which of them an engine can split,
-its spec says."""
+"""All axes, innermost first: ranks of the first are neighbours, since they communicate most, and replicas follow each
+other. Schedules, plan files, the search and printed texts use this list; an engine's spec says which axes it
+supports."""
 
 LISTED = tuple(sorted(AXES, key=lambda axis: not axis.usual))
-"""As schedules list them: the usual ones first."""
+"""The axes in the order of schedules: the usual ones first."""
 
 _WITHIN = frozenset(axis.name for axis in AXES if not axis.spread)
-"""Those that lie within each rank."""
+"""The axes along which there are no ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Ranks 0 to size - 1, counted with the last axis fastest."""
+    """A mesh of ranks 0 to size - 1 along named axes; the last axis varies fastest."""
 
     axes: tuple[tuple[str, int], ...] = ()
-    """Name and size, outer ones first."""
+    """The name and size of each axis, outermost first."""
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return math.prod(size for name, size in self.axes if name not in _WITHIN)
 
     @property
@@ -61,59 +61,59 @@ class Mesh:
         return tuple(axis for axis in self.axes if axis[0] not in _WITHIN)
 
     def length(self, axis: str) -> int:
-        """The size of an axis; 1 where there is none of this name."""
+        """Return the size of an axis; 1 if the mesh does not have it."""
         for name, size in self.axes:
             if name == axis:
                 return size
         return 1
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank is on each axis."""
-        found = {}
+        """Return the position of a rank on each axis."""
+        positions = {}
         for name, size in reversed(self.spread):
-            rank, found[name] = divmod(rank, size)
-        return found
+            rank, positions[name] = divmod(rank, size)
+        return positions
 
     def at(self, rank: int, axis: str) -> int:
-        """Where a rank is on one axis; 0 on an axis that is not there."""
+        """Return the position of a rank on one axis; 0 if the mesh does not have it."""
         return self.coordinates(rank).get(axis, 0)
 
     def rank(self, **coordinates: int) -> int:
-        """The rank at these coordinates, 0 on the axes that are left out."""
-        found = 0
+        """Return the rank at these coordinates, which are 0 for axes that are left out."""
+        rank = 0
         for name, size in self.spread:
-            found = found * size + coordinates.get(name, 0)
-        return found
+            rank = rank * size + coordinates.get(name, 0)
+        return rank
 
     def turned(self, rank: int, axis: str) -> int:
-        """The rank that is as far from the end of an axis as this one is from its beginning."""
+        """Return the rank at the mirrored position along an axis."""
         place = self.coordinates(rank)
         return self.rank(**place | {axis: self.length(axis) - 1 - place[axis]} if axis in place else place)
 
     def ranks(self, **coordinates: int) -> Iterator[int]:
-        """The ranks with these coordinates, whatever the others are, in order."""
-        known = dict(self.spread)
-        if any(at for name, at in coordinates.items() if name not in known):
+        """Return all ranks with these coordinates in order, whatever their positions on other axes."""
+        sizes = dict(self.spread)
+        if any(at for name, at in coordinates.items() if name not in sizes):
             return
-        found = [0]
-        for name, size in known.items():
+        ranks = [0]
+        for name, size in sizes.items():
             at = coordinates.get(name)
-            there = range(size) if at is None else range(at, at + 1)
-            found = [rank * size + index for rank in found for index in there]
-        yield from found
+            positions = range(size) if at is None else range(at, at + 1)
+            ranks = [rank * size + index for rank in ranks for index in positions]
+        yield from ranks
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The axes along which there are several ranks."""
+        """The axes along which there is more than one rank."""
         return tuple(name for name, size in self.axes if size > 1 and name not in _WITHIN)
 
     @property
     def copy_size(self) -> int:
-        """The ranks of one data-parallel copy."""
+        """The number of ranks of one data-parallel replica."""
         return self.size // self.length("dp")
 
     def copied(self, copies: int) -> Mesh:
-        """So many data-parallel copies of the same split."""
+        """Return a mesh with the same split and so many data-parallel replicas."""
         return mesh(**{**dict(self.axes), "dp": copies})
 
     def __str__(self) -> str:
@@ -122,11 +122,11 @@ class Mesh:
 
 
 def mesh(dp: int = 1, pp: int = 1, tp: int = 1, **others: int) -> Mesh:
-    """A mesh of these sizes, its axes in the order of `AXES`."""
+    """Return a mesh of these sizes, with its axes in the order of `AXES`."""
     sizes = {"dp": dp, "pp": pp, "tp": tp, **others}
     order = ((axis, sizes.get(axis.name, 1)) for axis in reversed(AXES))
     return Mesh(tuple((axis.name, size) for axis, size in order if axis.usual or size > 1))
 
 
 AXIS_NAMES = tuple(dict.fromkeys([*dict(mesh().axes), *(axis.name for axis in AXES)]))
-"""Of all axes: those that every mesh has, outer ones first, and the others."""
+"""The names of all axes: those that every mesh has, outermost first, then the others."""

@@ -1,4 +1,4 @@
-"""What the user says about where a program runs; the compiler chooses the rest. It changes no result."""
+"""The schedule: what the user says about where a program runs. It changes no result; the compiler chooses the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlgraph.ir.plan import By
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Devices, or cpus on which functions and environments run."""
+    """A pool of devices, or of cpus on which functions and environments run."""
 
     name: str
     devices: int
@@ -20,8 +20,8 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`actor.train`, or `actor`: all work of the model that is not placed by itself. A function of the user's is
-    known by its name, which stands for a model's."""
+    """Work to place: `actor.train`, or `actor` for all of a model's work that is not placed separately. A function of
+    the user's has its name in place of a model's."""
 
     model: str
     operation: str | None = None
@@ -33,83 +33,84 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Work that runs on a pool; what is None the compiler chooses."""
+    """Work that runs on a pool; the compiler chooses what is None."""
 
     work: tuple[Work, ...]
     pool: str
     engine: str | None = None
     sizes: tuple[tuple[str, int], ...] = ()
-    """Of the mesh's axes, as far as they are said."""
+    """The given sizes of mesh axes."""
     recompute: bool | None = None
-    """Training keeps each layer's input only, and computes what is inside again."""
+    """Whether training recomputes activations, keeping only each layer's input."""
     attention: str | None = None
-    """How attention is computed."""
+    """The way attention is computed."""
     adapters: str | None = None
-    """How adapters are held."""
+    """The way adapters are held."""
     gather: str | None = None
-    """For how long what is shared out stays gathered in training."""
+    """How long sharded parameters stay gathered in training."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
     spans: tuple[tuple[str, Span], ...] = field(default=(), compare=False, repr=False)
-    """Where each option stands."""
+    """The place of each option."""
 
     def splits(self) -> dict[str, int]:
-        """How its models are split, as far as that is said."""
+        """Return the given sizes of mesh axes by name."""
         return dict(self.sizes)
 
     def at(self, option: str) -> Span:
-        """Where an option stands; the whole line if it is not there."""
+        """Return the place of an option, or of the whole line if it is not given."""
         return dict(self.spans).get(option, self.span)
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A table whose rows travel in blocks, before the batch is complete."""
+    """A table whose rows are handed on in blocks, before the batch is complete."""
 
     table: str
     block: int | None = None
-    """Rows. None: as many as are best."""
+    """Rows of a block; None: the plan chooses."""
     free: bool = False
-    """A data-parallel copy takes a block when it is free; otherwise each has a fixed share of the rows."""
+    """Whether a replica takes a block when it is free; otherwise each has a fixed share of the rows."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
     @property
     def open(self) -> bool:
-        """Whether it leaves something to the plan."""
+        """Whether the plan chooses the block."""
         return self.block is None
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Of the rows that are sampled those begin first that are expected to be the longest."""
+    """Starts the sampled rows that are expected to be the longest first."""
 
     table: str
     by: By = "longest"
     name: str = ""
-    """Of the column, or the function."""
+    """The name of the column or the function."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The last rows of a table go on on few copies of the model that samples them; the others' devices serve what comes
-    next."""
+    """Moves the last rows of a table to few replicas of the model that samples them, so that the others' devices can do
+    what comes next."""
 
     table: str
     under: float | None = None
-    """When fewer rows than this have not ended; below 1 a share of those that are sampled. None: whatever is best."""
+    """The tail begins when fewer rows than this are unfinished; below 1, a share of the sampled rows. None: the plan
+    chooses."""
     on: int | None = None
-    """Copies. None: as many as are best."""
+    """The number of replicas that go on; None: the plan chooses."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
     @property
     def open(self) -> bool:
-        """Whether it leaves something to the plan."""
+        """Whether the plan chooses a part of it."""
         return self.under is None or self.on is None
 
 
 @dataclass(frozen=True, slots=True)
 class Fuse:
-    """Trainings that fill each other's bubbles in one pipeline."""
+    """Models whose trainings fill each other's bubbles in one pipeline."""
 
     models: tuple[str, ...]
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
@@ -117,31 +118,33 @@ class Fuse:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """How a model's weights travel to those who need them on a pool."""
+    """How a model's weights are sent to the groups on a pool that need them."""
 
     model: str
     pool: str
     delta: bool = False
-    """Only what changed."""
+    """Whether only changed elements are sent."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """How new weights of a model come to a pool that samples with it."""
+    """How a pool that samples with a model takes new weights of it."""
 
     model: str
     pool: str
     by: str = "drain"
-    """Rows that have not ended end first (`drain`), are read again with them (`reread`), or go on as they are (`keep`).
-    """
+    """Whether unfinished rows end first (`drain`), are read again with the new weights (`reread`), or go on as they are
+    (`keep`)."""
     replica: bool = False
-    """Data-parallel copies take them one after the other, not together."""
+    """Whether data-parallel replicas take them one by one, and not together."""
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
+    """All lines of a schedule, by kind."""
+
     pools: tuple[Pool, ...] = ()
     placements: tuple[Placement, ...] = ()
     streams: tuple[Stream, ...] = ()
@@ -151,4 +154,4 @@ class Schedule:
     fuses: tuple[Fuse, ...] = ()
     admits: tuple[Admit, ...] = ()
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
-    """Of its head; that of no text if the user gave none."""
+    """The place of its head; `NO_SPAN` if the user gave no schedule."""

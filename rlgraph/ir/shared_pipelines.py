@@ -1,7 +1,8 @@
-"""Models that are split unlike over the same devices, and have the stages of one pipeline in common.
+"""Geometry of pipelines that models with heterogeneous splits over the same devices share.
 
-A stage that they have in common is as wide as the widest of a model's own. A model with narrower ones has copies side
-by side on it, and one with fewer stages has copies behind each other: to its rows both are copies as all others.
+A shared stage is as wide as the widest stage of a model. A model with narrower stages has replicas side by side on it,
+and one with fewer stages has replicas behind each other along the stages; for its rows all of these are ordinary
+replicas.
 """
 
 from __future__ import annotations
@@ -14,61 +15,61 @@ from rlgraph.ir.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Blocks of stages, each a pipeline by itself."""
+    """The size of a block of shared stages, each of which is a pipeline of its own."""
 
     stages: int
-    """Of a block."""
+    """The number of stages of a block."""
     width: int
-    """Devices of a stage."""
+    """The number of devices of a stage."""
 
     @property
     def size(self) -> int:
-        """Devices of a block."""
+        """The number of devices of a block."""
         return self.stages * self.width
 
     def behind(self, split: Mesh) -> int:
-        """Copies of a model that lie behind each other along the stages of a block."""
+        """Return how many replicas of a model are behind each other along the stages of a block."""
         return self.stages // split.length("pp")
 
     def places(self, split: Mesh) -> tuple[int, ...]:
-        """For each rank of a mesh its place among all devices: block after block, stage after stage. Of copies those
-        side by side come first, then those behind each other."""
-        own, long = width(split), split.length("pp")
-        beside, behind = self.width // own, self.behind(split)
-        found = []
+        """Return for each rank of a mesh its place among all devices, which are ordered by block, then by stage.
+        Replicas are numbered side by side first, then along the stages."""
+        stage_width, stages = width(split), split.length("pp")
+        side_by_side, behind = self.width // stage_width, self.behind(split)
+        places = []
         for rank in range(split.size):
-            copy, inner = divmod(rank, long * own)
-            stage, at = divmod(inner, own)
-            copy, side = divmod(copy, beside)
+            copy, inner = divmod(rank, stages * stage_width)
+            stage, at = divmod(inner, stage_width)
+            copy, side = divmod(copy, side_by_side)
             block, number = divmod(copy, behind)
-            found.append(((block * behind + number) * long + stage) * self.width + side * own + at)
-        return tuple(found)
+            places.append(((block * behind + number) * stages + stage) * self.width + side * stage_width + at)
+        return tuple(places)
 
     def at(self, place: int) -> tuple[int, int]:
-        """The block of a place, and the stage of it."""
+        """Return the block of a place, and the stage in it."""
         block, inner = divmod(place, self.size)
         return block, inner // self.width
 
 
 def width(split: Mesh) -> int:
-    """Ranks of a stage of one copy."""
+    """Return the number of ranks of one replica's stage."""
     return split.copy_size // split.length("pp")
 
 
 def common(splits: Sequence[Mesh]) -> Common:
-    """Of meshes that fit together."""
-    return Common(max(each.length("pp") for each in splits), max(map(width, splits)))
+    """Return the shared stages of meshes for which there is no `misfit`."""
+    return Common(max(split.length("pp") for split in splits), max(map(width, splits)))
 
 
 def misfit(splits: Sequence[Mesh]) -> str:
-    """Why meshes over the same devices have no stages in common; empty where they have."""
-    whole, size = common(splits), splits[0].size
-    for name, own, most in (
-        ("stages", [each.length("pp") for each in splits], whole.stages),
-        ("devices for a stage", [width(each) for each in splits], whole.width),
+    """Return why meshes over the same devices cannot share stages; empty if they can."""
+    shared, size = common(splits), splits[0].size
+    for name, counts, most in (
+        ("stages", [split.length("pp") for split in splits], shared.stages),
+        ("devices for a stage", [width(split) for split in splits], shared.width),
     ):
-        if odd := sorted({each for each in own if most % each}):
-            return f"{' and '.join(map(str, odd))} {name} do not divide {most}"
-    if size % whole.size:
-        return f"{whole.stages} stages of {whole.width} devices are not among {size}"
+        if misfits := sorted({count for count in counts if most % count}):
+            return f"{' and '.join(map(str, misfits))} {name} do not divide {most}"
+    if size % shared.size:
+        return f"{shared.stages} stages of {shared.width} devices are not among {size}"
     return ""

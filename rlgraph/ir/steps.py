@@ -1,4 +1,4 @@
-"""Edges between steps: weights that one step leaves behind, and a later one works with."""
+"""Edges between steps: from weights that one step leaves to nodes of later steps that use them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rlgraph.ir.types import Handle
 
 @dataclass(frozen=True, slots=True)
 class StepEdge:
-    """From what changes a model's weights in a step to a node of a later one."""
+    """An edge from the change of a model's weights in a step to a node of a later step."""
 
     model: str
     reader: Node
     distance: int
-    """In step t the reader has the weights that step t - distance left, or the first ones; where their age is bounded,
-    these or newer ones. Only steps that change the model count; the step before is 1 away."""
+    """In step t the reader uses the weights that step t - distance left, or the initial ones; where only a bound is
+    given, these or newer ones. Only steps that change the model count; the previous one is at distance 1."""
 
 
 def step_edges(program: Program) -> Iterator[StepEdge]:
-    """Those that are longer than from a step to the next one: what is 1 away is there when a step begins, as all that
+    """Return the edges of a distance above 1: weights at distance 1 are there when a step begins, like everything that
     lives across steps."""
     for phase in program.phases:
         types = phase.graph.values()
@@ -34,23 +34,23 @@ def step_edges(program: Program) -> Iterator[StepEdge]:
 
 
 def bound(node: Node) -> int:
-    """How many versions old the rows that a node samples are, or may be, when something is trained on them."""
+    """Return how many versions old the rows that a node samples are, or may be, when they are trained on."""
     return int(node.attr("lag", 0) + node.attr("staleness", 0))
 
 
 def oldest(node: Node) -> int:
-    """How many versions old the weights are, or may be, that a node samples with."""
+    """Return how many versions old the weights that a node samples with are, or may be."""
     return bound(node) - int(node.attr("held", 0))
 
 
 def ages(program: Program) -> bool:
-    """Whether rows of a program may be of older weights than those that are trained."""
+    """Return whether a program may train on rows of older weights than the current ones."""
     return any(bound(node) for _, node in program.walk())
 
 
 def distance(node: Node, name: str) -> int:
-    """How far back the weights may be from which a node works that reads this handle: of several readers in a loop the
-    nearest counts."""
+    """Return how many steps back the weights may be that a node reads from this handle; of several readers in a loop,
+    the nearest counts."""
     if not node.regions:
         return 1 + oldest(node)
     if name in node.carried_in:
@@ -59,8 +59,8 @@ def distance(node: Node, name: str) -> int:
 
 
 def reach(program: Program) -> dict[str, int]:
-    """The longest of these edges of each model that has one."""
-    found: dict[str, int] = {}
+    """Return the greatest distance of the step edges of each model that has some."""
+    distances: dict[str, int] = {}
     for edge in step_edges(program):
-        found[edge.model] = max(edge.distance, found.get(edge.model, 0))
-    return found
+        distances[edge.model] = max(edge.distance, distances.get(edge.model, 0))
+    return distances

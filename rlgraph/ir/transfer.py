@@ -1,7 +1,7 @@
-"""Transfers: who sends which part of which tensor to whom, for one edge between two layouts.
+"""Transfers between two layouts: which place sends which part of which tensor to which place.
 
-What many ranks share is said once: a move has the boxes that take the same ways, and the routes that they take. So the
-plan of a large model stays small. Nothing here computes a plan: `rlgraph.passes.resharding.reshard` does.
+Boxes that take the same routes are one move, so that the plan of a large model stays small. Plans are computed by
+`rlgraph.passes.resharding.reshard`.
 """
 
 from __future__ import annotations
@@ -14,134 +14,138 @@ from typing import Any
 from rlgraph.ir.layout import Box, volume
 
 DEVICES_PER_NODE = 8
-"""Assumed where no cluster is given."""
+"""The number of devices per node where no cluster is given."""
 
 TensorBox = tuple[str, Box]
-"""A box of the global tensor of this name."""
+"""The name of a global tensor, and a box of it."""
 
 Route = tuple[int, int, int]
-"""From a place, to a place, and how many places have passed it on before."""
+"""A source place, a destination place, and the number of places that have forwarded the data before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Where places (processes) are. Two on one device exchange data without the network."""
+    """The devices and nodes of places (processes). Two places on one device exchange data without the network."""
 
     devices: Mapping[int, int]
-    """For each place its device."""
+    """The device of each place."""
     nodes: Mapping[int, int]
-    """For each device its node."""
+    """The node of each device."""
     device_bandwidth: float = 1e12
-    """Bytes a second: a copy within a device."""
+    """Bytes per second of a copy within a device."""
     node_bandwidth: float = 200e9
-    """Of a device, to others of its node, in each direction."""
+    """Bytes per second of a device to others of its node, in each direction."""
     network_bandwidth: float = 25e9
-    """Of a device, to other nodes, in each direction."""
+    """Bytes per second of a device to other nodes, in each direction."""
     latency: float = 1e-4
-    """Seconds that a round of messages takes beside its bytes."""
+    """Seconds that a round of messages takes in addition to its bytes."""
 
     @classmethod
     def separate(cls, places: Iterable[int], devices_per_node: int = DEVICES_PER_NODE) -> Topology:
-        """Each place on a device of its own, nodes filled in the order of the places."""
+        """Return a topology with each place on its own device, where nodes are filled in the order of the places."""
         devices = {place: index for index, place in enumerate(dict.fromkeys(places))}
         return cls(devices, {device: device // devices_per_node for device in devices.values()})
 
     def node(self, place: int) -> int:
+        """Return the node of a place."""
         return self.nodes[self.devices[place]]
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Boxes that take the same routes. Each destination gets all of them, from one place."""
+    """Boxes that take the same routes. Each destination gets all of them from one place."""
 
     parts: tuple[TensorBox, ...]
-    """In the order in which they travel, each of them row by row."""
+    """The boxes in the order in which they are sent, each of them row by row."""
     routes: tuple[Route, ...]
     elements: int
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """All moves of one edge, run in rounds.
+    """All moves from one layout to another, run in rounds.
 
-    Every move is cut into `chunks` equal sections. Section k leaves the source in round k and is passed on, by places
-    that are h steps away from it, in round k + h. All moves run side by side, so that every link is busy all the time.
+    Every move is cut into `chunks` equal sections. The source sends section k in round k, and places that are h hops
+    away from it forward the section in round k + h. All moves run concurrently, so that every link is always busy.
     """
 
     moves: tuple[Move, ...]
     itemsize: int
-    """Bytes of an element while it travels."""
+    """Bytes of an element in messages."""
     chunks: int
     topology: Topology
     moved: int
-    """Bytes that cross a link between two devices."""
+    """Bytes that are sent between two devices."""
     copied: int
-    """Bytes between two places on the same device."""
+    """Bytes that are copied between two places on the same device."""
     kept: int
-    """Bytes that a place needs and holds already."""
+    """Bytes that places need and already hold."""
     bound: int
-    """What destinations need and have not on their device. No plan moves less, but where two takers are on one device
-    and the second copies it from the first."""
+    """Bytes that destinations need and that are not on their device. It is a lower bound of `moved`, except where two
+    destinations are on one device and the second copies from the first."""
     peak: int
-    """At most this many bytes of messages, in and out, are on one place at the same time."""
+    """The most bytes of messages, in and out, that a place has at a time."""
     seconds: float
     """Predicted from the topology."""
 
     @property
     def rounds(self) -> int:
+        """The number of rounds."""
         return self.chunks + max((hop for move in self.moves for _, _, hop in move.routes), default=0)
 
     @property
     def forwards(self) -> bool:
-        """Whether a place passes on what it got."""
+        """Whether a place forwards what it received."""
         return any(hop for move in self.moves for _, _, hop in move.routes)
 
     def parts(self, places: Iterable[int]) -> dict[int, Transfer]:
-        """What each place has to know of it: its own routes, and no topology."""
-        found: dict[int, list[Move]] = {place: [] for place in places}
+        """Return for each place the part of the transfer that it needs: its own routes, and no topology."""
+        moves_of: dict[int, list[Move]] = {place: [] for place in places}
         for move in self.moves:
             routes: dict[int, list[Route]] = {}
             for route in move.routes:
                 for place in {*route[:2]}:
                     routes.setdefault(place, []).append(route)
-            for place, own in routes.items():
-                found[place].append(replace(move, routes=tuple(own)))
-        return {place: replace(self, moves=tuple(moves), topology=Topology({}, {})) for place, moves in found.items()}
+            for place, place_routes in routes.items():
+                moves_of[place].append(replace(move, routes=tuple(place_routes)))
+        return {
+            place: replace(self, moves=tuple(moves), topology=Topology({}, {})) for place, moves in moves_of.items()
+        }
 
     def section(self, move: Move, chunk: int) -> list[TensorBox]:
-        """What of a move travels as one of its chunks; nothing before the first and after the last."""
+        """Return the boxes of one section of a move; none before the first and after the last."""
         if not 0 <= chunk < self.chunks:
             return []
         start, stop = (move.elements * index // self.chunks for index in (chunk, chunk + 1))
         return section(move.parts, start, stop)
 
     def pairs(self) -> dict[tuple[int, int], int]:
-        """Bytes from each place to each other one, copies on a device included."""
-        found: Counter[tuple[int, int]] = Counter()
+        """Return the bytes from each place to each other one, including copies on a device."""
+        sizes: Counter[tuple[int, int]] = Counter()
         for move in self.moves:
             for source, destination, _ in move.routes:
-                found[source, destination] += move.elements * self.itemsize
-        return dict(found)
+                sizes[source, destination] += move.elements * self.itemsize
+        return dict(sizes)
 
     def sent(self) -> dict[int, int]:
-        """Bytes that leave a place for another device."""
+        """Return the bytes that each place sends to other devices."""
         return self._network(0)
 
     def received(self) -> dict[int, int]:
-        """Bytes that a place gets from other devices."""
+        """Return the bytes that each place receives from other devices."""
         return self._network(1)
 
     def links(self) -> dict[tuple[int, int], int]:
-        """Bytes from each node to each other one."""
-        found: Counter[tuple[int, int]] = Counter()
+        """Return the bytes from each node to each other one."""
+        sizes: Counter[tuple[int, int]] = Counter()
         for (source, destination), size in self.pairs().items():
             ends = self.topology.node(source), self.topology.node(destination)
             if ends[0] != ends[1]:
-                found[ends] += size
-        return dict(found)
+                sizes[ends] += size
+        return dict(sizes)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return it as data that JSON can hold."""
         return {
             "moved": self.moved,
             "copied": self.copied,
@@ -156,41 +160,41 @@ class Transfer:
 
     def _network(self, end: int) -> dict[int, int]:
         devices = self.topology.devices
-        found: Counter[int] = Counter()
+        sizes: Counter[int] = Counter()
         for pair, size in self.pairs().items():
             if devices[pair[0]] != devices[pair[1]]:
-                found[pair[end]] += size
-        return dict(found)
+                sizes[pair[end]] += size
+        return dict(sizes)
 
 
 def section(parts: Sequence[TensorBox], start: int, stop: int) -> list[TensorBox]:
-    """The elements from one number to another, counted over all parts, each of them row by row."""
-    found: list[TensorBox] = []
+    """Return the boxes of elements `start` to `stop`, counted over all parts, each of them row by row."""
+    boxes: list[TensorBox] = []
     for name, box in parts:
         size = volume(box)
         first, last = max(start, 0), min(stop, size)
         if first < last:
-            found += [(name, inner) for inner in _interval(box, first, last)]
+            boxes += [(name, inner) for inner in _interval(box, first, last)]
         start, stop = start - size, stop - size
-    return found
+    return boxes
 
 
 def _interval(box: Box, start: int, stop: int) -> Iterator[Box]:
-    """The elements of a box from one number to another, counted row by row, as boxes in the same order."""
+    """Return elements `start` to `stop` of a box, counted row by row, as boxes in the same order."""
     if (start, stop) == (0, volume(box)):
         yield box
         return
     (low, _), rest = box[0], box[1:]
     row = volume(rest)
     first, skipped = divmod(start, row)
-    last, more = divmod(stop, row)
+    last, remaining = divmod(stop, row)
     if first == last:
-        yield from (((low + first, low + first + 1), *inner) for inner in _interval(rest, skipped, more))
+        yield from (((low + first, low + first + 1), *inner) for inner in _interval(rest, skipped, remaining))
         return
     if skipped:
         yield from (((low + first, low + first + 1), *inner) for inner in _interval(rest, skipped, row))
         first += 1
     if first < last:
         yield ((low + first, low + last), *rest)
-    if more:
-        yield from (((low + last, low + last + 1), *inner) for inner in _interval(rest, 0, more))
+    if remaining:
+        yield from (((low + last, low + last + 1), *inner) for inner in _interval(rest, 0, remaining))

@@ -1,8 +1,8 @@
-"""Axes and types: what every value in a program is laid out along.
+"""Axes and types of the values in a program.
 
-All axes are of one kind: the rows of an axis lie inside the rows of its parent. Prompts have no parent, rollouts lie in
-prompts, tokens lie in rollouts. So broadcast is a gather from a parent, a reduction is a sum into a parent, and
-everything that plans, splits or streams asks the same question: which axis lies inside which.
+All axes are of one kind: the rows of an axis are inside the rows of its parent. Prompts have no parent, rollouts are in
+prompts, tokens are in rollouts. So a broadcast is a gather from a parent, a reduction is a sum into a parent, and
+planning, splitting and streaming all ask the same question: which axis is inside which.
 """
 
 from __future__ import annotations
@@ -12,33 +12,36 @@ from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
 DType = Literal["float", "int", "bool", "number", "text", "any", "row"]
-"""`any` is a data column whose content is only known when it is read, and `number` what is computed of one: whole if
-the column is. `row` points at one row of a table."""
+"""`any` is a data column whose type is only known when it is read, and `number` what is computed from one: an integer
+if the column is. `row` refers to one row of a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
+    """A named dimension of values, whose rows are inside the rows of its parent."""
+
     key: str
     """Unique in the program: `rollout`, `rollout.token`, `prompts.2` (the prompts that a `keep` left)."""
     name: str
-    """The user's word: `rollout`, `token`, `prompts`."""
+    """Its name in the program: `rollout`, `token`, `prompts`."""
     parent: Axis | None = None
-    """The axis whose rows these rows lie in."""
+    """The axis whose rows contain these rows."""
     inner: bool = False
-    """It runs along the inside of a row (`token`, `turn`): ordered, never split between devices."""
+    """Whether it runs along the inside of a row (`token`, `turn`): such an axis is ordered and never split between
+    devices."""
 
     def path(self) -> Iterator[Axis]:
-        """This axis, its parent, and so on to the root."""
+        """Return this axis, its parent, and so on to the root."""
         axis: Axis | None = self
         while axis is not None:
             yield axis
             axis = axis.parent
 
     def within(self, other: Axis | None) -> bool:
-        """Whether rows of this axis lie in rows of `other` (or are them); all lie in the whole batch, None."""
+        """Return whether rows of this axis are in rows of `other`, or are these; all are in the whole batch, None."""
         if other is None:
             return True
-        # Asked for every block: a loop is half of the time of a generator.
+        # Called for every block: a loop takes half the time of a generator.
         axis: Axis | None = self
         while axis is not None and axis.key != other.key:
             axis = axis.parent
@@ -46,28 +49,28 @@ class Axis:
 
     @property
     def depth(self) -> int:
-        """1 for a root: sorted by it, outer axes come first."""
+        """The number of axes on its path, 1 for a root: sorting by it puts outer axes first."""
         return sum(1 for _ in self.path())
 
     @property
     def row(self) -> Axis:
-        """The innermost row axis at or above this one: what can be split and sent."""
+        """The innermost axis at or above this one whose rows can be split and sent."""
         return next(axis for axis in self.path() if not axis.inner)
 
     @property
     def root(self) -> Axis:
-        """The outermost axis: the rows of the data, or of what else these began with."""
+        """The outermost axis: the rows of the data, or of another source."""
         *_, last = self.path()
         return last
 
     @property
     def label(self) -> str:
-        """As the user reads it: `rollout, token`."""
+        """Its name in types that the user reads: `rollout, token`."""
         return f"{self.parent.name}, {self.name}" if self.inner and self.parent else self.name
 
 
 def join(a: Axis | None, b: Axis | None) -> Axis | None:
-    """The inner one of two axes that nest; raises ValueError when they do not."""
+    """Return the inner one of two nested axes; raises ValueError if they do not nest."""
     if a is None or (b is not None and b.within(a)):
         return b
     if b is None or a.within(b):
@@ -77,7 +80,7 @@ def join(a: Axis | None, b: Axis | None) -> Axis | None:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An entry for each row of an axis, or a single one."""
+    """The type of a value with an entry for each row of an axis, or with a single entry."""
 
     dtype: DType
     axis: Axis | None = None
@@ -87,38 +90,39 @@ class Tensor:
 
 
 OLDEST = "_version"
-"""The column of the oldest version of each row, where versions are those of tokens: the checker asks for it, and no
-program. A row without a token is of the version with which it ended."""
+"""The column of each row's oldest version, where each token has a version: the checker uses it, programs do not. A row
+without tokens has the version with which it ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows with columns. A table that has tokens is what models read and write."""
+    """The type of rows with columns. Models read and write tables with tokens."""
 
     axis: Axis
     token: Axis | None = None
-    """The axis of the tokens that carry loss: those the model wrote, or an encoded answer."""
+    """The axis of the tokens with loss: those that a model generated, or an encoded answer."""
     turn: Axis | None = None
     """The axis of the turns with an environment."""
     sampled: bool = False
-    """A model of this program sampled it: it has the sampler's log-probabilities, versions, ages."""
+    """Whether a model of this program sampled it, so that it has the sampler's log-probabilities, versions and ages."""
     spans: bool = False
-    """Its tokens may be of several versions: `version` and `age` have an entry for each."""
+    """Whether tokens of a row may have different versions, so that `version` and `age` have an entry for each."""
     temperature: float = 1.0
-    """At which it was sampled; log-probabilities of its tokens are taken at the same."""
+    """The temperature at which it was sampled, and at which log-probabilities of its tokens are computed."""
     data: tuple[str, ...] | None = ()
-    """Columns of the data its rows came from; None where the data cannot be looked at yet: any name may be one."""
+    """The columns of the data that its rows come from; None where the data cannot be read yet, so that any name may
+    exist."""
     extra: tuple[tuple[str, Tensor], ...] = ()
-    """Columns that the program itself put there."""
+    """Columns that the program itself added."""
 
     def __str__(self) -> str:
         return f"table[{self.axis.label}]"
 
     def columns(self) -> dict[str, Tensor]:
-        """Every column that is sure to be there, with its type."""
-        found = {name: Tensor("any", self.axis) for name in self.data or ()}
+        """Return every column that certainly exists, with its type."""
+        columns = {name: Tensor("any", self.axis) for name in self.data or ()}
         if self.token:
-            found |= {
+            columns |= {
                 "tokens": Tensor("int", self.token),
                 "end": Tensor("bool", self.token),
                 "length": Tensor("int", self.axis),
@@ -126,22 +130,23 @@ class Table:
             }
         if self.sampled:
             versions = Tensor("int", self.token if self.spans else self.axis)
-            found |= {
+            columns |= {
                 "logprobs": Tensor("float", self.token),
                 "version": versions,
                 "age": versions,
                 "finished": Tensor("bool", self.axis),
             }
             if self.spans:
-                found[OLDEST] = Tensor("int", self.axis)
+                columns[OLDEST] = Tensor("int", self.axis)
         if self.turn:
-            found |= {"reward": Tensor("float", self.turn), "turns": Tensor("int", self.axis)}
-        return found | dict(self.extra)
+            columns |= {"reward": Tensor("float", self.turn), "turns": Tensor("int", self.axis)}
+        return columns | dict(self.extra)
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """Something that lives across steps and is threaded through the graph as a value: order and versions are edges."""
+    """The type of something that lives across steps and is threaded through the graph as a value, so that edges express
+    order and versions."""
 
     kind: Literal["model", "cursor", "keyed", "buffer"]
     name: str
@@ -153,21 +158,21 @@ class Handle:
 Type = Tensor | Table | Handle
 
 Infer = Callable[[str, tuple[Tensor, ...], Axis | None], Tensor]
-"""The type of a tensor operation's result; `rlgraph.ops.infer`."""
+"""The signature of `rlgraph.ops.infer`, which returns the type of a tensor operation's result."""
 
 
 def is_model(kind: Type) -> TypeGuard[Handle]:
-    """Whether a value is a model's weights."""
+    """Return whether this is the type of a model's weights."""
     return isinstance(kind, Handle) and kind.kind == "model"
 
 
 def axis_of(kind: Type) -> Axis | None:
-    """The axis that a value's rows lie on; None for a single value or a handle."""
+    """Return the axis of a value's rows; None for a single value or a handle."""
     return None if isinstance(kind, Handle) else kind.axis
 
 
 def axes_of(kind: Type) -> tuple[Axis, ...]:
-    """Every axis that a value has entries along: a table brings those of its tokens and turns."""
+    """Return every axis along which a value has entries: for a table also those of its tokens and turns."""
     if isinstance(kind, Table):
         return tuple(axis for axis in (kind.axis, kind.token, kind.turn) if axis)
     axis = axis_of(kind)

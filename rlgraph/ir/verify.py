@@ -1,6 +1,6 @@
-"""The rules every graph obeys, checked after each pass.
+"""Verifies after each pass that a graph is well formed.
 
-A broken graph is a bug of the pass that made it, not of the user: the runner of passes names it.
+A broken graph is a bug of the pass that made it, not a mistake of the user: the runner of passes names the pass.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, axes, captu
 from rlgraph.ir.types import Axis, Handle, Infer, Table, Tensor, Type
 
 UNIT, FUSED = "unit", "fused"
-"""Among what passes write: the unit of every node, and tensor nodes that make several values."""
+"""Properties that passes add: the unit of every node, and tensor nodes with several outputs."""
 
 
 class Signed(Protocol):
-    """What verification needs to know of an operation."""
+    """The properties of an operation that verification needs."""
 
     @property
     def signature(self) -> str: ...
@@ -39,7 +39,7 @@ class Signed(Protocol):
 
 
 class BrokenGraph(Exception):
-    """A graph that breaks a rule; `problems` says which, one a line."""
+    """Raised for a graph that breaks rules; `problems` has a message for each."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -52,19 +52,19 @@ def verify(
     infer: Infer,
     written: Collection[str] = (),
 ) -> None:
-    """Raises BrokenGraph unless every phase of the program is well formed.
+    """Raise BrokenGraph unless every phase of the program is well formed.
 
-    written: what passes have written by now: `unit`, `fused`, and attributes as `train.micro`. That has to be there,
-    and nothing that a later pass writes.
+    written: what passes have added so far: `unit`, `fused`, and attributes such as `train.micro`. All of it must be
+    there, and nothing that a later pass adds.
     """
     problems: list[str] = []
-    known = set[str]()
+    declared = set[str]()
     for model in program.models:
-        if model.copy_of is not None and model.copy_of not in known:
+        if model.copy_of is not None and model.copy_of not in declared:
             problems.append(f"model {model.name}: no model before it is called {model.copy_of}")
-        known.add(model.name)
-    known |= {o.name for o in program.outside}
-    known |= {state.name for state in program.states}
+        declared.add(model.name)
+    declared |= {outside.name for outside in program.outside}
+    declared |= {state.name for state in program.states}
     by_key = axes(program)
     for phase in program.phases:
         check = _Check(ops, infer, by_key, written)
@@ -74,7 +74,7 @@ def verify(
         problems += [
             f"phase {phase.name}: {kind.name} is not declared"
             for kind in first
-            if isinstance(kind, Handle) and kind.name not in known
+            if isinstance(kind, Handle) and kind.name not in declared
         ]
         if not check.problems:
             kinds = phase.graph.values()
@@ -86,7 +86,8 @@ def verify(
 
 
 class _Check:
-    """One phase: names are made once and before they are used, and every operation gets the kinds it takes."""
+    """The check of one phase: every name is defined once and before its use, and operations get types that they
+    take."""
 
     def __init__(
         self, ops: Mapping[str, Signed], infer: Infer, by_key: Mapping[str, Axis], written: Collection[str]
@@ -119,13 +120,13 @@ class _Check:
         if op is None:
             self.problems.append(f"{node.name}: no operation is called {node.op}")
             return
-        given, made = op.signature.split("->")
-        if not _fits(given.split(), [scope[name] for name in node.inputs]):
+        taken, yielded = op.signature.split("->")
+        if not _fits(taken.split(), [scope[name] for name in node.inputs]):
             kinds = ", ".join(str(scope[name]) for name in node.inputs)
-            self.problems.append(f"{node.name}: {node.op} takes {given.strip()}, is given {kinds}")
-        if not _fits(made.split(), [value.type for value in node.outputs]):
+            self.problems.append(f"{node.name}: {node.op} takes {taken.strip()}, is given {kinds}")
+        if not _fits(yielded.split(), [value.type for value in node.outputs]):
             kinds = ", ".join(str(value.type) for value in node.outputs)
-            self.problems.append(f"{node.name}: {node.op} makes {made.strip()}, not {kinds}")
+            self.problems.append(f"{node.name}: {node.op} makes {yielded.strip()}, not {kinds}")
         if bool(node.regions) != op.region:
             self.problems.append(f"{node.name}: {node.op} {'has no region' if op.region else 'cannot have a region'}")
         self.attributes(node, op)
@@ -138,22 +139,22 @@ class _Check:
             self.region(node, op, region, scope)
 
     def attributes(self, node: Node, op: Signed) -> None:
-        said, known = dict(node.attrs), {each.name: each for each in op.attributes}
-        problems = [f"has no attribute `{name}`" for name in said if name not in known]
-        if len(said) < len(node.attrs):
+        given, declared = dict(node.attrs), {attribute.name: attribute for attribute in op.attributes}
+        problems = [f"has no attribute `{name}`" for name in given if name not in declared]
+        if len(given) < len(node.attrs):
             problems.append("says an attribute twice")
-        for name, each in known.items():
-            late = each.by == "pass" and f"{node.op}.{name}" not in self.written
-            if name not in said and not late and (each.by == "pass" or each.default is REQUIRED):
+        for name, attribute in declared.items():
+            late = attribute.by == "pass" and f"{node.op}.{name}" not in self.written
+            if name not in given and not late and (attribute.by == "pass" or attribute.default is REQUIRED):
                 problems.append(f"lacks `{name}`")
-            elif name in said and late:
+            elif name in given and late:
                 problems.append(f"has `{name}`, which no pass has written yet")
-            elif name in said and (problem := each.problem(said[name], self.by_key)):
+            elif name in given and (problem := attribute.problem(given[name], self.by_key)):
                 problems.append(problem)
         self.problems += [f"{node.name}: {node.op}: {problem}" for problem in problems]
 
     def unit(self, node: Node, op: Signed) -> None:
-        """A node has the unit of its operation, with the reason where that is a barrier."""
+        """Check that a node has a unit that fits its operation, with a reason where it is a barrier."""
         unit, due = node.unit, UNIT in self.written
         if unit is None or not due:
             problem = "has no unit" if due else "has a unit, which no pass has written yet" if unit else ""
@@ -176,12 +177,12 @@ class _Check:
             if let.name in self.made and let.name not in {value.name for value in node.outputs}:
                 self.problems.append(f"{node.name}: {let.name} is made twice")
             inner[let.name] = let.expr.type
-        own = {let.name for let in node.body}
-        self.made |= own - {value.name for value in node.outputs}
-        if used - own != set(node.inputs):
-            self.problems.append(f"{node.name}: uses {sorted(used - own)}, is given {sorted(node.inputs)}")
+        defined = {let.name for let in node.body}
+        self.made |= defined - {value.name for value in node.outputs}
+        if used - defined != set(node.inputs):
+            self.problems.append(f"{node.name}: uses {sorted(used - defined)}, is given {sorted(node.inputs)}")
         for value in node.outputs:
-            if value.name not in own or inner[value.name] != value.type:
+            if value.name not in defined or inner[value.name] != value.type:
                 self.problems.append(f"{node.name}: {value.name} is not of its body, or of another type")
 
     def expr(self, node: Node, expr: Expr, scope: Mapping[str, Type], used: set[str]) -> None:
@@ -195,12 +196,12 @@ class _Check:
             self.expr(node, arg, scope, used)
         try:
             axis = self.by_key[expr.axis] if expr.axis else None
-            found = self.infer(expr.op, tuple(arg.type for arg in expr.args), axis)
+            inferred = self.infer(expr.op, tuple(arg.type for arg in expr.args), axis)
         except (ValueError, KeyError) as error:
             self.problems.append(f"{node.name}: {error}")
             return
-        if found != expr.type:
-            self.problems.append(f"{node.name}: {expr.op} makes {found}, is marked {expr.type}")
+        if inferred != expr.type:
+            self.problems.append(f"{node.name}: {expr.op} makes {inferred}, is marked {expr.type}")
 
     def region(self, node: Node, op: Signed, region: Graph, scope: Mapping[str, Type]) -> None:
         count = len(region.inputs)
@@ -212,29 +213,29 @@ class _Check:
         if [value.type for value in region.inputs] != outer:
             self.problems.append(f"{node.name}: carries {outer} into {[value.type for value in region.inputs]}")
         self.graph(region, scope)
-        made = {**scope, **region.values()}
+        types = {**scope, **region.values()}
         for name, value in zip(region.outputs, node.outputs, strict=False):
             loss = op.trains and value is node.outputs[0]
-            if not loss and name in made and made[name] != value.type:
-                self.problems.append(f"{node.name}: {value.name} is {value.type}, its region yields {made[name]}")
+            if not loss and name in types and types[name] != value.type:
+                self.problems.append(f"{node.name}: {value.name} is {value.type}, its region yields {types[name]}")
 
 
 def _fits(pattern: list[str], kinds: list[Type]) -> bool:
-    at = 0
+    index = 0
     for word in pattern:
         wanted = word.rstrip("*").split("|")
         if word.endswith("*"):
-            while at < len(kinds) and _is(kinds[at], wanted):
-                at += 1
-        elif at < len(kinds) and _is(kinds[at], wanted):
-            at += 1
+            while index < len(kinds) and _is(kinds[index], wanted):
+                index += 1
+        elif index < len(kinds) and _is(kinds[index], wanted):
+            index += 1
         else:
             return False
-    return at == len(kinds)
+    return index == len(kinds)
 
 
 def _is(kind: Type, wanted: list[str]) -> bool:
     if wanted == ["any"]:
         return True
-    found = "table" if isinstance(kind, Table) else "tensor" if isinstance(kind, Tensor) else kind.kind
-    return found in wanted
+    kind_name = "table" if isinstance(kind, Table) else "tensor" if isinstance(kind, Tensor) else kind.kind
+    return kind_name in wanted

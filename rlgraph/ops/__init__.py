@@ -1,5 +1,5 @@
-"""From the name of an operation, of `tensor` mathematics or of `nodes`, to all that is known of it: type, traits,
-reference."""
+"""Declares the operations of tensor mathematics (`tensor`) and of nodes (`nodes`): types, traits and reference
+implementations by name."""
 
 from rlgraph.ops.nodes import (
     MODEL_OPERATIONS,

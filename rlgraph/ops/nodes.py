@@ -1,39 +1,39 @@
-"""Operations on tables, models and things that live across steps: a record for each says all that is known of it.
+"""Operations of nodes: on tables, models and things that live across steps. A record declares each of them.
 
-Everything else asks the record and knows no names. `NODES[node.op]` has the traits, and a few questions about a node
-are functions here:
+All other code asks the record instead of comparing names. `NODES[node.op]` has the traits, and functions here answer
+questions about a node:
 
     op = NODES[node.op]
     op.generates         a model makes new rows                                    generate interact
-    op.scores            a model computes something for rows that are there        logprobs entropy values score
+    op.scores            a model computes something for existing rows              logprobs entropy values score
     op.trains            an optimizer step of a model                              train
-    op.with_model        any of the three: work that a plan gives to a group
-    op.updates           a model has other weights afterwards                      train update
-    op.selects           its outputs are inputs, or parts of them, where they are  column keep pick recent aged soonest
-    op.chooses           which input says what rows stay, None where none does     keep pick recent aged soonest
-    op.region            it holds a graph
-    op.loop              how often that graph is run: "slices", "rounds" or "steps"        minibatch collect every
-    op.body              it is written as expressions                              tensor
-    op.pure              same inputs, same outputs, and nothing else happens: two of them are one
-    op.counts            how many rows there are: it reads none of them            size
+    op.with_model        any of these three: work that a plan gives to a group
+    op.updates           the model has other weights afterwards                    train update
+    op.selects           its outputs are inputs or parts of them, without a copy   column keep pick recent aged soonest
+    op.chooses           the index of the input that says which rows stay, or None keep pick recent aged soonest
+    op.region            it has a graph
+    op.loop              what that graph is run for: "slices", "rounds" or "steps" minibatch collect every
+    op.body              its work is given as expressions                          tensor
+    op.pure              the same inputs give the same outputs, without side effects: equal nodes can be merged
+    op.counts            it counts rows without reading them                       size
     op.foreign           it runs the user's Python                                 call interact
     op.random, op.effect, op.streams, op.barrier, op.free
     op.attributes        names, types, ranges and defaults of its attributes
 
-    attr(node, "lag")    an attribute's value, the record's default where the node does not say it
-    unit_word(node)      "row", "group" or "batch": the least that it works on
-    planned_as("apply")  the operation as which a plan places its work: "train"
-    model_of(node)       the version of the weights that it uses, by name; "" of none
-    table_of(node)       the rows that a model is asked about, by name; "" of none
-    rows_each(node)      of a node that generates: the rows that it makes for each one that it is asked
-    expected_of(node)    of a node that generates: how long its rows are expected to be, by name; "" where nobody says
-    at_once(node, rows)  of a `collect`: the batches that it begins side by side
-    chosen_from(node)    of a node that chooses rows: the inputs that they are chosen from
-    way_to(table, makers)  the nodes by which rows came into a table, the last one first
-    sampler(table, makers) the one among them that sampled the rows; None where none did
-    code_of(node)        the function or environment of the user's that it runs, by name; "" of none
-    work_of("train")     "trains", "generates", "scores" or None: of a name, which may be none of an operation
-    MODEL_OPERATIONS     names of all operations with_model, in the order of this file
+    attr(node, "lag")    an attribute's value, or the record's default where the node has none
+    unit_word(node)      "row", "group" or "batch": the smallest unit that it works on
+    planned_as("apply")  the operation under which a plan places its work: "train"
+    model_of(node)       the name of the weights that it uses; "" for none
+    table_of(node)       the name of the table that it works on; "" for none
+    rows_each(node)      for a node that generates: how many rows it makes for each input row
+    expected_of(node)    for a node that generates: the name of the expected lengths of its rows; "" for none
+    at_once(node, rows)  for a `collect`: how many batches it begins concurrently
+    chosen_from(node)    for a node that chooses rows: the inputs that they are chosen from
+    way_to(table, makers)  the nodes through which rows came into a table, the last one first
+    sampler(table, makers) the node among them that sampled the rows; None where none did
+    code_of(node)        the name of the user's function or environment that it runs; "" for none
+    work_of("train")     "trains", "generates", "scores" or None, for any name
+    MODEL_OPERATIONS     the names of all operations with_model, in the order of this file
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from typing import Any, Literal, cast
 
 from rlgraph.ir.attributes import Attribute, Required
 from rlgraph.ir.graph import SPANS, Node
-from rlgraph.ops.optimizers import attributes as of_optimizers
+from rlgraph.ops.optimizers import attributes as optimizer_attributes
 
 Work = Literal["generates", "scores", "trains"]
 Unit = Literal["row", "group", "batch"]
@@ -53,87 +53,95 @@ Unit = Literal["row", "group", "batch"]
 
 @dataclass(frozen=True, slots=True)
 class OnSteps:
-    """Of a loop that runs its region on some steps: what its count means. Steps are counted from 1."""
+    """What the count of a loop means that runs its region on some steps. Steps are counted from 1."""
 
     when: Callable[[int, int], bool]
-    """Whether it does in a step, given that and the count."""
+    """Returns whether the region runs, given the step and the count."""
     period: Callable[[int], float]
-    """Given the count, the steps from one time to the next in the long run: what a plan reckons with."""
+    """Returns the average number of steps from one run to the next, given the count: plans reckon with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOp:
+    """The declaration of an operation of nodes."""
+
     name: str
     signature: str
-    """Kinds of the inputs and outputs: `model table -> table`; `*` repeats the kind before it, `any` fits all."""
+    """The kinds of inputs and outputs: `model table -> table`; `*` repeats the kind before it, `any` fits all."""
     unit: Unit
-    """The least that it works on; of a node whose attribute `over` says it that (`unit_word`)."""
+    """The smallest unit that it works on; an attribute `over` of a node takes precedence (`unit_word`)."""
     doc: str
     reason: str = ""
-    """Of a unit that is larger than a row: why."""
+    """Why its unit is larger than a row, where it is."""
     attributes: tuple[Attribute, ...] = ()
     work: Work | None = None
     """What it does with a model's weights."""
     updates: bool = False
-    """Its model has other weights afterwards."""
+    """Whether its model has other weights afterwards."""
     selects: bool = False
-    """What it makes are inputs of it, or parts of them: the rows stay where they are."""
+    """Whether its outputs are inputs or parts of them, so that the rows stay where they are."""
     chooses: int | None = None
-    """Of an operation that selects rows: the place of the input that says which."""
+    """The index of the input that says which rows an operation selects."""
     region: bool = False
     loop: Literal["slices", "rounds", "steps"] | None = None
-    """How often it runs its region: for each slice of its axis, until there are enough rows of its axis, or on some
-    steps. A region that is no loop is run once."""
+    """How often it runs its region: for each slice of its axis, until its axis has enough rows, or on some steps. A
+    region without a loop runs once."""
     on_steps: OnSteps | None = None
-    """Of a loop on some steps, whose statement is `WORD COUNT:`; its attribute `steps` has the count."""
+    """When a loop on some steps runs; its statement is `WORD COUNT:`, and the attribute `steps` has the count."""
     body: bool = False
-    """Its work is written in the node, as expressions."""
+    """Whether its work is given in the node, as expressions."""
     pure: bool = True
-    """The same inputs make the same outputs, and nothing else happens: two of them are one."""
+    """Whether the same inputs give the same outputs, without side effects: equal nodes can be merged."""
     random: bool = False
     effect: bool = False
-    """It has to happen even if nobody uses what it makes."""
+    """Whether it must run even if nothing uses its outputs."""
     streams: bool = False
-    """Its rows are ready one by one: an engine that can may hand them on before the last is done."""
+    """Whether its rows are ready one by one, so that an engine may hand them on before the last is done."""
     free: bool = False
-    """It is read off what is there already: no time is planned for it."""
+    """Whether a plan counts no time for it, as it reads off existing values."""
     counts: bool = False
-    """It is about how many rows an axis has, and reads none of them."""
+    """Whether it counts the rows of an axis without reading them."""
     foreign: str = ""
-    """Of an operation that runs the user's Python: the attribute that names the function or environment."""
+    """The attribute that names the user's function or environment, for an operation that runs it."""
     weighs: bool = False
-    """It makes a number for each row by which rows are shared out: whoever does that is told them."""
+    """Whether its output, a number for each row, balances the distribution of rows over replicas."""
     part_of: str = ""
-    """Of an operation that no program asks for: that of the program which it does a part of. A plan only knows that."""
+    """The operation of a program of which it is a part, where programs do not use it directly; plans only know that
+    one."""
 
     @property
     def generates(self) -> bool:
+        """Whether a model makes new rows."""
         return self.work == "generates"
 
     @property
     def scores(self) -> bool:
+        """Whether a model computes something for existing rows."""
         return self.work == "scores"
 
     @property
     def trains(self) -> bool:
+        """Whether it is an optimizer step of a model, or a part of one."""
         return self.work == "trains"
 
     @property
     def with_model(self) -> bool:
+        """Whether it computes with a model's weights."""
         return self.work is not None
 
     @property
     def barrier(self) -> bool:
-        """It waits for the whole batch."""
+        """Whether it waits for the whole batch."""
         return self.unit == "batch"
 
     def place(self, kind: str) -> int | None:
-        """The place of the first input of a kind; None if it takes none."""
+        """Return the index of the first input of a kind; None if it takes none."""
         words = self.signature.split("->")[0].split()
         return next((at for at, word in enumerate(words) if kind in word.rstrip("*").split("|")), None)
 
     def attribute(self, name: str) -> Attribute:
-        return next(each for each in self.attributes if each.name == name)
+        """Return the declaration of an attribute."""
+        return next(attribute for attribute in self.attributes if attribute.name == name)
 
 
 _SAMPLING = (
@@ -157,7 +165,7 @@ _TEMPERATURE = Attribute("temperature", "float", 1.0, 1e-6, 100.0, "that at whic
 _OPTIMIZER = (
     Attribute("lr", "rate", low=0.0, doc="learning rate, or a schedule by update"),
     Attribute("clip_norm", "float", 0.0, 0.0, None, "the gradient's norm at most; 0: as it is"),
-    *of_optimizers(),
+    *optimizer_attributes(),
 )
 _UPDATE = "an optimizer step needs the gradient of all its rows"
 
@@ -528,83 +536,82 @@ _ALL = (
 NODES: Mapping[str, NodeOp] = {op.name: op for op in _ALL}
 
 MODEL_OPERATIONS = tuple(op.name for op in _ALL if op.with_model and not op.part_of)
-"""What a plan gives to groups of processes: everything that computes with a model's weights."""
+"""The operations that a plan gives to groups of processes: all that compute with a model's weights."""
 
 
 def work_of(operation: str) -> Work | None:
-    """What an operation does with a model's weights; None of one that needs no model, or of a name that is none."""
+    """Return what an operation does with a model's weights; None if it needs no model or does not exist."""
     return NODES[operation].work if operation in NODES else None
 
 
 def attr(node: Node, name: str) -> Any:
-    """An attribute's value; the record's default where the node does not say it."""
+    """Return an attribute's value, or the record's default where the node has none."""
     default = NODES[node.op].attribute(name).default
     return node.attr(name, None if isinstance(default, Required) else default)
 
 
 def unit_word(node: Node) -> Unit:
-    """The least that a node works on: that of its operation, or what its function needs to see."""
+    """Return the smallest unit that a node works on: that of its operation, or what its function needs to see."""
     op = NODES[node.op]
-    says = any(each.name == "over" for each in op.attributes)
-    return cast(Unit, attr(node, "over")) if says else op.unit
+    has_over = any(attribute.name == "over" for attribute in op.attributes)
+    return cast(Unit, attr(node, "over")) if has_over else op.unit
 
 
 def planned_as(operation: str) -> str:
-    """The operation as which a plan places the work of one."""
+    """Return the operation under which a plan places an operation's work."""
     return NODES[operation].part_of or operation
 
 
 def model_of(node: Node) -> str:
-    """The version of the weights that a node uses, that which is trained or replaced first; "" of none."""
+    """Return the name of the weights that a node uses, those that are trained or replaced first; "" for none."""
     return _input(node, "model")
 
 
 def table_of(node: Node) -> str:
-    """The rows that a node is about, by the name of their table; "" of none."""
+    """Return the name of the table that a node works on; "" for none."""
     return _input(node, "table")
 
 
 def rows_each(node: Node) -> int:
-    """Of a node that generates: how many rows it makes for each one that it is asked. It may sample more of them."""
-    found: int = node.attr("first") or attr(node, "n")
-    return found
+    """Return how many rows a node that generates makes for each input row. It may sample more of them."""
+    rows: int = node.attr("first") or attr(node, "n")
+    return rows
 
 
 def expected_of(node: Node) -> str:
-    """Of a node that generates: the value that says how long its rows are expected to be; "" where a plan asks for
-    none."""
+    """Return the name of the expected lengths of the rows of a node that generates; "" where a plan asks for none."""
     return node.inputs[2] if NODES[node.op].streams and len(node.inputs) > 2 else ""
 
 
 def at_once(node: Node, missing: float) -> int:
-    """Of a `collect`: how many batches it begins side by side where so many rows are missing."""
+    """Return how many batches a `collect` begins concurrently where so many rows are missing."""
     ahead = attr(node, "ahead")
     return 1 if ahead is None else math.ceil(ahead * missing / node.attr("batch") - 1e-9)
 
 
 def code_of(node: Node) -> str:
-    """The function or environment of the user's that a node runs, by name; "" of none."""
+    """Return the name of the user's function or environment that a node runs; "" for none."""
     name = NODES[node.op].foreign
     return str(node.attr(name)) if name else ""
 
 
 def needed(node: Node) -> tuple[str, ...]:
-    """The values that a node's work reads: rows that are only chosen from stay where they are."""
+    """Return the inputs that a node reads; rows that are only chosen from are not read."""
     chooses = NODES[node.op].chooses
     return node.inputs if chooses is None or not node.outputs else (node.inputs[chooses],)
 
 
 def chosen_from(node: Node) -> tuple[str, ...]:
-    """Of a node that chooses rows: the inputs that they are chosen from, one for each output."""
+    """Return the inputs that a node chooses rows from, one for each output."""
     at = NODES[node.op].chooses
     assert at is not None
     return node.inputs[:at] + node.inputs[at + 1 :]
 
 
 def way_to(table: str, makers: Mapping[str, tuple[Node, int]]) -> Iterator[tuple[Node, int]]:
-    """The nodes by which rows came into a table, the last one first, each with which of its outputs they are.
+    """Return the nodes through which rows came into a table, the last one first, each with the index of the output.
 
-    makers: of each value of a graph who makes it, and as which output."""
+    makers: for each value of a graph the node that makes it, and the index of the output."""
     while table in makers:
         node, at = makers[table]
         op = NODES[node.op]
@@ -616,7 +623,7 @@ def way_to(table: str, makers: Mapping[str, tuple[Node, int]]) -> Iterator[tuple
 
 
 def sampler(table: str, makers: Mapping[str, tuple[Node, int]]) -> Node | None:
-    """Who sampled the rows of a table."""
+    """Return the node that sampled the rows of a table; None if none did. makers: as in `way_to`."""
     return next((node for node, _ in way_to(table, makers) if NODES[node.op].generates), None)
 
 

@@ -1,7 +1,7 @@
-"""Optimizers, each declared once: what `train` is told of it, and what it keeps for each weight.
+"""Declares optimizers: the settings that `train` takes, and how many numbers each keeps per weight.
 
-Checker, planner, memory and cost ask the record. Engines say in their spec which of them they have, and are told the
-name and the settings with each step (`rlgraph.backends.engines.base.TrainOptions`).
+Checker, planner, memory and cost model ask the record. Engines list the optimizers that they have in their spec, and
+get the name and the settings with each step (`rlgraph.backends.engines.base.TrainOptions`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from rlgraph.ir.graph import Node
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
+    """The declaration of an optimizer."""
+
     name: str
     kept: int
-    """Numbers that it keeps for each weight from one step to the next."""
+    """How many numbers it keeps per weight from one step to the next."""
     settings: tuple[Attribute, ...]
-    """Numbers of its own, each with a default; learning rate and clipping are those of any optimizer."""
+    """Its own settings, each with a default; learning rate and clipping are common to all optimizers."""
 
     def default(self, setting: str) -> float:
-        return next(each.default for each in self.settings if each.name == setting)  # type: ignore[return-value]
+        """Return the default of a setting."""
+        return next(declared.default for declared in self.settings if declared.name == setting)  # type: ignore[return-value]
 
 
 ADAMW = Optimizer(
@@ -35,31 +38,31 @@ ADAMW = Optimizer(
         Attribute("eps", "float", 1e-8, 0.0, None, "of AdamW"),
     ),
 )
-"""arXiv 1711.05101."""
+"""AdamW, arXiv 1711.05101."""
 
-OPTIMIZERS = {each.name: each for each in (ADAMW,)}
-"""The first is taken where a program names none."""
+OPTIMIZERS = {optimizer.name: optimizer for optimizer in (ADAMW,)}
+"""All optimizers by name; the first is used where a program names none."""
 
 
 def attributes(optimizers: Iterable[Optimizer] = tuple(OPTIMIZERS.values())) -> tuple[Attribute, ...]:
-    """What `train` is told: the settings of the first, those that only others have, and which it is, if there are
-    others."""
+    """Return the attributes of `train`: the settings of the first optimizer, those that only others have, and, if there
+    are others, which one it is."""
     first, *others = optimizers
-    found = {each.name: each for each in first.settings}
+    declared = {setting.name: setting for setting in first.settings}
     for other in others:
-        for each in other.settings:
-            found.setdefault(each.name, replace(each, default=None))
+        for setting in other.settings:
+            declared.setdefault(setting.name, replace(setting, default=None))
     names = [first.name, *(other.name for other in others)]
     choice = Attribute("optimizer", "word", None, names=lambda: names)
-    return (*found.values(), choice) if others else tuple(found.values())
+    return (*declared.values(), choice) if others else tuple(declared.values())
 
 
 def optimizer_of(node: Node) -> Optimizer:
-    """That a `train` node steps with."""
+    """Return the optimizer of a `train` node."""
     return OPTIMIZERS[node.attr("optimizer") or next(iter(OPTIMIZERS))]
 
 
 def settings_of(node: Node) -> dict[str, float]:
-    """Of a `train` node, those of its optimizer."""
-    said = {each.name: node.attr(each.name) for each in optimizer_of(node).settings}
-    return {name: optimizer_of(node).default(name) if value is None else value for name, value in said.items()}
+    """Return the settings of a `train` node's optimizer."""
+    given = {setting.name: node.attr(setting.name) for setting in optimizer_of(node).settings}
+    return {name: optimizer_of(node).default(name) if value is None else value for name, value in given.items()}

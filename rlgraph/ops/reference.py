@@ -1,15 +1,15 @@
-"""What each tensor operation computes: one torch function for each name in `tensor`.
+"""Reference implementations of the tensor operations: one torch function for each name in `tensor`.
 
-There is no padding and no mask. A value on an axis is a 1-D tensor with one entry for each row of that axis:
-the tokens of all rows, one after another. A single value is a 0-d tensor or a Python number. Which row of an
-outer axis an entry lies in is an index: int64 [entries], ascending, so the entries of a row lie together and
-an empty row is an index that does not occur.
+There is no padding and no mask. A value on an axis is a 1-D tensor with one entry for each row of that axis: the
+tokens of all rows, concatenated. A single value is a 0-d tensor or a Python number. An index says which row of an outer
+axis each entry is in: int64 [entries], ascending, so that the entries of a row are contiguous and an empty row does
+not occur in it.
 
-    elementwise   f(*values)           entries that already meet on one axis
+    elementwise   f(*values)           of entries on one common axis
     reduction     f(x, index, size)    [size], an entry for each row that `index` points at; index None: 0-d
     scan          f(x, index)          along the entries of each row
 
-Where the result is a number, numbers come in its kind: `lowering` has made floats of ints, and ints of bools.
+Where the result is a number, `lowering` has converted the arguments to its dtype: ints to floats, bools to ints.
 """
 
 from __future__ import annotations
@@ -22,59 +22,65 @@ import torch
 from torch import Tensor
 
 Number: TypeAlias = "Tensor | float"
-"""A tensor or a Python number (int and bool too), which never changes the dtype of what it meets."""
+"""A tensor or a Python number (also int and bool), which never changes the dtype of the other argument."""
 
 
 # Elementwise
 
 
 def truth(x: Number) -> Tensor:
-    """A number is true where it is not 0."""
+    """Return whether numbers are not 0, bool."""
     if not isinstance(x, Tensor):
         return torch.tensor(bool(x))
     return x if x.dtype == torch.bool else x != 0
 
 
 def and_(a: Number, b: Number) -> Tensor:
+    """Return `a and b`."""
     return truth(a) & truth(b)
 
 
 def or_(a: Number, b: Number) -> Tensor:
+    """Return `a or b`."""
     return truth(a) | truth(b)
 
 
 def floordiv(a: Number, b: Number) -> Tensor:
+    """Return `a // b`, rounded down."""
     a, b = _tensors(a, b)
     return torch.div(a, b, rounding_mode="floor")
 
 
 def minimum(a: Number, b: Number) -> Tensor:
-    """Where both are equal each gets half of the gradient, as in torch; also where one is a Python number."""
+    """Return the smaller one. Equal arguments each get half of the gradient, as in torch, even if one is a Python
+    number."""
     return torch.minimum(*_tensors(a, b))
 
 
 def maximum(a: Number, b: Number) -> Tensor:
-    """As `minimum`."""
+    """Return the larger one, with gradients as in `minimum`."""
     return torch.maximum(*_tensors(a, b))
 
 
 def clip(x: Number, low: Number, high: Number) -> Tensor:
-    """Gradient 1 from bound to bound, the bounds included."""
+    """Return `x` between bounds, with gradient 1 from bound to bound, inclusive."""
     if isinstance(x, Tensor) and not isinstance(low, Tensor) and not isinstance(high, Tensor):
         return torch.clamp(x, low, high)
     return torch.clamp(*_tensors(x, low, high))
 
 
 def where(condition: Number, a: Number, b: Number) -> Tensor:
+    """Return `a` where the condition is true, else `b`."""
     return torch.where(truth(condition), a, b)
 
 
 def float_(x: Tensor) -> Tensor:
+    """Return `x` as floats; a float dtype is kept."""
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
 def same_text(a: Any, b: Any) -> Tensor:
-    """Whether texts are equal, bool; numbers compare as numbers.
+    """Return whether texts are equal, bool; numbers are compared as numbers.
 
     A column of texts is a list, a single text a str.
     """
@@ -89,7 +95,7 @@ def same_text(a: Any, b: Any) -> Tensor:
 
 
 def other_text(a: Any, b: Any) -> Tensor:
-    """Whether texts differ; see `same_text`."""
+    """Return whether texts differ; see `same_text`."""
     return torch.logical_not(same_text(a, b))
 
 
@@ -97,74 +103,82 @@ def other_text(a: Any, b: Any) -> Tensor:
 
 
 def mean(x: Tensor, index: Tensor | None, size: int) -> Tensor:
-    """0 of none. The mean of equal entries is exactly that entry: a group without spread has no advantage."""
+    """Return the mean, 0 of no entries. The mean of equal entries is exactly that entry, so that their advantage is
+    0."""
     count = _count(x, index, size).clamp(min=1)
-    middle = (_total(x, index, size) / count).to(x.dtype)
+    rounded_mean = (_total(x, index, size) / count).to(x.dtype)
     if x.dtype != torch.float64:
-        return middle  # A total in double precision is exact enough.
+        return rounded_mean  # A sum in double precision is exact enough.
     with torch.no_grad():
-        off = x - gather(middle, index)
-        rest = torch.nan_to_num(_total(off, index, size) / count, nan=0.0)
-    return middle + rest
+        deviation = x - gather(rounded_mean, index)
+        correction = torch.nan_to_num(_total(deviation, index, size) / count, nan=0.0)
+    return rounded_mean + correction
 
 
 def sum_(x: Tensor, index: Tensor | None, size: int) -> Tensor:
+    """Return the sum, int64 for integers."""
     return _total(x, index, size).to(x.dtype if x.is_floating_point() else torch.int64)
 
 
 def var(x: Tensor, index: Tensor | None, size: int) -> Tensor:
-    off = x - gather(mean(x, index, size), index)
-    free = (_count(x, index, size) - 1).clamp(min=1)
-    return (_total(off * off, index, size) / free).to(x.dtype)
+    """Return the unbiased variance, 0 of a single entry."""
+    deviation = x - gather(mean(x, index, size), index)
+    degrees_of_freedom = (_count(x, index, size) - 1).clamp(min=1)
+    return (_total(deviation * deviation, index, size) / degrees_of_freedom).to(x.dtype)
 
 
 def std(x: Tensor, index: Tensor | None, size: int) -> Tensor:
-    spread = var(x, index, size)
-    some = spread > 0
-    # The inner `where` keeps the infinite slope of the root at 0 out of the gradient.
-    return torch.where(some, torch.sqrt(torch.where(some, spread, 1)), 0)
+    """Return the unbiased standard deviation, 0 of a single entry."""
+    variance = var(x, index, size)
+    positive = variance > 0
+    # The inner `where` keeps the infinite derivative of the root at 0 out of the gradient.
+    return torch.where(positive, torch.sqrt(torch.where(positive, variance, 1)), 0)
 
 
 def min_(x: Tensor, index: Tensor | None, size: int) -> Tensor:
-    """The gradient goes to the first of the smallest entries."""
+    """Return the smallest entry; the gradient goes to the first of equals."""
     return _at(x, _first(x, index, size, "amin"))
 
 
 def max_(x: Tensor, index: Tensor | None, size: int) -> Tensor:
-    """The gradient goes to the first of the largest entries."""
+    """Return the largest entry; the gradient goes to the first of equals."""
     return _at(x, _first(x, index, size, "amax"))
 
 
 def argmin(x: Tensor, index: Tensor | None, size: int) -> Tensor:
-    """int64 row of the axis of `x`; -1 of none."""
+    """Return the int64 row of the axis of `x` with the smallest entry; -1 of none."""
     first = _first(x, index, size, "amin")
     return torch.where(first < x.shape[0], first, -1)
 
 
 def argmax(x: Tensor, index: Tensor | None, size: int) -> Tensor:
-    """int64 row of the axis of `x`; -1 of none."""
+    """Return the int64 row of the axis of `x` with the largest entry; -1 of none."""
     first = _first(x, index, size, "amax")
     return torch.where(first < x.shape[0], first, -1)
 
 
 def count(x: Tensor, index: Tensor | None, size: int) -> Tensor:
+    """Return how many entries are true."""
     return _total(truth(x), index, size)
 
 
 def size_(x: Tensor | Sequence[Any], index: Tensor | None, size: int) -> Tensor:
+    """Return how many entries there are."""
     return _count(x, index, size)
 
 
 def any_(x: Tensor, index: Tensor | None, size: int) -> Tensor:
+    """Return whether an entry is true."""
     return count(x, index, size) > 0
 
 
 def all_(x: Tensor, index: Tensor | None, size: int) -> Tensor:
+    """Return whether every entry is true."""
     return count(x, index, size) == _count(x, index, size)
 
 
 def quantile(x: Tensor, q: Number, index: Tensor | None, size: int) -> Tensor:
-    """At place q * (n - 1) of the n sorted entries, linear between two; 0 of none.
+    """Return the value at position q * (n - 1) of the n sorted entries, linearly interpolated; 0 of none.
 
     q: a single value or [size].
     """
@@ -172,32 +186,35 @@ def quantile(x: Tensor, q: Number, index: Tensor | None, size: int) -> Tensor:
     if index is not None:
         order = order.index_select(0, index.index_select(0, order).argsort(stable=True))
     entries = torch.cat((x.index_select(0, order), x.new_zeros(1)))
-    number = _count(x, index, size)
-    start = number.cumsum(0) - number if index is not None else torch.zeros_like(number)
-    last = (number - 1).clamp(min=0)
-    place = torch.as_tensor(q, dtype=x.dtype, device=x.device).clamp(0, 1) * last
-    below = torch.minimum(place.detach().floor().long(), last)
+    counts = _count(x, index, size)
+    start = counts.cumsum(0) - counts if index is not None else torch.zeros_like(counts)
+    last = (counts - 1).clamp(min=0)
+    position = torch.as_tensor(q, dtype=x.dtype, device=x.device).clamp(0, 1) * last
+    below = torch.minimum(position.detach().floor().long(), last)
     low = entries[start + below]
     high = entries[start + torch.minimum(below + 1, last)]
-    share, step = place - below, high - low
-    # Two entries may be further from each other than the largest number that there is.
-    between = torch.where(step.isfinite(), low + share * step, low * (1 - share) + high * share)
-    return torch.where(number > 0, between, 0)
+    fraction, step = position - below, high - low
+    # The difference of two entries may overflow.
+    interpolated = torch.where(step.isfinite(), low + fraction * step, low * (1 - fraction) + high * fraction)
+    return torch.where(counts > 0, interpolated, 0)
 
 
 # Scans
 
 
 def next_(x: Tensor, index: Tensor) -> Tensor:
+    """Return the next entry of the row, 0 at the last."""
     return _shift(x, index, 1)
 
 
 def prev(x: Tensor, index: Tensor) -> Tensor:
+    """Return the previous entry of the row, 0 at the first."""
     return _shift(x, index, -1)
 
 
 def cumsum(x: Tensor, index: Tensor) -> Tensor:
-    """In log2(longest row) steps: each doubles how many entries a sum covers, and no row touches another."""
+    """Return cumulative sums in each row, in log2(longest row) steps: each step doubles how many entries a sum
+    covers."""
     step, longest = 1, _longest(index)
     while step < longest:
         x = x + _shift(x, index, -step)
@@ -206,7 +223,7 @@ def cumsum(x: Tensor, index: Tensor) -> Tensor:
 
 
 def discount(x: Tensor, decay: Number, index: Tensor) -> Tensor:
-    """y[t] = x[t] + decay[t] * y[t + 1] in each row, by doubling as in `cumsum`.
+    """Return y[t] = x[t] + decay[t] * y[t + 1] in each row, by doubling as in `cumsum`.
 
     decay: a single value or [entries].
     """
@@ -222,75 +239,74 @@ def discount(x: Tensor, decay: Number, index: Tensor) -> Tensor:
     return x
 
 
-# What `lowering` writes between operations
+# Conversions that `lowering` inserts between operations
 
 
 def number(x: Number) -> Number:
-    """A column of the data in mathematics: whole numbers stay whole, and a truth is 1 or 0."""
+    """Return a data column as numbers: integers stay integers, and bools become 1 or 0."""
     if isinstance(x, Tensor):
         return x.long() if x.dtype == torch.bool else x
     return int(x) if isinstance(x, bool) else x
 
 
 def beside(x: Number, other: Number) -> Number:
-    """What of a column is compared with `other`: a whole number beside a real one in double precision, in which it
-    stays what it is."""
-    real = other.is_floating_point() if isinstance(other, Tensor) else isinstance(other, float)
-    whole = isinstance(x, Tensor) and not x.is_floating_point()
-    return x.double() if real and whole and isinstance(x, Tensor) else x
+    """Return a column for a comparison with `other`: integers become double precision, which keeps their values, if the
+    other one is a float."""
+    other_is_float = other.is_floating_point() if isinstance(other, Tensor) else isinstance(other, float)
+    is_integer = isinstance(x, Tensor) and not x.is_floating_point()
+    return x.double() if other_is_float and is_integer and isinstance(x, Tensor) else x
 
 
 def within(exact: Tensor, near: Tensor) -> Tensor:
-    """Whole numbers, of which `near` is what they come to in double precision.
+    """Return the integers `exact`, after a check against the same result in double precision, `near`.
 
-    Raises OverflowError where 64 bits are too few for them: then they are off by 2**64 at least, and what double
-    precision rounds off is much less.
-    """
-    if not exact.is_floating_point() and bool(((near - exact.double()).abs() > _OFF).any()):
+    Raises OverflowError where 64 bits are too few: then they are off by at least 2**64, and rounding in double
+    precision is much less."""
+    if not exact.is_floating_point() and bool(((near - exact.double()).abs() > _OVERFLOW).any()):
         raise OverflowError("whole numbers of more than 64 bits")
     return exact
 
 
-_OFF = 2.0**62
+_OVERFLOW = 2.0**62
 
 
 def whole_add(a: Number, b: Number) -> Tensor:
-    """`a + b` of a column of the data. See `within`."""
+    """Return `a + b` for data columns, checked as in `within`."""
     return within(torch.as_tensor(a + b), torch.as_tensor(_double(a) + _double(b)))
 
 
 def whole_sub(a: Number, b: Number) -> Tensor:
-    """`a - b` of a column of the data. See `within`."""
+    """Return `a - b` for data columns, checked as in `within`."""
     return within(torch.as_tensor(a - b), torch.as_tensor(_double(a) - _double(b)))
 
 
 def whole_mul(a: Number, b: Number) -> Tensor:
-    """`a * b` of a column of the data. See `within`."""
+    """Return `a * b` for data columns, checked as in `within`."""
     return within(torch.as_tensor(a * b), torch.as_tensor(_double(a) * _double(b)))
 
 
 def whole_sum(x: Tensor, index: Tensor | None, size: int) -> Tensor:
-    """The sum of a column of the data. See `within`."""
+    """Return the sum of a data column, checked as in `within`."""
     return within(sum_(x, index, size), _total(x.double(), index, size))
 
 
 def whole_neg(x: Tensor) -> Tensor:
-    """`-x` of a column of the data. See `within`."""
+    """Return `-x` for a data column, checked as in `within`."""
     return within(-x, -x.detach().double())
 
 
 def whole_abs(x: Tensor) -> Tensor:
-    """`abs(x)` of a column of the data. See `within`."""
+    """Return `abs(x)` for a data column, checked as in `within`."""
     return within(x.abs(), x.detach().double().abs())
 
 
 def whole_floordiv(a: Number, b: Number) -> Tensor:
-    """`a // b` of a column of the data. See `within`."""
+    """Return `a // b` for data columns, checked as in `within`."""
     return within(floordiv(a, b), floordiv(_double(a), _double(b)))
 
 
 def whole_cumsum(x: Tensor, index: Tensor) -> Tensor:
-    """The sums of a column of the data along the tokens. See `within`."""
+    """Return cumulative sums of a data column along tokens, checked as in `within`."""
     return within(cumsum(x, index), cumsum(x.detach().double(), index))
 
 
@@ -299,12 +315,12 @@ def _double(x: Number) -> Number:
 
 
 def constant(value: float, dtype: torch.dtype | None) -> Tensor:
-    """A Python number as a 0-d tensor, where a tensor has to stand; dtype None: int64 or bool, as it is."""
+    """Return a Python number as a 0-d tensor; dtype None: int64 or bool, as it is."""
     return torch.tensor(value, dtype=dtype)
 
 
 def gather(x: Any, index: Tensor | None) -> Any:
-    """The value of the row that each entry lies in, broadcast from outside. A list of texts stays one."""
+    """Broadcast values of rows to the entries in them. A list of texts stays a list."""
     if index is None:
         return x
     if isinstance(x, list):
@@ -313,7 +329,7 @@ def gather(x: Any, index: Tensor | None) -> Any:
 
 
 def own_rows(x: Tensor | Sequence[Any]) -> Tensor:
-    """The index of an axis to itself: every entry is a row of its own."""
+    """Return the index of an axis to itself, in which every entry is its own row."""
     return torch.arange(len(x), device=x.device if isinstance(x, Tensor) else None)
 
 
@@ -321,7 +337,7 @@ def own_rows(x: Tensor | Sequence[Any]) -> Tensor:
 
 
 def _total(x: Tensor, index: Tensor | None, size: int) -> Tensor:
-    """Sums in double precision (or int64): the same to the last bit of a float32, however rows are split."""
+    """Return sums in double precision (or int64): equal to the last bit of a float32, however rows are split."""
     wide = x.double() if x.is_floating_point() else x.long()
     return wide.sum() if index is None else wide.new_zeros(size).index_add(0, index, wide)
 
@@ -331,32 +347,32 @@ def _count(x: Tensor | Sequence[Any], index: Tensor | None, size: int) -> Tensor
 
 
 def _first(x: Tensor, index: Tensor | None, size: int, extreme: str) -> Tensor:
-    """Place of the first extremal entry; len(x) of none. A nan is extremal, as in torch."""
+    """Return the position of the first extremal entry; len(x) of none. A nan is extremal, as in torch."""
     entries = x.detach() if x.dtype != torch.bool else x.long()
-    into = torch.zeros(entries.shape[0], dtype=torch.int64, device=x.device) if index is None else index
+    rows = torch.zeros(entries.shape[0], dtype=torch.int64, device=x.device) if index is None else index
     size = 1 if index is None else size
-    best = entries.new_zeros(size).scatter_reduce(0, into, entries, extreme, include_self=False)
-    best = best.index_select(0, into)
-    place = torch.arange(entries.shape[0], device=x.device)
-    place = torch.where((entries == best) | torch.isnan(entries), place, entries.shape[0])
-    first = place.new_full((size,), entries.shape[0]).scatter_reduce(0, into, place, "amin")
+    best = entries.new_zeros(size).scatter_reduce(0, rows, entries, extreme, include_self=False)
+    best = best.index_select(0, rows)
+    positions = torch.arange(entries.shape[0], device=x.device)
+    positions = torch.where((entries == best) | torch.isnan(entries), positions, entries.shape[0])
+    first = positions.new_full((size,), entries.shape[0]).scatter_reduce(0, rows, positions, "amin")
     return first[0] if index is None else first
 
 
 def _at(x: Tensor, place: Tensor) -> Tensor:
-    """The entries at these places; 0 where the place is behind the last."""
+    """Return the entries at these positions; 0 where the position is after the last."""
     return torch.cat((x, x.new_zeros(1)))[place]
 
 
 def _shift(x: Tensor, index: Tensor, step: int) -> Tensor:
-    """x[t + step], 0 where that is not in the row of t."""
+    """Return x[t + step], 0 where that is not in the row of t."""
     if abs(step) >= x.shape[0]:
         return torch.zeros_like(x)
-    none = x.new_zeros(abs(step))
-    same = index[abs(step) :] == index[: -abs(step)]
+    zeros = x.new_zeros(abs(step))
+    same_row = index[abs(step) :] == index[: -abs(step)]
     if step > 0:
-        return torch.cat((torch.where(same, x[step:], 0), none))
-    return torch.cat((none, torch.where(same, x[:step], 0)))
+        return torch.cat((torch.where(same_row, x[step:], 0), zeros))
+    return torch.cat((zeros, torch.where(same_row, x[:step], 0)))
 
 
 def _longest(index: Tensor) -> int:
@@ -364,14 +380,14 @@ def _longest(index: Tensor) -> int:
 
 
 def _tensors(*values: Number) -> tuple[Tensor, ...]:
-    """Python numbers as tensors of the dtype of the tensors beside them."""
-    beside = next((value for value in values if isinstance(value, Tensor)), None)
+    """Return all values as tensors; Python numbers get the dtype of the first tensor."""
+    first_tensor = next((value for value in values if isinstance(value, Tensor)), None)
     return tuple(
         value
         if isinstance(value, Tensor)
         else torch.tensor(value)
-        if beside is None
-        else torch.tensor(value, dtype=beside.dtype, device=beside.device)
+        if first_tensor is None
+        else torch.tensor(value, dtype=first_tensor.dtype, device=first_tensor.device)
         for value in values
     )
 
@@ -386,8 +402,8 @@ OF_COLUMNS: Mapping[str, Callable[..., Any]] = {
     "sum": whole_sum,
     "cumsum": whole_cumsum,
 }
-"""What takes the place of operations whose result is a number of a column of the data: it says where whole numbers
-become too large, which no number of a program does."""
+"""The replacements of operations whose result is a number of a data column: they raise where integers become too large,
+which numbers of a program never do."""
 
 REFERENCE: Mapping[str, Callable[..., Any]] = {
     "add": operator.add,

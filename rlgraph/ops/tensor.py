@@ -1,7 +1,7 @@
-"""Tensor operations: a record for each says all that is known of it. What it computes is in `reference`.
+"""Declares the tensor operations, each in a record. Their implementations are in `reference`.
 
-Elementwise operations work on entries that meet on the inner axis of their arguments; a reduction goes from an axis to
-one that holds it; a scan runs along the inner axis of its argument, inside each row.
+Elementwise operations work on entries broadcast to the innermost axis of their arguments; a reduction goes from an axis
+to one that contains it; a scan runs along the inner axis of its argument, inside each row.
 """
 
 from __future__ import annotations
@@ -18,40 +18,43 @@ OpKind = Literal["elementwise", "reduction", "scan"]
 
 @dataclass(frozen=True, slots=True)
 class TensorOp:
+    """The declaration of a tensor operation."""
+
     name: str
     kind: OpKind
     args: int
     dtype: DType | Literal["same"]
-    """Of the result; `same`: that of the arguments, bool counting as int, and a column of the data as a number."""
+    """The dtype of the result; `same`: that of the arguments, where bool counts as int and a data column as a
+    number."""
     doc: str
     function: bool = True
-    """The language has it as a function of that name; the others are signs, or made by passes."""
+    """Whether the language has it as a function of that name; the others are operators, or made by passes."""
     sign: str = ""
-    """How it is written, if not as a function: between two arguments or before its only one."""
+    """Its operator, if it is not written as a function: between two arguments or before its only one."""
     precedence: int = 0
-    """Of a sign: the higher, the tighter it binds."""
+    """The precedence of its operator: the higher, the tighter it binds."""
     right: bool = False
-    """Of a sign: `a ** b ** c` is `a ** (b ** c)`."""
+    """Whether its operator is right-associative: `a ** b ** c` is `a ** (b ** c)`."""
     gradient: bool = True
-    """A gradient goes through it; else it is 0 wherever there is one."""
+    """Whether gradients flow through it; otherwise its gradient is 0."""
     linear: Literal["all", "each", "first"] | None = None
-    """In `all` its arguments together, in `each` of them while the others stay, or in the `first` one, every entry with
-    the same factor: a sum of such is a sum over parts of a batch."""
+    """Whether it is linear in `all` arguments together, in `each` with the others fixed, or in the `first` one, with
+    the same factor for every entry: such an operation on sums can be computed on parts of a batch and added up."""
     python: Callable[..., Any] | None = None
-    """The same on Python's numbers: what constants are computed with."""
+    """The same on Python's numbers, to fold constants."""
     neutral: float | None = None
-    """As the last argument it leaves the first one as it is."""
+    """The neutral element: as the last argument it leaves the first one as it is."""
     commutes: bool = False
-    """Its two arguments may change places."""
+    """Whether it is commutative."""
     inverse: bool = False
-    """Twice it is nothing."""
+    """Whether it is its own inverse."""
     numbers: Literal["result", "widest", "own"] = "result"
-    """The kind in which its numbers meet: that of the result, floats if one of them is, or each in its own. Whole
-    numbers that are compared with floats become floats of double precision, so that they stay what they are."""
+    """The dtype that its arguments are converted to: that of the result, floats if one of them is, or no conversion.
+    Integers that are compared with floats become double precision, so that they keep their values."""
     conditions: int = 0
-    """So many arguments in front are conditions and no numbers."""
+    """How many first arguments are conditions and not numbers."""
     texts: bool = False
-    """It takes two texts, too, and does with them what `python` does."""
+    """Whether it also takes two texts, for which it does what `python` does."""
 
 
 def _sign(
@@ -61,10 +64,10 @@ def _sign(
 
 
 LARGEST = 2**63
-"""Whole numbers of a program are less: those that a run computes with have 64 bits."""
+"""The bound of integers in a program, since runs compute with 64 bits."""
 
 _COMPARED = 4
-"""The precedence of comparisons, which have it for themselves: they cannot be chained."""
+"""The precedence of comparisons alone: they cannot be chained."""
 
 
 def _comparison(name: str, sign: str, python: Callable[..., Any], **more: Any) -> TensorOp:
@@ -178,15 +181,15 @@ TENSOR: Mapping[str, TensorOp] = {op.name: op for op in _ALL}
 
 INFIX: Mapping[str, TensorOp] = {op.sign: op for op in _ALL if op.sign and op.args == 2}
 PREFIX: Mapping[str, TensorOp] = {op.sign: op for op in _ALL if op.sign and op.args == 1}
-"""Operations that are written as a sign, by the sign."""
+"""Operations that are written as operators, by the operator."""
 
 COMPARISONS = tuple(op.sign for op in _ALL if op.precedence == _COMPARED)
 
 
 def infer(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> Tensor:
-    """The type of an operation's result; `axis` is what a reduction leaves.
+    """Return the type of an operation's result; `axis` is the one that a reduction leaves.
 
-    Raises ValueError where axes do not nest: the checker has said so before, with a caret.
+    Raises ValueError where axes do not nest; the checker reports that earlier, with a caret.
     """
     op = TENSOR[name]
     if len(args) != op.args:
@@ -200,10 +203,10 @@ def infer(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> Tensor
         if args[0].axis is None or not args[0].axis.inner:
             raise ValueError(f"{name} runs along tokens or turns, not along {args[0]}")
         return Tensor(_dtype(op, args), args[0].axis)
-    met: Axis | None = None
+    common_axis: Axis | None = None
     for arg in args:
-        met = join(met, arg.axis)
-    return Tensor(_dtype(op, args), met)
+        common_axis = join(common_axis, arg.axis)
+    return Tensor(_dtype(op, args), common_axis)
 
 
 def _dtype(op: TensorOp, args: Sequence[Tensor]) -> DType:

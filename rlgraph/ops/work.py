@@ -1,4 +1,4 @@
-"""What work a program has: the operations of each of its models, and the user's code."""
+"""Collects the work of a program: the operations of each of its models, and the user's code."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from rlgraph.ops import NODES, code_of
 
 
 def operations(program: Program) -> dict[str, set[str]]:
-    """The work that a program does with each of its models."""
-    found: dict[str, set[str]] = {model.name: set() for model in program.models}
+    """Return the operations that a program does with each of its models."""
+    work: dict[str, set[str]] = {model.name: set() for model in program.models}
     for phase in program.phases:
         for model, operation in _work(phase.graph, phase.graph.values(), ""):
-            found[model].add(operation)
-    return found
+            work[model].add(operation)
+    return work
 
 
 def code(program: Program) -> dict[str, bool]:
-    """The user's functions and environments, and whether the program runs each."""
+    """Return for each of the user's functions and environments whether the program runs it."""
     run = {code_of(node) for _, node in program.walk()}
-    return {each.name: each.name in run for each in program.outside if each.kind in ("func", "env")}
+    return {outside.name: outside.name in run for outside in program.outside if outside.kind in ("func", "env")}
 
 
 def _work(graph: Graph, types: Mapping[str, Type], training: str) -> Iterator[tuple[str, str]]:
     for node in graph.nodes:
-        held = types[node.inputs[0]] if node.inputs else None
+        handle = types[node.inputs[0]] if node.inputs else None
         inner = training
-        if held and is_model(held) and NODES[node.op].with_model:
-            # What the trained model computes for its own loss is part of the training.
+        if handle and is_model(handle) and NODES[node.op].with_model:
+            # What a trained model computes for its own loss is part of its training.
             trains = NODES[node.op].trains
-            inner = held.name if trains else training
-            if trains or held.name != training:
-                yield held.name, node.op
+            inner = handle.name if trains else training
+            if trains or handle.name != training:
+                yield handle.name, node.op
         for region in node.regions:
             yield from _work(region, types, inner)

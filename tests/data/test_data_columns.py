@@ -82,7 +82,7 @@ KINDS = {
 @pytest.mark.parametrize("most", [1, 4096])
 def test_the_first_row_of_each_kind_is_kept(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few shapes of rows are remembered."""
-    monkeypatch.setattr(rlgraph.columns, "_MOST_SHAPES", most)
+    monkeypatch.setattr(rlgraph.columns, "_MOST_SIGNATURES", most)
     looked = Looked(str)
     for number, row in enumerate(ROWS, 1):
         looked.add(row, number)

@@ -1,1 +1,1 @@
-"""From what is said of a cluster to its devices and links, with the table of known devices."""
+"""Reads descriptions of clusters into devices and links, and has the table of known devices."""

@@ -1,4 +1,4 @@
-"""Clusters: islands of equal nodes, each with equal devices, and what connects them."""
+"""Clusters: node groups, each of equal nodes with equal devices, and the links between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DeviceKind = Literal["cpu", "gpu"]
 
 
 def kind_of(device: str) -> DeviceKind:
-    """Of a device by its name."""
+    """Return the kind of the device with this name."""
     return "cpu" if device == "cpu" else "gpu"
 
 
@@ -20,122 +20,125 @@ class Device:
     """One accelerator, or one machine's CPU."""
 
     name: str
-    """As in a cluster's text: `a100-80gb`."""
+    """Its name as in a cluster's text: `a100-80gb`."""
     memory: int
     """Bytes."""
     flops: tuple[tuple[str, float], ...]
-    """Dense FLOP/s at its peak by dtype: `bfloat16`, `float32`, `float64`."""
+    """Peak dense FLOP/s by dtype: `bfloat16`, `float32`, `float64`."""
     bandwidth: float
-    """Bytes a second from and to its own memory."""
+    """Bytes per second from and to its own memory."""
     link: float
-    """Bytes a second to another device of its node, in each direction."""
+    """Bytes per second to another device of its node, in each direction."""
     network: float
-    """Bytes a second to other nodes, its share of the node's adapters, in each direction."""
+    """Bytes per second to other nodes, its share of the node's network adapters, in each direction."""
     host: float
-    """Bytes a second to the memory of its host, in each direction."""
+    """Bytes per second to the memory of its host, in each direction."""
     price: float
-    """US dollars an hour."""
+    """US dollars per hour."""
     dense: float = 1.0
-    """Share of its peak that the largest matrix products reach."""
+    """The share of its peak that the largest matrix products reach."""
     stream: float = 1.0
-    """Share of its memory's bandwidth that a long copy reaches."""
+    """The share of its memory's bandwidth that a long copy reaches."""
     host_memory: float = inf
-    """Bytes of the memory of its host, its share of that: as many as all devices of the node have between them."""
+    """Its share of the host's memory in bytes; the node's devices together have all of it."""
 
     @property
     def kind(self) -> DeviceKind:
+        """Whether it is a CPU or a GPU."""
         return kind_of(self.name)
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s at a dtype; where it has none of its own, that of float32."""
-        known = dict(self.flops)
-        return known.get(dtype) or known["float32"]
+        """Return the peak FLOP/s at a dtype, or those of float32 where the dtype has no rate of its own."""
+        rates = dict(self.flops)
+        return rates.get(dtype) or rates["float32"]
 
     def products(self, dtype: str) -> float:
-        """FLOP/s that the largest matrix products reach at a dtype."""
+        """Return the FLOP/s that the largest matrix products reach at a dtype."""
         return self.peak(dtype) * self.dense
 
     @property
     def streamed(self) -> float:
-        """Bytes a second that a long copy in its memory reaches."""
+        """The bytes per second that a long copy in its memory reaches."""
         return self.bandwidth * self.stream
 
 
 @dataclass(frozen=True, slots=True)
 class Island:
-    """Equal nodes behind one network."""
+    """A group of equal nodes behind one network, or several such groups joined as one (`Cluster.joined`)."""
 
     nodes: int
     per_node: int
     device: Device
     network: float
-    """Bytes a second of one device to other nodes of the island, in each direction."""
+    """Bytes per second of one device to other nodes of the group, in each direction."""
     link_latency: float
-    """Seconds that a message within a node takes beside its bytes."""
+    """Seconds that a message within a node takes in addition to its bytes."""
     network_latency: float
-    """Seconds that a message between two nodes takes beside its bytes."""
+    """Seconds that a message between two nodes takes in addition to its bytes."""
     parts: tuple[Island, ...] = ()
-    """Of several islands as one (`Cluster.joined`), which has the least of each of their numbers; copies of a model
-    fill one after the other."""
+    """The joined groups, of whose numbers the joined one has the worst; replicas of a model fill them one by one."""
     inner: Island | None = None
-    """Of several: all but the last one."""
+    """All of the joined groups but the last one."""
     between: float = inf
-    """Of several: bytes a second of one device to a device of another one of them, in each direction."""
+    """Bytes per second of one device to a device of another one of the joined groups, in each direction."""
     between_latency: float = 0.0
-    """Of several: seconds that a message between two of them takes beside its bytes."""
+    """Seconds that a message between two of the joined groups takes in addition to its bytes."""
 
     @property
     def devices(self) -> int:
+        """The number of devices."""
         return sum(part.devices for part in self.parts) if self.parts else self.nodes * self.per_node
 
     @property
     def host_memory(self) -> float:
-        """Bytes of a node's host."""
+        """The bytes of memory of a node's host."""
         return min([part.host_memory for part in self.parts], default=self.per_node * self.device.host_memory)
 
     def near(self, reach: int) -> bool:
-        """Whether so many devices in a row, one such group behind the other from the start of a node, are always on one
-        node."""
+        """Return whether blocks of `reach` consecutive devices, laid out one after the other from the start of a node,
+        never cross a node boundary."""
         if self.parts:
             return all(part.near(reach) for part in self.parts)
         return reach <= self.per_node and (self.nodes == 1 or self.per_node % reach == 0)
 
-    # Teams: devices next to each other, as tensor-parallel ranks are. One that a node has room for lies on one, and
-    # devices that are left over at the end of a node stay idle.
+    # A team is a number of neighbouring devices, as tensor-parallel ranks use. A team that fits on a node lies on one,
+    # and devices that are left over at the end of a node stay idle.
 
     def teams(self, size: int, devices: int) -> int:
-        """How many teams of so many devices there are among `devices` in a row from the start of a node."""
+        """Return how many teams of `size` devices fit into `devices` consecutive devices from the start of a node."""
         if size > self.per_node:
             return devices // size
         nodes, rest = divmod(devices, self.per_node)
         return nodes * (self.per_node // size) + rest // size
 
     def reach(self, size: int, teams: int) -> int:
-        """How many devices in a row from the start of a node so many teams lie among, up to the last of the last."""
+        """Return how many consecutive devices from the start of a node so many teams span, idle ones between
+        included."""
         return self.member(size, teams * size - 1) + 1 if teams else 0
 
     def member(self, size: int, number: int) -> int:
-        """The device of a member of teams, both counted from 0 from the start of a node."""
+        """Return the device of the team member with this number; both count from 0 at the start of a node."""
         if size > self.per_node:
             return number
         team, place = divmod(number, size)
         nodes, before = divmod(team, self.per_node // size)
         return nodes * self.per_node + before * size + place
 
-    # Copies of a model: so many devices, in teams. Each lies within one island.
+    # A replica of a model has a number of devices, in teams, all within one node group.
 
     def copies(self, team: int, size: int, devices: int) -> int:
-        """How many copies there are among `devices` in a row from the start of a node."""
+        """Return how many replicas of `size` devices fit into `devices` consecutive devices from the start of a
+        node."""
         if not self.parts:
             return self.teams(team, devices) // (size // team)
-        found = 0
+        replicas = 0
         for part in self.parts:
-            found += part.copies(team, size, min(devices, part.devices))
+            replicas += part.copies(team, size, min(devices, part.devices))
             devices -= min(devices, part.devices)
-        return found
+        return replicas
 
     def span(self, team: int, size: int, copies: int) -> int:
-        """How many devices in a row from the start of a node so many copies lie among, up to the last of the last."""
+        """Return how many consecutive devices from the start of a node so many replicas span."""
         before = 0
         for part in self.parts:
             room = part.copies(team, size, part.devices)
@@ -145,7 +148,8 @@ class Island:
         return before + self.reach(team, copies * (size // team))
 
     def rank(self, team: int, size: int, number: int) -> int:
-        """The device of a rank of copies, both counted from 0 from the start of a node."""
+        """Return the device of the rank with this number, over all replicas; both count from 0 at the start of a
+        node."""
         before = 0
         for part in self.parts:
             room = part.copies(team, size, part.devices) * size
@@ -155,29 +159,32 @@ class Island:
         return before + self.member(team, number)
 
     def beside(self, size: int, teams: int) -> bool:
-        """Whether neighbours among so many teams in a row, one such row behind the other, are on one node: of two that
-        make a row, or of all that fill a node."""
+        """Return whether neighbours among rows of `teams` consecutive teams share a node: as the two of a row, or since
+        rows fill a node."""
         on_a_node = self.per_node // size
         return on_a_node > 1 and (self.nodes == 1 or on_a_node % 2 == 0 or on_a_node % teams == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
+    """The node groups of a cluster, and the link between them."""
+
     islands: tuple[Island, ...]
     between: float
-    """Bytes a second of one device to a device of another island, in each direction."""
+    """Bytes per second of one device to a device of another node group, in each direction."""
     between_latency: float
-    """Seconds that a message between two islands takes beside its bytes."""
+    """Seconds that a message between two node groups takes in addition to its bytes."""
     text: str
-    """As the user would write it: the same cluster has the same text."""
+    """The cluster as the user would write it; equal clusters have equal texts."""
     _joined: dict[tuple[int, ...], Island] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def devices(self) -> int:
+        """The number of devices in all node groups."""
         return sum(island.devices for island in self.islands)
 
     def joined(self, numbers: tuple[int, ...]) -> Island:
-        """Some of its islands as one, in this order; of one it is that one."""
+        """Return the node groups with these numbers joined as one, in this order; a single one is returned as it is."""
         if len(numbers) == 1:
             return self.islands[numbers[0]]
         if numbers not in self._joined:
@@ -197,17 +204,17 @@ class Cluster:
         return self._joined[numbers]
 
     def over(self, first: int, devices: int) -> Island:
-        """The island that so many devices in a row are on, or all of those as one."""
+        """Return the node group that so many devices from `first` on are in, or all groups that they span, joined."""
         ends = self.island(first), self.island(first + max(1, devices) - 1)
         return self.joined(tuple(range(ends[0], ends[1] + 1)))
 
     def apart(self, source: Island, target: Island) -> tuple[float, float] | None:
-        """Bytes a second of a device and seconds of a message from one of its islands, or several as one, to another;
-        None within one."""
+        """Return bytes per second of a device and seconds of a message between two node groups, each of which may be a
+        joined one; None if they are the same."""
         return None if source is target else (self.between, self.between_latency)
 
     def island(self, first: int) -> int:
-        """The number of the island that a device is in; devices are counted through all islands."""
+        """Return the number of the node group of a device; devices are numbered through all groups."""
         for number, island in enumerate(self.islands):
             if first < island.devices:
                 return number
@@ -215,7 +222,7 @@ class Cluster:
         raise IndexError(f"the cluster has {self.devices} devices")
 
     def home(self, node: int) -> Island:
-        """The island that a node is in; nodes are counted through all islands."""
+        """Return the node group of a node; nodes are numbered through all groups."""
         for island in self.islands:
             if node < island.nodes:
                 return island
@@ -223,7 +230,7 @@ class Cluster:
         raise IndexError(f"the cluster has {sum(island.nodes for island in self.islands)} nodes")
 
     def node(self, device: int) -> int:
-        """The number of the node that a device is in, counted through all islands."""
+        """Return the number of the node of a device; both are numbered through all groups."""
         before = 0
         for island in self.islands:
             if device < island.devices:
@@ -233,7 +240,7 @@ class Cluster:
 
 
 def _weakest(devices: Sequence[Device]) -> Device:
-    """What all of some devices have at least."""
+    """Return a device with the worst of each number of some devices, and the highest price."""
     dtypes = dict.fromkeys(dtype for device in devices for dtype, _ in device.flops)
     return Device(
         " and ".join(dict.fromkeys(device.name for device in devices)),

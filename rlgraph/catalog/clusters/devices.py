@@ -1,4 +1,4 @@
-"""The devices that are known by name. `devices.toml` has their numbers and where each is from."""
+"""The table of devices that are known by name. `devices.toml` has their numbers and the source of each."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ FIELDS: Mapping[str, QuantityKind] = {
     "link_latency": "time",
     "network_latency": "time",
 }
-"""What is said of a device, and the kind of its value."""
+"""The fields of a device, and the kind of quantity of each."""
 
 SHARES = {"dense": 0.8, "stream": 0.9}
-"""What is assumed of a device where it says nothing: as of most in the table."""
+"""Defaults of a device that does not give these fields: those of most devices in the table."""
 
 OPTIONAL = ("bfloat16", "float64", "host_memory", *SHARES)
-"""Without them the rate is that of float32, the host has as much memory as its devices, and a share is that of
-`SHARES`."""
+"""Fields that may be left out. Then the rate is that of float32, the host has as much memory as its devices, and a
+share is that of `SHARES`."""
 
 _NUMBERS = ("memory", "bandwidth", "link", "network", "host", "price", "host_memory", *SHARES)
 
 OF_A_NODE = ("network", "host_memory")
-"""What the devices of a node share: may be given for all of them."""
+"""Fields that the devices of a node share, and that may be given for the whole node."""
 
 MAY_BE_ZERO = ("price", "link_latency", "network_latency")
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A device and the latencies of the nodes it usually stands in."""
+    """A device of the table, with the latencies of the nodes that it usually is in."""
 
     device: Device
     link_latency: float
@@ -58,7 +58,7 @@ class Listed:
     sources: tuple[str, ...] = ()
 
     def values(self) -> dict[str, float]:
-        """What its table says, in base units; `FIELDS` has the names."""
+        """Return its fields in base units, by the names of `FIELDS`."""
         device = self.device
         numbers = {name: getattr(device, name) for name in _NUMBERS}
         return {
@@ -70,30 +70,30 @@ class Listed:
 
 
 def made(name: str, values: Mapping[str, float]) -> Listed:
-    """A device from its values in base units; `FIELDS` without `OPTIONAL` have to be there."""
+    """Make a device from its fields in base units; all of `FIELDS` but those in `OPTIONAL` are required."""
     flops = tuple((dtype, values[dtype]) for dtype in DTYPES if dtype in values)
-    usual = {**SHARES, "host_memory": values["memory"]}
-    numbers = {name: values[name] if name in values else usual[name] for name in _NUMBERS if name != "memory"}
+    defaults = {**SHARES, "host_memory": values["memory"]}
+    numbers = {name: values[name] if name in values else defaults[name] for name in _NUMBERS if name != "memory"}
     device = Device(name=name, memory=round(values["memory"]), flops=flops, **numbers)
     return Listed(device, values["link_latency"], values["network_latency"])
 
 
 @cache
 def known() -> Mapping[str, Listed]:
-    """Every device of the table by its name."""
+    """Return every device of the table by its name."""
     tables = tomllib.loads(Path(__file__).with_name("devices.toml").read_text("utf-8"))
     return MappingProxyType({name: _listed(name, table) for name, table in tables.items()})
 
 
 @cache
 def names() -> Mapping[str, str]:
-    """The name of each device by each name that it can be called, its own included."""
-    found = {alias: name for name, listed in known().items() for alias in listed.aliases}
-    return MappingProxyType(found | {name: name for name in known()})
+    """Return the name of each device by its aliases and by the name itself."""
+    by_alias = {alias: name for name, listed in known().items() for alias in listed.aliases}
+    return MappingProxyType(by_alias | {name: name for name in known()})
 
 
 def _listed(name: str, table: dict[str, Any]) -> Listed:
     values = {field: parse(str(table[field]), kind) for field, kind in FIELDS.items() if field in table}
-    plain = made(name, values)
-    told = (table["title"], tuple(table.get("aliases", ())), tuple(table["sources"]))
-    return Listed(plain.device, plain.link_latency, plain.network_latency, *told)
+    unlabelled = made(name, values)
+    labels = (table["title"], tuple(table.get("aliases", ())), tuple(table["sources"]))
+    return Listed(unlabelled.device, unlabelled.link_latency, unlabelled.network_latency, *labels)

@@ -1,18 +1,18 @@
-"""Clusters in a TOML file: what is asked for, each word with its place.
+"""Reads clusters from a TOML file, each word with its place for diagnostics.
 
-    between = "10Gb/s"                 # of several islands: for each device; with "/node" for all of a node
+    between = "10Gb/s"                 # between node groups: for each device; with "/node" for all of a node
     between_latency = "5ms"
 
     [[island]]
     nodes = 4
     per_node = 8
     device = "my-gpu"
-    network = "200Gb/s/node"           # as `@` in a line
+    network = "200Gb/s/node"           # what `@` is in a line
 
-    [device.my-gpu]                    # one of your own, or other numbers for one of the table
+    [device.my-gpu]                    # a device of your own, or other numbers for one of the table
     memory = "64GiB"
 
-Texts are as in a line; numbers are in bytes, bytes a second, FLOP/s, seconds and US dollars an hour.
+Strings are as in a line; numbers are in bytes, bytes per second, FLOP/s, seconds and US dollars per hour.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ _KINDS: Mapping[str, QuantityKind] = {**FIELDS, "between": "bandwidth", "between
 
 
 def read_file(path: str) -> Request:
-    """What a file asks for. Raises ProgramError where it cannot be read, is no TOML, or has fields that mean
-    nothing."""
+    """Read the cluster that a file describes. Raises ProgramError if the file cannot be read, is not TOML, or has
+    unknown fields."""
     file = _File(_source(path))
     file.only(file.content, _TOP)
     islands = file.tables("island")
     devices = file.content.get("device", {})
     if not islands:
-        raise file.wrong(BAD_FIELD, "there is no island in the file", _NEEDED)
+        raise file.error(BAD_FIELD, "there is no island in the file", _NEEDED)
     if not isinstance(devices, dict) or not all(isinstance(table, dict) for table in devices.values()):
-        raise file.wrong(BAD_FIELD, "`device` is no table of devices", "write `[device.NAME]`", file.place("device"))
+        raise file.error(BAD_FIELD, "`device` is no table of devices", "write `[device.NAME]`", file.place("device"))
     for name, table in devices.items():
         file.check_device(name, table)
-    own = {name.lower(): (name, table) for name, table in devices.items()}
-    groups = tuple(file.group(number, island, own) for number, island in enumerate(islands))
+    devices_by_name = {name.lower(): (name, table) for name, table in devices.items()}
+    groups = tuple(file.group(number, island, devices_by_name) for number, island in enumerate(islands))
     between, latency = (file.word(name, file.content, ("", 0)) for name in ("between", "between_latency"))
     return Request(groups, between, latency)
 
@@ -73,6 +73,8 @@ def _source(path: str) -> Source:
 
 
 class _File:
+    """A parsed TOML file, with the places of its keys."""
+
     def __init__(self, source: Source) -> None:
         self.source = source
         try:
@@ -82,42 +84,44 @@ class _File:
         except ValueError:
             raise self._too_long() from None
 
-    def _broken(self, said: str) -> ProgramError:
-        place = re.search(r" \(at line (\d+), column (\d+)\)", said)
+    def _broken(self, error: str) -> ProgramError:
+        place = re.search(r" \(at line (\d+), column (\d+)\)", error)
         line, column = (int(place[1]), int(place[2])) if place else (max(1, self.source.text.count("\n")), 1)
-        reason = re.sub(r" \(at .*\)", "", said)
+        reason = re.sub(r" \(at .*\)", "", error)
         span = Span(self.source, line, column, line, column + 1)
         message = f"this is no TOML: {reason[:1].lower()}{reason[1:]}"
-        return self.wrong(UNREADABLE, message, "texts stand in quotes", span)
+        return self.error(UNREADABLE, message, "texts stand in quotes", span)
 
     def _too_long(self) -> ProgramError:
-        """Python reads no whole number of more than some thousand digits, and says so of no place."""
-        found = max(re.finditer(r"\d[\d_]*", self.source.text), key=lambda match: len(match[0]))
-        line = self.source.text.count("\n", 0, found.start()) + 1
-        column = found.start() - self.source.text.rfind("\n", 0, found.start())
-        span = Span(self.source, line, column, line, column + len(found[0]))
-        return self.wrong(UNREADABLE, "this number has too many digits to be read", "write it as 1e30", span)
+        """Return the error for an integer of more digits than Python reads, whose place Python does not tell."""
+        longest = max(re.finditer(r"\d[\d_]*", self.source.text), key=lambda match: len(match[0]))
+        line = self.source.text.count("\n", 0, longest.start()) + 1
+        column = longest.start() - self.source.text.rfind("\n", 0, longest.start())
+        span = Span(self.source, line, column, line, column + len(longest[0]))
+        return self.error(UNREADABLE, "this number has too many digits to be read", "write it as 1e30", span)
 
     def tables(self, name: str) -> list[dict[str, Any]]:
-        found = self.content.get(name, [])
-        if not isinstance(found, list) or not all(isinstance(table, dict) for table in found):
-            raise self.wrong(BAD_FIELD, f"`{name}` is no list of tables", f"write `[[{name}]]`", self.place(name))
-        return found
+        tables = self.content.get(name, [])
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            raise self.error(BAD_FIELD, f"`{name}` is no list of tables", f"write `[[{name}]]`", self.place(name))
+        return tables
 
     def check_device(self, name: str, table: Mapping[str, Any]) -> None:
         self.only(table, FIELDS, (f"device.{name}", 0))
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
             hint = "it has letters, digits, `-`, `_` and `.`"
-            raise self.wrong(BAD_FIELD, f"`{name}` is no name of a device", hint, self.place("", f"device.{name}"))
+            raise self.error(BAD_FIELD, f"`{name}` is no name of a device", hint, self.place("", f"device.{name}"))
 
-    def group(self, number: int, island: Mapping[str, Any], own: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Group:
-        """An island, with what the file says of its device."""
+    def group(
+        self, number: int, island: Mapping[str, Any], devices: Mapping[str, tuple[str, Mapping[str, Any]]]
+    ) -> Group:
+        """Return an `[[island]]`, with the fields that the file has for its device."""
         where = ("island", number)
         self.only(island, _ISLAND, where)
         nodes, per_node, device = (self.needed(name, island, where) for name in ("nodes", "per_node", "device"))
         alias = device.text.lower()
-        names_of_it = [name for name in own if names().get(name, name) == names().get(alias, alias)]
-        options = [self.options(*own[name]) for name in names_of_it]
+        same_device = [name for name in devices if names().get(name, name) == names().get(alias, alias)]
+        options = [self.options(*devices[name]) for name in same_device]
         return Group(nodes, per_node, device, sum(options, ()), self.word("network", island, where))
 
     def options(self, name: str, table: Mapping[str, Any]) -> tuple[tuple[Word, Word], ...]:
@@ -129,16 +133,16 @@ class _File:
             if name not in fields:
                 listing = ", ".join(f"`{field}`" for field in fields)
                 hint = nearest(name, fields) or f"here stand {listing}"
-                raise self.wrong(BAD_FIELD, f"there is no field `{name}`", hint, self.place(name, *where))
+                raise self.error(BAD_FIELD, f"there is no field `{name}`", hint, self.place(name, *where))
 
     def needed(self, name: str, table: Mapping[str, Any], where: tuple[str, int]) -> Word:
-        found = self.word(name, table, where)
-        if found is None:
-            raise self.wrong(BAD_FIELD, f"the island has no `{name}`", _NEEDED, self.place("", *where))
-        return found
+        word = self.word(name, table, where)
+        if word is None:
+            raise self.error(BAD_FIELD, f"the island has no `{name}`", _NEEDED, self.place("", *where))
+        return word
 
     def word(self, name: str, table: Mapping[str, Any], where: tuple[str, int]) -> Word | None:
-        """A value as it would stand in a line: a number is in the base unit of its field."""
+        """Return a value as it would be in a line; a number gets the base unit of its field."""
         if name not in table:
             return None
         value = table[name]
@@ -148,21 +152,22 @@ class _File:
         return Word(text, self.place(name, *where))
 
     def place(self, key: str, table: str = "", number: int = 0) -> Span:
-        """Where a key stands in the `number`-th of the tables of a name; without a key, the head of that table."""
+        """Return the place of a key in the `number`-th table of a name; without a key, the place of the table's
+        head."""
         inside, seen = not table, -1
         for line, text in enumerate(self.source.text.splitlines(), 1):
             if head := re.match(r"\s*\[\[?(.*?)\]", text):
                 seen += _plain(head[1]) == _plain(table)
                 inside = _plain(head[1]) == _plain(table) and seen == number
-                found = (inside and not key) or (not table and _plain(head[1]) == key)
+                matches = (inside and not key) or (not table and _plain(head[1]) == key)
             else:
-                found = inside and bool(key) and _plain(re.split("[=.#]", text)[0]) == key
-            if found:
+                matches = inside and bool(key) and _plain(re.split("[=.#]", text)[0]) == key
+            if matches:
                 begin = len(text) - len(text.lstrip()) + 1
                 return Span(self.source, line, begin, line, len(text.split("#")[0].rstrip()) + 1)
         return Span(self.source, 0, 0, 0, 0)
 
-    def wrong(self, code: str, message: str, hint: str, span: Span | None = None) -> ProgramError:
+    def error(self, code: str, message: str, hint: str, span: Span | None = None) -> ProgramError:
         return ProgramError(Diagnostic(code, message, span or Span(self.source, 0, 0, 0, 0), hint))
 
 

@@ -1,4 +1,4 @@
-"""A cluster from what the user says: a line such as `16x8:a100-80gb`, or the path of a TOML file."""
+"""Reads a cluster from what the user gives: a line such as `16x8:a100-80gb`, or the path of a TOML file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ MOST_DEVICES = 131_072
 
 
 def read_cluster(text: str) -> Cluster:
-    """A cluster from a line, or from a file where the text ends in `.toml`. `Cluster.text` gives the same cluster
-    again, without the file. Raises ProgramError with a caret under what is wrong."""
+    """Read a cluster from a line, or from a file if the text ends in `.toml`. `Cluster.text` gives the same cluster
+    again, without the file. Raises ProgramError with a caret under the mistake."""
     request = read_file(text.strip()) if text.strip().endswith(".toml") else read_text(text)
     islands = tuple(_island(group) for group in request.groups)
     _few_enough(request, islands)
     bandwidth, latency = _between(request, islands)
-    return Cluster(islands, bandwidth, latency, write_text(islands, _said_between(islands, bandwidth, latency)))
+    return Cluster(islands, bandwidth, latency, write_text(islands, _between_text(islands, bandwidth, latency)))
 
 
 def _island(group: Group) -> Island:
     nodes, per_node = _count(group.nodes, "nodes"), _count(group.per_node, "devices in a node")
-    found = _device(group.device, _values(group.options, per_node))
-    network = _shared(group.network, "bandwidth", per_node) if group.network else found.device.network
-    return Island(nodes, per_node, found.device, network, found.link_latency, found.network_latency)
+    entry = _device(group.device, _values(group.options, per_node))
+    network = _shared(group.network, "bandwidth", per_node) if group.network else entry.device.network
+    return Island(nodes, per_node, entry.device, network, entry.link_latency, entry.network_latency)
 
 
 def _count(word: Word, what: str) -> int:
@@ -60,32 +60,33 @@ def _too_many(word: Word, message: str = "these are too many devices") -> Progra
 
 
 def _values(options: tuple[tuple[Word, Word], ...], per_node: int) -> dict[str, float]:
-    """Fields of a device in base units. per_node: devices that share what a node has."""
-    found = {}
+    """Return the fields of a device in base units. per_node: how many devices share what a node has."""
+    values = {}
     for name, value in options:
         if name.text not in FIELDS:
             hint = nearest(name.text, FIELDS) or f"there are {_listing(FIELDS)}"
             raise _wrong(BAD_FIELD, f"a device has no field `{name.text}`", name, hint)
-        if name.text in found:
+        if name.text in values:
             raise _wrong(BAD_FIELD, f"`{name.text}` is given twice", name, "keep one of them")
         kind = FIELDS[name.text]
         if name.text in OF_A_NODE:
-            found[name.text] = _shared(value, kind, per_node)
+            values[name.text] = _shared(value, kind, per_node)
         else:
-            found[name.text] = _quantity(value, kind, positive=name.text not in MAY_BE_ZERO)
-    return found
+            values[name.text] = _quantity(value, kind, positive=name.text not in MAY_BE_ZERO)
+    return values
 
 
 def _device(word: Word, values: Mapping[str, float]) -> Listed:
-    """A device of the table, with other values where they are given; or one of the user's own, with all of them."""
+    """Return a device of the table, changed by the given values, or a device of the user's own, which has all of
+    them."""
     name = names().get(word.text.lower(), word.text.lower())
     if name in known():
         return made(name, {**known()[name].values(), **values}) if values else known()[name]
     if not values:
-        own = "one of your own is told with its fields, in parentheses or in a TOML file"
+        advice = "one of your own is told with its fields, in parentheses or in a TOML file"
         message = f"there is no device `{word.text}`"
         raise _wrong(
-            UNKNOWN_DEVICE, message, word, f"{nearest(name, names())} There are {_listing(known())}; {own}".lstrip()
+            UNKNOWN_DEVICE, message, word, f"{nearest(name, names())} There are {_listing(known())}; {advice}".lstrip()
         )
     missing = [field for field in FIELDS if field not in values and field not in OPTIONAL]
     if missing:
@@ -100,11 +101,11 @@ def _device(word: Word, values: Mapping[str, float]) -> Listed:
 
 
 def _between(request: Request, islands: tuple[Island, ...]) -> tuple[float, float]:
-    """The links between islands: the slowest network of theirs, where nothing is said."""
-    said = request.between or request.between_latency
-    if said and len(islands) == 1:
+    """Return bandwidth and latency between node groups; by default those of the groups' slowest network."""
+    given = request.between or request.between_latency
+    if given and len(islands) == 1:
         hint = "the network of its nodes is said with `@`, as in `4x8:h100-80gb@25GB/s`"
-        raise _wrong(BAD_VALUE, "there is one group, and so nothing between groups", said, hint)
+        raise _wrong(BAD_VALUE, "there is one group, and so nothing between groups", given, hint)
     bandwidth = min(island.network for island in islands)
     latency = max(island.network_latency for island in islands)
     if request.between:
@@ -114,14 +115,14 @@ def _between(request: Request, islands: tuple[Island, ...]) -> tuple[float, floa
     return bandwidth, latency
 
 
-def _said_between(islands: tuple[Island, ...], bandwidth: float, latency: float) -> str:
+def _between_text(islands: tuple[Island, ...], bandwidth: float, latency: float) -> str:
     if (bandwidth, latency) == _between(Request(()), islands):
         return ""
     return f"{exact(bandwidth, 'bandwidth')}, {exact(latency, 'time')}"
 
 
 def _shared(word: Word, kind: QuantityKind, per_node: int) -> float:
-    """What each device has, where `/node` may say that of all devices of a node."""
+    """Return a device's part of a quantity that may be given for a whole node, with `/node`."""
     share = word.text.removesuffix("/node")
     devices = per_node if share != word.text else 1
     more = "" if share != word.text else ", for each device; with `/node` behind it for all devices of a node"
@@ -129,7 +130,7 @@ def _shared(word: Word, kind: QuantityKind, per_node: int) -> float:
 
 
 def _quantity(word: Word, kind: QuantityKind, positive: bool, more: str = "") -> float:
-    """more: that the hint tells of the values that are expected."""
+    """Return a quantity in its base unit. more: what the hint adds about the expected values."""
     try:
         value = parse(word.text, kind)
     except ValueError as error:

@@ -1,11 +1,11 @@
-"""Clusters in one line, `4x8:h100-80gb + 8x8:h20-96gb@200Gb/s/node ~ 10Gb/s`: what is asked for, each word with its
-place.
+"""Reads and writes clusters in one line, `4x8:h100-80gb + 8x8:h20-96gb@200Gb/s/node ~ 10Gb/s`. Each word keeps its
+place for diagnostics.
 
     cluster   = group {"+" group} ["~" BANDWIDTH ["," TIME]]
     group     = NODES "x" PER_NODE ":" DEVICE ["(" FIELD "=" VALUE {"," FIELD "=" VALUE} ")"] ["@" BANDWIDTH]
     BANDWIDTH = a number and a unit, for each device; with "/node" behind it for all devices of a node together
 
-Blanks are free, and so are capitals in the names of devices.
+Spaces do not matter, and neither does case in the names of devices.
 """
 
 from __future__ import annotations
@@ -29,25 +29,27 @@ _FORM = "a group is `NODESxDEVICES:NAME`, as in `4x8:h100-80gb`; groups are join
 
 @dataclass(frozen=True, slots=True)
 class Word:
+    """A word of a cluster's description, and its place."""
+
     text: str
     span: Span
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """An island as it is asked for."""
+    """A node group as it is described."""
 
     nodes: Word
     per_node: Word
     device: Word
     options: tuple[tuple[Word, Word], ...] = ()
-    """Fields of the device and their values."""
+    """Names of the device's fields, and their values."""
     network: Word | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A cluster as it is asked for."""
+    """A cluster as it is described."""
 
     groups: tuple[Group, ...]
     between: Word | None = None
@@ -55,11 +57,13 @@ class Request:
 
 
 def read_text(text: str) -> Request:
-    """What a line asks for. Raises ProgramError with a caret under what does not belong there."""
+    """Read the cluster that a line describes. Raises ProgramError with a caret under what does not belong there."""
     return _Reader(Source("--cluster", " ".join(text.splitlines()))).cluster()
 
 
 class _Reader:
+    """A recursive-descent parser of the line."""
+
     def __init__(self, source: Source) -> None:
         self.source = source
         self.text = source.text
@@ -67,7 +71,7 @@ class _Reader:
 
     def cluster(self) -> Request:
         if not self.text.strip():
-            raise self.wrong("there is no cluster in an empty text", 0, 0, _FORM)
+            raise self.error("there is no cluster in an empty text", 0, 0, _FORM)
         groups = [self.group()]
         while self.sign("+"):
             groups.append(self.group())
@@ -77,7 +81,7 @@ class _Reader:
             if self.sign(","):
                 latency = self.word(_QUANTITY, "the latency between groups", "as in `~ 10Gb/s, 5ms`")
         if self.rest():
-            raise self.wrong(f"`{self.rest()}` does not belong here", self.place, len(self.text.rstrip()), _FORM)
+            raise self.error(f"`{self.rest()}` does not belong here", self.place, len(self.text.rstrip()), _FORM)
         return Request(tuple(groups), between, latency)
 
     def group(self) -> Group:
@@ -87,14 +91,14 @@ class _Reader:
             self.word(_COUNT, "the number of devices in a node", _FORM) if nodes and self.sign("x", "X", "×") else None
         )
         if not nodes or not per_node:
-            found = self.take(rf"(:\s*)?{_NAME}")
-            name = found.text.lstrip(": ") if found else ""
+            device_name = self.take(rf"(:\s*)?{_NAME}")
+            name = device_name.text.lstrip(": ") if device_name else ""
             count = nodes.text if nodes else "8"
             hint = f"for one node of {count} devices: `1x{count}:{name}`" if name.lower() in names() else _FORM
-            raise self.wrong("a group of nodes is expected here", begin, self.place, hint)
+            raise self.error("a group of nodes is expected here", begin, self.place, hint)
         if not self.sign(":"):
             hint = f"as in `{nodes.text}x{per_node.text}:h100-80gb`"
-            raise self.wrong("the device is missing", begin, self.place, hint)
+            raise self.error("the device is missing", begin, self.place, hint)
         device = self.word(_NAME, "the name of a device", _FORM)
         options = self.options() if self.sign("(") else ()
         network = self.word(_QUANTITY, "the bandwidth of the network", "as in `@25GB/s`") if self.sign("@") else None
@@ -102,14 +106,14 @@ class _Reader:
 
     def options(self) -> tuple[tuple[Word, Word], ...]:
         hint = "fields of a device stand in parentheses, as in `(memory=64GiB, price=2.5)`"
-        found = []
+        options = []
         while True:
             name = self.word(_NAME, "a field of the device", hint)
             self.expect("=", hint)
-            found.append((name, self.word(_QUANTITY, f"the value of `{name.text}`", hint)))
+            options.append((name, self.word(_QUANTITY, f"the value of `{name.text}`", hint)))
             if not self.sign(","):
                 self.expect(")", hint)
-                return tuple(found)
+                return tuple(options)
 
     def skip(self) -> int:
         while self.place < len(self.text) and self.text[self.place].isspace():
@@ -117,28 +121,28 @@ class _Reader:
         return self.place
 
     def sign(self, *signs: str) -> bool:
-        """Whether one of them is next; it is read."""
-        found = self.text[self.skip() : self.place + 1] in signs
-        self.place += found
-        return found
+        """Consume one of these signs if it is next, and return whether it was."""
+        matches = self.text[self.skip() : self.place + 1] in signs
+        self.place += matches
+        return matches
 
     def expect(self, sign: str, hint: str) -> None:
         if not self.sign(sign):
-            raise self.wrong(f"`{sign}` is expected here", self.place, self.place + 1, hint)
+            raise self.error(f"`{sign}` is expected here", self.place, self.place + 1, hint)
 
     def take(self, pattern: str) -> Word | None:
         begin = self.skip()
-        found = re.compile(pattern).match(self.text, begin)
-        if not found or not found[0].strip():
+        match = re.compile(pattern).match(self.text, begin)
+        if not match or not match[0].strip():
             return None
-        self.place = begin + len(found[0].rstrip())
-        return Word(found[0].rstrip(), self.span(begin, self.place))
+        self.place = begin + len(match[0].rstrip())
+        return Word(match[0].rstrip(), self.span(begin, self.place))
 
     def word(self, pattern: str, what: str, hint: str) -> Word:
-        found = self.take(pattern)
-        if not found:
-            raise self.wrong(f"{what} is expected here", self.place, self.place + 1, hint)
-        return found
+        word = self.take(pattern)
+        if not word:
+            raise self.error(f"{what} is expected here", self.place, self.place + 1, hint)
+        return word
 
     def rest(self) -> str:
         return self.text[self.skip() :].rstrip()
@@ -146,12 +150,12 @@ class _Reader:
     def span(self, begin: int, end: int) -> Span:
         return Span(self.source, 1, begin + 1, 1, max(end, begin + 1) + 1)
 
-    def wrong(self, message: str, begin: int, end: int, hint: str) -> ProgramError:
+    def error(self, message: str, begin: int, end: int, hint: str) -> ProgramError:
         return ProgramError(Diagnostic(BAD_TEXT, message, self.span(begin, end), hint))
 
 
 def write_text(islands: Iterable[Island], between: str) -> str:
-    """The line that gives these islands again; `between` is what stands behind `~`, if anything."""
+    """Return the line that describes these node groups; `between` is what follows `~`, if anything."""
     text = " + ".join(_group(island) for island in islands)
     return f"{text} ~ {between}" if between else text
 
@@ -159,13 +163,13 @@ def write_text(islands: Iterable[Island], between: str) -> str:
 def _group(island: Island) -> str:
     device = island.device
     network = "" if island.network == device.network else f"@{exact(island.network, 'bandwidth')}"
-    return f"{island.nodes}x{island.per_node}:{device.name}{_own(island)}{network}"
+    return f"{island.nodes}x{island.per_node}:{device.name}{_changed_fields(island)}{network}"
 
 
-def _own(island: Island) -> str:
-    """The fields in which a device is not that of the table."""
+def _changed_fields(island: Island) -> str:
+    """Return in parentheses the fields in which a device differs from the table's."""
     device = island.device
     values = Listed(device, island.link_latency, island.network_latency).values()
     usual = known()[device.name].values() if device.name in known() else {}
-    own = [f"{field}={exact(value, FIELDS[field])}" for field, value in values.items() if usual.get(field) != value]
-    return f"({', '.join(own)})" if own else ""
+    changed = [f"{field}={exact(value, FIELDS[field])}" for field, value in values.items() if usual.get(field) != value]
+    return f"({', '.join(changed)})" if changed else ""

@@ -1,4 +1,4 @@
-"""Where processes are on a cluster, as transfers are planned for it."""
+"""Converts places of processes on a cluster into what the planning of transfers needs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from rlgraph.ir.carriers import Site
 from rlgraph.ir.transfer import DEVICES_PER_NODE, Topology
 
 _TORCH: Mapping[DeviceKind, str] = {"cpu": "cpu", "gpu": "cuda"}
-"""What torch calls devices of a kind."""
+"""The device type in torch for each kind of device."""
 
 
 def topology_of(devices: Mapping[int, int], cluster: Cluster | None) -> Topology:
-    """Of places on devices, which are counted through all islands; of no cluster, on nodes of the usual size."""
+    """Return the topology of places on devices, which are numbered through all node groups. Without a cluster, nodes
+    have the usual size."""
     if cluster is None:
         return Topology(devices, {device: device // DEVICES_PER_NODE for device in devices.values()})
     return Topology(devices, {device: cluster.node(device) for device in devices.values()})
 
 
 def sites_of(devices: Mapping[int, int], cluster: Cluster) -> dict[int, Site]:
-    """Where places on devices have their tensors, each in a process of its own."""
+    """Return where places on devices have their tensors, each in a process of its own."""
     return {
         place: Site(
             _TORCH[cluster.islands[cluster.island(device)].device.kind],

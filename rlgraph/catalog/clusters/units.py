@@ -1,4 +1,4 @@
-"""Quantities with units: `80GB`, `3.35TB/s`, `200Gb/s`, `5us`, `312TFLOP/s`. A small `b` is a bit, a large `B` a
+"""Parses and formats quantities with units: `80GB`, `3.35TB/s`, `200Gb/s`, `5us`, `312TFLOP/s`. `b` is a bit, `B` a
 byte."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ UNITS: Mapping[QuantityKind, Mapping[str, float]] = {
     "price": {"": 1.0, "$/h": 1.0},
     "share": {"": 1.0, "%": 0.01},
 }
-"""By kind, what one of each unit is in the base unit: bytes, bytes a second, FLOP/s, seconds, US dollars an hour, the
-whole."""
+"""For each kind, the factor of each unit to the base unit: bytes, bytes per second, FLOP/s, seconds, US dollars per
+hour, the whole."""
 
 BASE: Mapping[QuantityKind, str] = {
     "bytes": "B",
@@ -54,18 +54,18 @@ _SHOWN: Mapping[QuantityKind, tuple[str, ...]] = {
     "price": ("",),
     "share": ("",),
 }
-"""Units that values are shown in, the largest first."""
+"""The units that values are shown in, the largest first."""
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*", re.DOTALL)
 
 
 def parse(text: str, kind: QuantityKind) -> float:
-    """The value in the base unit of its kind. Raises ValueError, which says what was expected, for another unit or
-    none, for what is no number, and for what is negative or not finite."""
-    found = _QUANTITY.fullmatch(text)
-    if not found:
+    """Parse a quantity, and return its value in the base unit. Raises ValueError, which says what was expected, for a
+    wrong or missing unit, and for what is no number, negative or not finite."""
+    match = _QUANTITY.fullmatch(text)
+    if not match:
         raise ValueError(f"`{text}` is no number with a unit: expected {EXAMPLES[kind]}")
-    number, unit = found.groups()
+    number, unit = match.groups()
     if unit not in UNITS[kind]:
         problem = f"`{unit}` is the wrong unit" if unit else f"`{text}` has no unit"
         raise ValueError(f"{problem}: expected {EXAMPLES[kind]}")
@@ -82,7 +82,7 @@ def parse(text: str, kind: QuantityKind) -> float:
 
 
 def show(value: float, kind: QuantityKind) -> str:
-    """For people: four digits, in the unit that suits."""
+    """Format a quantity for people: with four digits, in the unit that suits."""
     unit = _unit(value, kind)
     scaled = value / UNITS[kind][unit]
     short = f"{scaled:.4g}"
@@ -90,7 +90,7 @@ def show(value: float, kind: QuantityKind) -> str:
 
 
 def exact(value: float, kind: QuantityKind) -> str:
-    """For reading again, with as few digits as can be: `parse` gives the very same value."""
+    """Format a quantity with as few digits as possible such that `parse` gives the very same value."""
     units = (*_SHOWN[kind], *_BINARY_BYTES) if kind == "bytes" else _SHOWN[kind]
     numbers = [(value / UNITS[kind][unit], unit) for unit in units]
     texts = [f"{number:.12g}{unit}" for number, unit in numbers if math.isfinite(number)]
@@ -104,7 +104,7 @@ def _unit(value: float, kind: QuantityKind) -> str:
 
 
 def shown_seconds(seconds: float) -> str:
-    """Three digits that count: `18.7 s`, `430 ms`."""
+    """Format seconds with three significant digits: `18.7 s`, `430 ms`."""
     if seconds >= 100:
         return f"{seconds:,.0f} s"
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms" if seconds else "0 s"

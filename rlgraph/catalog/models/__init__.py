@@ -1,1 +1,1 @@
-"""From a model's name or `config.json` to its numbers, its parameters, and how engines lay them out."""
+"""Derives a model's sizes, its parameters and the basis of engines' layouts from its name or `config.json`."""

@@ -1,4 +1,4 @@
-"""Whether the files of a value or reward model have its head, by their index: no weights are read, and no torch."""
+"""Checks from the index of a value or reward model's files whether they have its head, without weights or torch."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from rlgraph.errors import Diagnostic, Span
 from rlgraph.files import read_bytes
 
 LARGEST_BYTES = 64 << 20
-"""Of an index: some megabytes are usual for the largest models."""
+"""The limit of an index; some megabytes are usual for the largest models."""
 
 
 def no_head(kind: str, source: str) -> str:
-    """What is wrong with a model that nothing trains, in words."""
+    """Return the message for a model without a head that nothing trains."""
     what = "values" if kind == "value_lm" else "scores"
     return f"{source!r} has no head that gives {what}, and nothing trains one: it would give 0 for every row"
 
 
 def told(name: str, message: str, span: Span) -> Diagnostic:
-    """The same as a diagnostic about the model of this name."""
+    """Return the message as a diagnostic about the model of this name."""
     hint = "name the folder of a model that was trained with a head, or train it here: then it begins with 0"
     return Diagnostic("E0755", f"`{name}` cannot be used: {message}", span, hint)
 
 
 def lacks_head(source: str) -> bool:
-    """Whether the files of a source, if they are here and of a known family, have no head. Where that cannot be told
-    from their index, who loads them says it."""
+    """Return whether a source of a known family has local files and these have no head. Where the index does not tell,
+    the loader of the files reports it."""
     folder = find_folder(source)
     names = None if folder is None else _names(folder)
     return bool(names) and HEAD not in (names or ())
 
 
 def _names(folder: Path) -> frozenset[str] | None:
-    """Of all tensors in the files of a folder; None where they are not known."""
+    """Return the names of all tensors in the files of a folder; None where they are not known."""
     if (folder / CONFIG).is_file():
-        # The head of an adapter is beside it, and its base is another folder.
+        # The head is saved with the adapter, and the base is another folder.
         return None
     try:
         shape_of(json.loads(read_bytes(folder / "config.json", LARGEST_BYTES)))

@@ -1,4 +1,4 @@
-"""The numbers of a decoder, from the configuration that Hugging Face writes beside its weights."""
+"""Reads the sizes of a decoder from the `config.json` that Hugging Face stores with its weights."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.latent import Latent, Routing
 
 _LARGEST, _LAYERS = 1 << 30, 10_000
-"""Of a field of a configuration, and of its layers: a thousand times what models have."""
+"""Limits of a configuration's fields and of its layers: a thousand times what models have."""
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _MORE_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
 class UnsupportedModel(ValueError):
-    """An architecture whose parameters are not known here, or a configuration that makes no sense; the message names
-    the family or the field."""
+    """Raised for an unsupported architecture, and for a configuration that makes no sense; the message names the family
+    or the field."""
 
 
 class UnknownFamily(UnsupportedModel):
-    """A family of models that is not known; the message names those that are."""
+    """Raised for a family of models that is not supported; the message names those that are."""
 
     def __init__(self, family: str, known: Iterable[str]) -> None:
         self.family = family
@@ -31,111 +31,110 @@ class UnknownFamily(UnsupportedModel):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder with grouped-query attention, rotary positions, RMS norms and a gated network, or many of which each
-    token takes a few: its experts."""
+    """The sizes of a decoder with grouped-query attention, rotary positions, RMS norms and a gated feed-forward
+    network, or a mixture of experts."""
 
     family: str
-    """transformers' `model_type`: `llama`, `qwen3_moe`."""
+    """The `model_type` of transformers: `llama`, `qwen3_moe`."""
     vocab: int
     hidden: int
     ffn: int
-    """Columns of the feed-forward network; of each expert's, where there are experts."""
+    """The inner width of the feed-forward network, or of each expert."""
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
     tied: bool = False
-    """The output layer is the embedding."""
+    """Whether the output layer is the embedding."""
     qkv_bias: bool = False
     qk_norm: bool = False
-    """Queries and keys are normalized, each head by itself."""
+    """Whether queries and keys are normalized, each head by itself."""
     rope_theta: float = 10000.0
     rope_scaling: tuple[tuple[str, Any], ...] = ()
-    """The fields that `rope_type` needs, and itself, in alphabetical order; empty for the plain embedding."""
+    """`rope_type` and the fields that it needs, in alphabetical order; empty for plain rotary positions."""
     norm_eps: float = 1e-6
     positions: int = 4096
-    """Longest row, in tokens."""
+    """The longest row, in tokens."""
     pad_id: int | None = None
     """A token whose embedding transformers never trains."""
     experts: int = 0
-    """In each layer; 0 where all tokens take the same feed-forward network."""
+    """The number of experts in each layer; 0 for a dense model."""
     experts_per_token: int = 0
     norm_topk: bool = False
-    """What a token's experts say is weighed by shares that add up to 1, not by theirs among all experts."""
+    """Whether the weights of a token's experts add up to 1, or are their probabilities among all experts."""
     shared_ffn: int = 0
-    """Columns of the expert that every token takes beside its own, where there is one."""
+    """The inner width of the shared expert, which every token takes in addition; 0 where there is none."""
     routing: Routing | None = None
-    """How a token gets its experts; None: those with the largest shares of a softmax, and every token's has a gate."""
+    """How experts are chosen; None: those with the largest softmax, and the shared expert has a gate."""
     dense: int = 0
-    """The first layers that have no experts, where others have some."""
+    """How many first layers have no experts, where the others have some."""
     dense_ffn: int = 0
-    """Columns of the feed-forward network of these."""
+    """The inner width of the feed-forward network of these layers."""
     latent: Latent | None = None
-    """Where keys and values are made of a few numbers a token; `head_dim` is then that of queries and keys."""
+    """The sizes of latent attention, where a model has it; `head_dim` is then that of queries and keys."""
     fused: bool = False
-    """Queries, keys and values are one tensor, in this order, and so are gate and up."""
+    """Whether queries, keys and values are one tensor, in this order, and gate and up another."""
     norms: tuple[str, ...] = _NORMS
-    """Of each layer, over its hidden states, by their names."""
+    """The names of each layer's norms over its hidden states."""
     wide_norms: bool = False
-    """Norms multiply by one more than their weight, in float32."""
+    """Whether norms multiply by 1 + weight, in float32."""
     gelu: bool = False
-    """Its networks have GELU, by tanh, where others have SiLU."""
+    """Whether its networks have GELU (the tanh approximation) instead of SiLU."""
     embedding_scale: float = 1.0
-    """Embeddings are multiplied with it."""
+    """The factor of embeddings."""
     residual_scale: float = 1.0
-    """The same of what attention and network say, before it is added to what went in."""
+    """The factor of the outputs of attention and network before they are added to the residual."""
     score_scale: float = 0.0
-    """The same of scores; 0: 1 by the root of the numbers of a head."""
+    """The factor of attention scores; 0: 1 / sqrt(head_dim)."""
     logits_scale: float = 1.0
-    """Logits are divided by it."""
+    """The divisor of logits."""
     score_cap: float = 0.0
-    """Scores are between this number and its negative; 0: they are anything."""
+    """The soft cap of attention scores; 0: no cap."""
     logits_cap: float = 0.0
-    """The same of logits."""
+    """The soft cap of logits; 0: no cap."""
     window: int = 0
-    """In layers that see but the last tokens, how many; 0 where all layers see all."""
+    """The sliding window in tokens, of the layers that have one; 0 where no layer has."""
     narrow: tuple[int, ...] = ()
-    """Which layers those are."""
+    """The layers with a sliding window."""
     narrow_theta: float = 0.0
-    """Base of their rotary positions, which are not scaled; 0: theirs are those of all layers."""
+    """The base of the unscaled rotary positions of these layers; 0: theirs are those of all layers."""
     beyond: tuple[str, ...] = ()
-    """What it computes beside all of this, as it goes on after `compute`: `heads of which a part rotates`."""
+    """What else it computes that is not described here, as text after `compute`: `heads of which a part rotates`."""
     adapters: Adapters | None = None
-    """Where they are trained, and not the model itself."""
+    """The adapters that are trained instead of the model itself."""
 
     @property
     def windowed(self) -> int:
-        """How many layers have a window."""
+        """The number of layers with a sliding window."""
         return len(self.narrow)
 
     @property
     def value_dim(self) -> int:
-        """Numbers of a head's value."""
+        """The size of a head's value."""
         return self.latent.values if self.latent else self.head_dim
 
     @property
     def widest(self) -> int:
-        """Numbers of a head's query, key and value where these are as wide as each other, if need be with zeros behind
-        them: kernels that keep no scores want that."""
+        """The common size of a head's query, key and value after zero padding, as fused attention kernels need it."""
         return max(self.head_dim, self.value_dim)
 
     @property
     def sparse(self) -> int:
-        """How many layers have experts."""
+        """The number of layers with experts."""
         return self.layers - self.dense if self.experts else 0
 
     @property
     def shared(self) -> str:
-        """By what name a layer has the expert that every token takes."""
+        """The name of the shared expert in a layer."""
         return "shared_experts" if self.routing else "shared_expert"
 
     @property
     def capped(self) -> bool:
-        """Scores or logits are."""
+        """Whether attention scores or logits have a soft cap."""
         return bool(self.score_cap or self.logits_cap)
 
     def __hash__(self) -> int:
-        # Every table of the cost model is asked by the shape, and these numbers tell one from another.
+        # The cost model's caches are keyed by shape, and these numbers distinguish shapes well enough.
         return hash((self.vocab, self.hidden, self.ffn, self.layers, self.heads))
 
 
@@ -218,20 +217,20 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 4096,
     },
 }
-"""What transformers takes for a field that a configuration leaves out; null means: as many key-value heads as heads,
-and heads that share the hidden size."""
+"""The defaults of transformers for fields that a configuration leaves out. Null means as many key-value heads as heads,
+and heads that split the hidden size."""
 
 FAMILIES = tuple(_DEFAULTS)
 SPARSE = tuple(family for family, fields in _DEFAULTS.items() if "num_experts_per_tok" in fields)
-"""Those whose layers have experts."""
+"""The families whose layers have experts."""
 
 _FUSED = ("phi3",)
 _SANDWICHED = ("gemma2", "gemma3_text")
-"""Those that normalize what comes out of attention and network, too, with norms of their own kind."""
+"""The families that also normalize the outputs of attention and network, with their own kind of norm."""
 
 _WINDOWS: dict[str, int] = {"mistral": 1, "phi3": 1, "gemma2": 2, "gemma3_text": 6}
-"""Families whose layers have a window where `sliding_window` says so: all of them; or all but each second or sixth,
-where `layer_types` does not say which."""
+"""Families whose layers have a window if `sliding_window` is given: n = 1 means all layers, otherwise all but each n-th
+where `layer_types` does not list them."""
 
 _Plain = dict[str, tuple[object, str]]
 _PLAIN: _Plain = {
@@ -242,7 +241,7 @@ _PLAIN: _Plain = {
     "mlp_only_layers": ([], "layers without experts"),
     "decoder_sparse_step": (1, "layers without experts"),
 }
-"""Fields that change what a model computes, the value that is known here, and what another one means."""
+"""Fields that change what a model computes, with the supported value and what another one means."""
 
 _NO_BIAS: _Plain = {"attention_bias": (False, "biases in its attention")}
 _GEMMA_PLAIN: _Plain = {
@@ -264,12 +263,12 @@ _PLAIN_OF: dict[str, _Plain] = {
         "moe_layer_freq": (1, "layers without experts"),
     },
 }
-"""The same of single families; of those that are not there, `_NO_BIAS`."""
+"""More such fields of single families; `_NO_BIAS` holds for the others."""
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
-    """From the content of a `config.json`. A field that is missing means what it means to transformers, but the
-    vocabulary has to be there. Raises UnsupportedModel."""
+    """Return the shape for the content of a `config.json`. Missing fields have the defaults of transformers, but the
+    vocabulary is required. Raises UnsupportedModel."""
     family = str(config.get("model_type", ""))
     if family not in FAMILIES:
         raise UnknownFamily(family, FAMILIES)
@@ -318,38 +317,38 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
 
 
 def reach(config: Mapping[str, Any]) -> int | None:
-    """How many tokens a row may have; None where the configuration does not say. Rotary positions that are scaled reach
-    further, by their factor: where positions follow YaRN, from `original_max_position_embeddings` on."""
-    said = config.get("max_position_embeddings")
-    if type(said) is not int or not 0 < said <= _LARGEST:
+    """Return the longest row in tokens; None where the configuration does not say. Scaled rotary positions reach
+    further by their factor: with YaRN, that of `original_max_position_embeddings`."""
+    positions = config.get("max_position_embeddings")
+    if type(positions) is not int or not 0 < positions <= _LARGEST:
         return None
-    found = config.get("rope_parameters") or config.get("rope_scaling")
-    rope = found if isinstance(found, Mapping) else {}
+    fields = config.get("rope_parameters") or config.get("rope_scaling")
+    rope = fields if isinstance(fields, Mapping) else {}
     kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
     if kind not in ("linear", "dynamic", "yarn"):
-        return said
-    first = (rope.get("original_max_position_embeddings") if kind == "yarn" else None) or said
-    if type(first) is not int or not isinstance(factor, (int, float)) or not 0 < first * factor <= _LARGEST:
-        return said
-    return max(said, int(first * factor))
+        return positions
+    original = (rope.get("original_max_position_embeddings") if kind == "yarn" else None) or positions
+    if type(original) is not int or not isinstance(factor, (int, float)) or not 0 < original * factor <= _LARGEST:
+        return positions
+    return max(positions, int(original * factor))
 
 
 def _experts(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The fields of Shape that say what experts there are; newer configurations call their number by another name."""
+    """Return the fields of Shape about experts; configurations have different names for their number."""
     names = ("n_routed_experts", "num_local_experts", "num_experts")
     experts = _number(config, next((name for name in names if name in config), names[-1]))
     chosen = _number(config, "num_experts_per_tok")
     if chosen > experts:
         raise UnsupportedModel(f"num_experts_per_tok is {chosen}, but there are {experts} experts")
     shared = "shared_expert_intermediate_size"
-    found = {
+    fields = {
         "experts": experts,
         "experts_per_token": chosen,
-        # There is no such field in Mixtral, which always does it.
+        # Mixtral, which always normalizes, has no such field.
         "norm_topk": config["model_type"] == "mixtral" or bool(config.get("norm_topk_prob", False)),
         "shared_ffn": _number(config, shared) if shared in config else 0,
     }
-    return found | (_routing(config, experts, chosen, layers) if "n_shared_experts" in config else {})
+    return fields | (_routing(config, experts, chosen, layers) if "n_shared_experts" in config else {})
 
 
 def _routing(config: Mapping[str, Any], experts: int, chosen: int, layers: int) -> dict[str, Any]:
@@ -403,7 +402,7 @@ _GRANITE = {
 
 
 def _scales(family: str, config: Mapping[str, Any], hidden: int) -> dict[str, Any]:
-    """The fields of Shape that say what numbers are multiplied with, and what they are capped at."""
+    """Return the fields of Shape that are scales and soft caps."""
     if family == "granite":
         return {name: _real(config, field, 1.0) for name, field in _GRANITE.items()}
     if family not in _SANDWICHED:
@@ -428,9 +427,9 @@ def _real(config: Mapping[str, Any], field: str, default: float) -> float:
 
 
 def _window(family: str, config: Mapping[str, Any], layers: int) -> tuple[int, tuple[int, ...]]:
-    """How far a window reaches, and which layers have it; 0 and none where none has."""
-    window, every = config.get("sliding_window"), _WINDOWS.get(family)
-    if window is None or every is None:
+    """Return the sliding window in tokens and the layers that have it; 0 and none where no layer has."""
+    window, period = config.get("sliding_window"), _WINDOWS.get(family)
+    if window is None or period is None:
         return 0, ()
     window = _number(config, "sliding_window")
     types = config.get("layer_types")
@@ -439,15 +438,15 @@ def _window(family: str, config: Mapping[str, Any], layers: int) -> tuple[int, t
             raise UnsupportedModel(f"`layer_types` in the model's configuration should be a list of {layers} words")
         narrow = tuple(layer for layer, kind in enumerate(types) if kind == "sliding_attention")
     else:
-        every = config.get("sliding_window_pattern") or every
-        narrow = tuple(layer for layer in range(layers) if every == 1 or (layer + 1) % every)
+        period = config.get("sliding_window_pattern") or period
+        narrow = tuple(layer for layer in range(layers) if period == 1 or (layer + 1) % period)
     return (window, narrow) if narrow else (0, ())
 
 
 def _refuse_unusual(family: str, config: Mapping[str, Any]) -> None:
-    for field, (plain, what) in (_PLAIN | _PLAIN_OF.get(family, _NO_BIAS)).items():
-        # Files leave a field out, or say null, for its plain value.
-        if config.get(field) not in (plain, None):
+    for field, (usual, what) in (_PLAIN | _PLAIN_OF.get(family, _NO_BIAS)).items():
+        # Files omit a field, or set it to null, for its usual value.
+        if config.get(field) not in (usual, None):
             raise UnsupportedModel(f"this {family} model has {what} (`{field}`), which is not known here")
 
 
@@ -457,20 +456,20 @@ def _number(config: Mapping[str, Any], field: str, default: int | None = None) -
         return default
     if value is None:
         raise UnsupportedModel(f"the model's configuration has no `{field}`")
-    most = _LAYERS if field == "num_hidden_layers" else _LARGEST
-    if type(value) is not int or not 0 < value <= most:
+    limit = _LAYERS if field == "num_hidden_layers" else _LARGEST
+    if type(value) is not int or not 0 < value <= limit:
         raise UnsupportedModel(
-            f"`{field}` in the model's configuration is {value!r:.40}: it should be a whole number from 1 to {most:,}"
+            f"`{field}` in the model's configuration is {value!r:.40}: it should be a whole number from 1 to {limit:,}"
         )
     return value
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, tuple[tuple[str, Any], ...]]:
-    """Base and scaling of the rotary positions: in one field since transformers 5, before in two, with `type` for
-    `rope_type` in the oldest files."""
+    """Return base and scaling of the rotary positions. Since transformers 5 they are in one field, before in two; the
+    oldest files have `type` for `rope_type`."""
     try:
         fields = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-        # Where layers with a window rotate otherwise, those count that see all.
+        # Where layers with a window have other positions, those of full attention are meant.
         fields = dict(fields.get("full_attention", fields))
         theta = float(fields.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
         fields.pop("partial_rotary_factor", None)
@@ -482,12 +481,12 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, tuple[tuple[str, Any], ...]
 
 
 def _narrow_theta(config: Mapping[str, Any]) -> float:
-    """Base of the rotary positions of layers with a window, where they rotate otherwise."""
+    """Return the base of the rotary positions of layers with a window, where they have their own."""
     fields = config.get("rope_parameters") or {}
-    own = fields.get("sliding_attention") or {}
-    return float(own.get("rope_theta") or config.get("rope_local_base_freq") or 10000.0)
+    sliding = fields.get("sliding_attention") or {}
+    return float(sliding.get("rope_theta") or config.get("rope_local_base_freq") or 10000.0)
 
 
 def _frozen(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """With lists, of factors for each pair of columns, as tuples."""
+    """Return the fields with lists (factors for each pair of columns) as tuples."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}

@@ -1,4 +1,4 @@
-"""What every engine's layout is made of: local tensors that join ranges of global ones."""
+"""Building blocks of every engine's layout: local tensors that concatenate ranges of global ones."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ Slice = tuple[str, Range]
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """One rank's cuts of a model. Where there is a tensor for each layer, the dimensions below are those of one
-    layer's."""
+    """Cuts a model's tensors for one rank. Dimensions of a tensor that every layer has are counted without that of the
+    layer."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the global tensors."""
+    """The shapes of the global tensors by name."""
     layers: tuple[Range, ...]
-    """Those that the rank has, one range after the other."""
+    """The ranges of layers that the rank has."""
     tp: int
-    """How many tensor-parallel ranks there are."""
+    """The number of tensor-parallel ranks."""
     index: int
-    """Which one of them this is."""
+    """The index of this rank among them."""
     experts: Range
-    """Those that the rank has, where tensors are of all experts of a layer: [experts, rows, columns]."""
+    """The experts that the rank has, in tensors of all experts of a layer: [experts, rows, columns]."""
 
     @classmethod
     def of(cls, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind, of: Sequence[Parameter] | None = None) -> Cuts:
-        """of: those parameters that are cut; None: all of the model."""
+        """Return the cuts of a rank of a mesh. of: the parameters to cut; None: all of the model."""
         shapes = {parameter.name: parameter.shape for parameter in (parameters(shape, kind) if of is None else of)}
-        # A stage has some layers of each round over all stages.
+        # With chunks, a stage has some layers of each round over all stages.
         stages, stage, rounds = mesh.length("pp"), mesh.at(rank, "pp"), mesh.length("chunks")
-        layers = tuple(share(shape.layers, rounds * stages, each * stages + stage) for each in range(rounds))
+        layers = tuple(share(shape.layers, rounds * stages, index * stages + stage) for index in range(rounds))
         experts = share(shape.experts, mesh.length("ep"), mesh.at(rank, "ep"))
         return cls(shapes, layers, mesh.length("tp"), mesh.at(rank, "tp"), experts)
 
     def entire(self, name: str, source: str) -> Local:
-        """A tensor that no tensor-parallel rank splits."""
+        """Return a tensor that is not split over tensor-parallel ranks."""
         return self.join(name, [(source, (0, self._size(source, 0)))])
 
     def split(self, name: str, *sources: str, dim: int = 0) -> Local:
-        """This rank's part of each of some tensors along a dimension, one after the other."""
+        """Return this rank's parts of some tensors along a dimension, concatenated."""
         return self.join(name, [(source, self.part(self._size(source, dim))) for source in sources], dim)
 
     def split_padded(self, name: str, source: str, rows: int) -> Local:
-        """This rank's part of a tensor that padding lengthens to so many rows."""
+        """Return this rank's part of a tensor that is padded to so many rows."""
         start, stop = self.part(rows)
         end = min(stop, self._size(source, 0))
         return self.join(name, [(source, (min(start, end), end))], size=stop - start)
 
     def part(self, size: int) -> Range:
-        """This rank's part of so many rows or columns."""
+        """Return this rank's range of so many rows or columns."""
         return share(size, self.tp, self.index)
 
     def join(self, name: str, parts: Sequence[Slice], dim: int = 0, size: int | None = None) -> Local:
-        """Ranges along a dimension, one after the other; `size`: of that dimension with its padding."""
-        pieces, at = [], 0
+        """Return ranges along a dimension, concatenated. size: of that dimension with its padding."""
+        pieces, offset = [], 0
         for source, (start, stop) in parts:
             box = [(0, length) for length in self.shapes[source]]
             axis = dim + _stacked(source)
             if ".experts." in source:
                 box[1] = self.experts
             box[axis] = (start, stop)
-            place = [at * (number == axis) for number in range(len(box))]
-            at += stop - start
+            place = [offset * (number == axis) for number in range(len(box))]
+            offset += stop - start
             if not _stacked(source):
                 pieces.append(Piece(source, tuple(box), tuple(place)))
                 continue
@@ -77,16 +77,16 @@ class Cuts:
                 pieces.append(Piece(source, (layers, *box[1:]), tuple(place)))
                 place[0] += layers[1] - layers[0]
         shape = [high - low for low, high in box]
-        shape[axis] = at if size is None else size
+        shape[axis] = offset if size is None else size
         if _stacked(source):
             shape[0] = place[0]
-            # Layers count from 0 on each rank.
+            # Layers are numbered from 0 on each rank.
             first = first_layer(source)
             name = from_layer(name, sum(min(max(first - start, 0), stop - start) for start, stop in self.layers))
         return Local(name, tuple(shape), tuple(piece for piece in pieces if _filled(piece)))
 
     def _layers_of(self, source: str) -> Iterator[Range]:
-        """Those that the rank has of the layers that have such a tensor."""
+        """Return the rank's ranges of layers, counted among the layers that have such a tensor."""
         first, most = first_layer(source), self.shapes[source][0]
         for start, stop in self.layers:
             yield min(max(start - first, 0), most), min(max(stop - first, 0), most)
@@ -96,7 +96,7 @@ class Cuts:
 
 
 def _stacked(source: str) -> bool:
-    """Whether there is one for each layer, and the first dimension is the layer."""
+    """Return whether every layer has such a tensor, so that the first dimension is the layer."""
     return "*" in source
 
 

@@ -1,1 +1,1 @@
-"""From a graph to text that a person reads, or to plain data, and from that text back to the graph."""
+"""Prints a graph as text that a person reads or as plain data, and parses that text."""

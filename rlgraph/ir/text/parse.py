@@ -1,4 +1,4 @@
-"""The graph from its text: the other direction of `rlgraph.ir.text.text`."""
+"""Parses the text of a graph that `rlgraph.ir.text.text` printed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from rlgraph.ir.types import Axis, DType, Handle, Table, Tensor, Type
 from rlgraph.ops.tensor import INFIX, PREFIX, infer
 
 LONGEST = 40
-"""Digits of a whole number: programs compute with 64 bits, and floats take 300."""
+"""The limit of digits of an integer: programs compute with 64 bits, but floats may have 300 digits."""
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<number>(?:\d+\.?\d*(?:[eE][+-]?\d+)?|inf|nan)(?![\w.@]))"""
@@ -43,7 +43,7 @@ _TOKEN = re.compile(
 
 
 class _Reader:
-    """The tokens of one line, and the grammar of types, constants and expressions over them."""
+    """A parser of the types, constants and expressions in one line."""
 
     def __init__(self, line: str, axes: dict[str, Axis], values: dict[str, Type]) -> None:
         self.tokens: list[tuple[str, str]] = []
@@ -61,17 +61,18 @@ class _Reader:
         return self.tokens[self.at][1] if self.at < len(self.tokens) else ""
 
     def next(self) -> str:
+        """Consume a token, and return its text."""
         self.at += 1
         return self.tokens[self.at - 1][1]
 
     def word(self) -> str:
-        """A name, quoted where it is none of the language's."""
+        """Consume a name, which is quoted where it is no identifier."""
         self.at += 1
         kind, text = self.tokens[self.at - 1]
         return str(json.loads(text)) if kind == "string" else text
 
     def take(self, *signs: str) -> bool:
-        """Moves past the next token if it is one of these."""
+        """Consume the next token if it is one of these, and return whether it was."""
         if self.at < len(self.tokens) and self.tokens[self.at][0] != "string" and self.text in signs:
             self.at += 1
             return True
@@ -114,14 +115,14 @@ class _Reader:
         return Record(name, tuple(args), tuple(options))
 
     def options(self) -> tuple[tuple[str, Constant], ...]:
-        found: list[tuple[str, Constant]] = []
+        options: list[tuple[str, Constant]] = []
         if self.take("{"):
             while not self.take("}"):
                 name = self.next()
                 self.want("=")
-                found.append((name, self.constant()))
+                options.append((name, self.constant()))
                 self.take(",")
-        return tuple(found)
+        return tuple(options)
 
     def value(self) -> Value:
         name = self.next()
@@ -183,7 +184,7 @@ class _Reader:
         return Unit(axis, reason)
 
     def expression(self, level: int = 0) -> Expr:
-        """Precedence climbing over the signs between two arguments."""
+        """Parse an expression by precedence climbing over infix operators."""
         left = self.prefix()
         while self.at < len(self.tokens) and self.tokens[self.at][0] != "string":
             op = INFIX.get(self.text)
@@ -198,7 +199,7 @@ class _Reader:
         if op and self.take(op.sign):
             return self.apply(op.name, (self.expression(op.precedence),))
         if self.take("("):
-            # A negative constant is written in brackets; a negation of a constant is not.
+            # A negative constant is printed in parentheses; the negation of a constant is not.
             ahead = self.tokens[self.at : self.at + 3]
             if [text for _, text in ahead[::2]] == ["-", ")"] and ahead[1][0] == "number":
                 self.at += 3
@@ -218,9 +219,9 @@ class _Reader:
             return Const(text == "true", Tensor("bool"))
         if self.take("("):
             return self.call(text)
-        known = self.values[text]
-        assert isinstance(known, Tensor), f"{text} is no tensor"
-        return Ref(text, known)
+        tensor = self.values[text]
+        assert isinstance(tensor, Tensor), f"{text} is no tensor"
+        return Ref(text, tensor)
 
     def call(self, op: str) -> Expr:
         args: list[Expr] = []
@@ -248,7 +249,7 @@ def _number(text: str) -> int | float:
 
 
 class _Parser:
-    """The lines of a program; indentation says which region a line belongs to."""
+    """A parser of a program's lines; indentation says which region a line belongs to."""
 
     def __init__(self, text: str) -> None:
         self.lines = [line for line in text.split("\n") if line.strip()]
@@ -288,11 +289,11 @@ class _Parser:
             elif word == "phase":
                 phases.append(self.phase(line))
             else:
-                called = line.next()
+                outside_name = line.next()
                 line.want("=")
                 record = line.constant()
                 assert isinstance(record, Record)
-                outside.append(Outside(word, called, record))
+                outside.append(Outside(word, outside_name, record))
         return Program(name, tuple(models), tuple(outside), tuple(states), tuple(phases))
 
     def axis(self, line: _Reader) -> None:
@@ -354,14 +355,14 @@ class _Parser:
             nodes.append(self.node(line, indent))
 
     def node(self, line: _Reader, indent: int) -> Node:
-        made: list[Value] = []
+        outputs: list[Value] = []
         if line.tokens[1][1] == ":":
             while line.text not in ("=", "<-"):
-                made.append(line.value())
+                outputs.append(line.value())
                 line.take(",")
-        tensor = bool(made) and line.next() == "="
-        self.values.update({value.name: value.type for value in made})
-        names = tuple(value.name for value in made)
+        tensor = bool(outputs) and line.next() == "="
+        self.values.update({value.name: value.type for value in outputs})
+        names = tuple(value.name for value in outputs)
         if tensor:
             return self.tensor(line, names, indent)
         op = line.next()
@@ -382,7 +383,7 @@ class _Parser:
                 head.take(",")
             self.values.update({value.name: value.type for value in given})
             regions = (self.graph(tuple(given), indent + 2),)
-        return Node(op, tuple(inputs), tuple(made), attrs, regions=regions, unit=unit)
+        return Node(op, tuple(inputs), tuple(outputs), attrs, regions=regions, unit=unit)
 
     def tensor(self, line: _Reader, names: tuple[str, ...], indent: int) -> Node:
         if line.tokens[-1][1] != ":":
@@ -411,7 +412,7 @@ def _kind(name: str) -> str:
 
 
 def parse_program(text: str) -> Program:
-    """Reads what `print_program` wrote; raises ValueError on anything else."""
+    """Parse what `print_program` printed; raises ValueError for anything else."""
     parser = _Parser(text)
     try:
         return parser.program()

@@ -1,9 +1,9 @@
-"""The graph as plain data, for tools: what `--emit json` writes.
+"""Converts a graph to plain data for tools, as `--emit json` writes it.
 
     {"format": 1, "program": "grpo", "axes": [...], "models": [...], "outside": [...], "states": [...],
      "phases": [{"name": "step", "steps": null, "lag": 0, "graph": {"inputs", "nodes", "outputs"}}]}
 
-Types, constants and expressions are texts, as in the printed graph.
+Types, constants and expressions are strings, as in the printed graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORMAT = 1
 
 
 def to_plain(program: Program) -> dict[str, Any]:
-    """Dicts, lists, texts and numbers only."""
+    """Return the program as dicts, lists, strings and numbers."""
     return {
         "format": FORMAT,
         "program": program.name,
@@ -79,19 +79,19 @@ def _graph(graph: Graph) -> dict[str, Any]:
 
 
 def _node(node: Node) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    data: dict[str, Any] = {
         "op": node.op,
         "inputs": list(node.inputs),
         "outputs": [_value(value) for value in node.outputs],
         "attrs": {name: show_constant(value) for name, value in node.attrs},
     }
     if node.body:
-        found["body"] = [{"name": let.name, "expression": show(let.expr)} for let in node.body]
+        data["body"] = [{"name": let.name, "expression": show(let.expr)} for let in node.body]
     if node.regions:
-        found["regions"] = [_graph(region) for region in node.regions]
+        data["regions"] = [_graph(region) for region in node.regions]
     if node.unit:
-        found["unit"] = {"axis": node.unit.axis, "reason": node.unit.reason}
-    return found | _place(node.span)
+        data["unit"] = {"axis": node.unit.axis, "reason": node.unit.reason}
+    return data | _place(node.span)
 
 
 def _value(value: Value) -> dict[str, str]:

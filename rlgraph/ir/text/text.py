@@ -1,4 +1,4 @@
-"""The graph as text that a person reads; `rlgraph.ir.text.parse` reads it back.
+"""Prints a graph as text that a person reads and `rlgraph.ir.text.parse` parses.
 
     program grpo
     axis prompts
@@ -11,7 +11,7 @@
       ...
       yield actor@1, prompts@1
 
-`parse_program(print_program(p))` equals `p`: spans and nothing else are lost.
+`parse_program(print_program(p))` equals `p`: only spans are lost.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ from rlgraph.ops.tensor import TENSOR, TensorOp
 
 
 def print_program(program: Program) -> str:
+    """Return the text of a program."""
     lines = [f"program {program.name}"]
     for axis in axes(program).values():
         place = f" {'inside' if axis.inner else 'in'} {axis.parent.key}" if axis.parent else ""
         shown = f" as {axis.name}" if axis.name != axis.key.rsplit(".", 1)[-1] else ""
         lines.append(f"axis {axis.key}{place}{shown}")
     for model in program.models:
-        made, of = ("copy", model.copy_of) if model.copy_of else (model.kind, model.source)
-        source = _call(made, (of,), model.options)
+        function, argument = ("copy", model.copy_of) if model.copy_of else (model.kind, model.source)
+        source = _call(function, (argument,), model.options)
         lines.append(
             f"model {model.name} = {f'frozen({source})' if model.frozen else source}"
             + (f" : {model.kind}" if model.copy_of else "")
         )
-    lines += [f"{o.kind} {o.name} = {show_constant(o.record)}" for o in program.outside]
-    lines += [f"state {s.name}{'[key]' if s.keyed else ''} = {s.initial!r}" for s in program.states]
+    lines += [f"{outside.kind} {outside.name} = {show_constant(outside.record)}" for outside in program.outside]
+    lines += [f"state {state.name}{'[key]' if state.keyed else ''} = {state.initial!r}" for state in program.states]
     for phase in program.phases:
         options = [f"steps={phase.steps}"] if phase.steps is not None else []
         options += [str(phase.staleness)] if phase.staleness != Staleness() else []
@@ -64,16 +65,16 @@ def print_program(program: Program) -> str:
 
 
 def print_graph(graph: Graph, indent: str = "") -> Iterator[str]:
-    """The lines of a graph's nodes and what it yields."""
+    """Return the lines of a graph's nodes and its outputs."""
     for node in graph.nodes:
         yield from print_node(node, indent)
     yield f"{indent}yield {', '.join(graph.outputs)}".rstrip()
 
 
 def print_node(node: Node, indent: str = "") -> Iterator[str]:
-    """The lines of one node, its unit as a comment in brackets."""
-    made = ", ".join(map(_value, node.outputs))
-    left = f"{made} = " if node.body else f"{made} <- " if made else ""
+    """Return the lines of one node, with its unit after `per`."""
+    outputs = ", ".join(map(_value, node.outputs))
+    left = f"{outputs} = " if node.body else f"{outputs} <- " if outputs else ""
     unit = ""
     if node.unit:
         reason = f" because {json.dumps(node.unit.reason)}" if node.unit.reason else ""
@@ -101,7 +102,7 @@ def _unit_axis(axis: str | None) -> str:
 
 
 def show(expr: Expr, above: int = 0) -> str:
-    """An expression in the language's own notation; `above` is the precedence of what it stands in."""
+    """Return an expression in the language's notation; `above` is the precedence of the enclosing expression."""
     if isinstance(expr, Ref):
         return expr.name
     if isinstance(expr, Const):
@@ -128,6 +129,7 @@ def _signed(op: TensorOp, args: tuple[Expr, ...]) -> str:
 
 
 def show_constant(value: Constant) -> str:
+    """Return a constant in the language's notation."""
     if isinstance(value, Record):
         return _call(value.name, value.args, value.options)
     if isinstance(value, tuple):
@@ -152,15 +154,15 @@ def _type(kind: Type) -> str:
         return f"{kind.dtype}[{kind.axis.key}]" if kind.axis else kind.dtype
     if isinstance(kind, Handle):
         return str(kind)
-    said = [f"{name}={axis.key}" for name, axis in (("token", kind.token), ("turn", kind.turn)) if axis]
-    said += [f"sampled={kind.temperature!r}"] if kind.sampled else []
-    said += ["version=token"] if kind.spans else []
+    parts = [f"{name}={axis.key}" for name, axis in (("token", kind.token), ("turn", kind.turn)) if axis]
+    parts += [f"sampled={kind.temperature!r}"] if kind.sampled else []
+    parts += ["version=token"] if kind.spans else []
     columns = "?" if kind.data is None else "+".join(map(_word, kind.data))
-    said += [f"data={columns}"] if columns else []
-    said += [f"with {_word(name)}={_type(inner)}" for name, inner in kind.extra]
-    return f"table[{'; '.join([kind.axis.key, *said])}]"
+    parts += [f"data={columns}"] if columns else []
+    parts += [f"with {_word(name)}={_type(inner)}" for name, inner in kind.extra]
+    return f"table[{'; '.join([kind.axis.key, *parts])}]"
 
 
 def _word(name: str) -> str:
-    """A column's name: data may call it anything."""
+    """Return a column's name, quoted where it is no identifier: data may have any name."""
     return name if re.fullmatch(r"[^\W\d][\w.@]*", name) else json.dumps(name, ensure_ascii=False)

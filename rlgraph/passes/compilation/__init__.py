@@ -1,1 +1,1 @@
-"""From a program and its settings to what runs: the graph after every rewrite, and the plan."""
+"""Compiles a program with its settings into what runs: the graph after every rewrite, and the plan."""

@@ -1,5 +1,5 @@
-"""In how large blocks the rows of a table travel, where a schedule leaves that to the plan: what the simulator says is
-best, a whole batch at a time among it."""
+"""Chooses the block size of streamed tables, where a schedule leaves it open: the one with the shortest simulated step,
+or none."""
 
 from __future__ import annotations
 
@@ -17,63 +17,64 @@ from rlgraph.ops.nodes import NODES
 from rlgraph.passes.compilation.overlap import Interrupted, Timed
 from rlgraph.passes.cost.tasks import main_step
 from rlgraph.passes.placement.choose import Choice
-from rlgraph.passes.placement.search.progress import Line as Shown
+from rlgraph.passes.placement.search.progress import Line as ProgressLine
 from rlgraph.passes.placement.tails import sampling
 
 TIMES = 4
-"""How many times as large as the one before a block is that is tried."""
+"""The ratio of consecutive block sizes that are tried."""
 
 FEWEST, MOST = 4, 128
-"""Blocks of a batch that are tried. With more of them a simulation takes long, and a controller has much to do."""
+"""The limits of blocks per batch that are tried. With more, simulations take long, and the controller has much to
+do."""
 
 STEPS = 2
-"""Steps of each simulation: of two blocks the better one is asked for, not how long a step takes."""
+"""Steps of each simulation: it only has to tell which of two sizes is better, not the exact seconds."""
 
 PAYS = 0.001
-"""Share of a step that streaming has to save."""
+"""The share of a step that streaming must save."""
 
 
 def with_blocks(choice: Choice, timed: Timed) -> Choice:
-    """A choice with the best block of each table whose line leaves it open, one table after the other, beside the tails
-    that it has; where none saves anything the table does not stream, unless it has a tail. After Ctrl-C it raises
-    Interrupted with what was found."""
-    shown = Shown("choosing blocks")
-    with closing(shown):
+    """Return a choice with the best block of each table whose line leaves it open, one table after the other, with the
+    tails that it has. Where no block saves anything, the table does not stream unless it has a tail. Raises Interrupted
+    with the best so far after Ctrl-C."""
+    progress = ProgressLine("choosing blocks")
+    with closing(progress):
         for line in choice.question.schedule.streams:
             if line.open:
-                search = _Search(choice, line, shown, timed)
+                search = _Search(choice, line, progress, timed)
                 try:
                     search.run()
                 except ProgramError:
-                    # It cannot be simulated, of which `simulate` says why.
+                    # The choice cannot be simulated; `simulate` says why.
                     continue
                 except KeyboardInterrupt:
-                    shown.close()
+                    progress.close()
                     print(f"interrupted: the block of `{line.table}` is the best that was tried", file=sys.stderr)
-                    raise Interrupted(search.found()) from None
-                choice = search.found()
+                    raise Interrupted(search.best()) from None
+                choice = search.best()
     return choice
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """What it would save if a table streamed that does not."""
+    """The effect of streaming a table that does not stream."""
 
     table: str
     block: int
-    """Rows."""
+    """The rows of the best block."""
     seconds: float
-    """Of a step."""
+    """Simulated seconds of a step with streaming."""
     whole: float
-    """Seconds of a step in which it does not, by the simulator as well."""
+    """Simulated seconds of a step without."""
 
 
 def unsaid(choice: Choice, ends: float = inf) -> Iterator[Streamed]:
-    """For each table of a step that the schedule does not stream, and that an engine samples that could, the best
-    block. ends: of trying, by the monotonic clock; what was not tried by then is left out."""
-    with closing(Shown("simulating what could stream")) as shown:
+    """Return the best block of each table that the schedule does not stream but its engine could. ends: the monotonic
+    time at which to stop trying; what was not tried by then is left out."""
+    with closing(ProgressLine("simulating what could stream")) as progress:
         for table in unstreamed(choice):
-            search = _Search(choice, Stream(table), shown, Timed(STEPS), ends)
+            search = _Search(choice, Stream(table), progress, Timed(STEPS), ends)
             try:
                 search.run()
             except ProgramError:
@@ -84,58 +85,60 @@ def unsaid(choice: Choice, ends: float = inf) -> Iterator[Streamed]:
 
 
 def unstreamed(choice: Choice) -> list[str]:
-    """Tables of a step that the schedule does not stream, and that engines sample that could."""
+    """Return the sampled tables of a step that the schedule does not stream but their engines could."""
     asked = choice.question
-    said = {line.table for line in asked.schedule.streams}
+    streamed = {line.table for line in asked.schedule.streams}
     nodes = main_step(asked.program).graph.walk()
     tables = dict.fromkeys(node.name.split(".")[0] for node in nodes if NODES[node.op].generates)
     return [
         table
         for table in tables
-        if table not in said
+        if table not in streamed
         and all(engine(group.engine).streams for group in sampling(table, choice.plan, asked.program))
     ]
 
 
 def sizes(choice: Choice, line: Stream) -> Iterator[int]:
-    """Rows of the blocks that are tried: whole groups of samples."""
+    """Return the block sizes in rows that are tried; they are multiples of whole groups of samples."""
     tasks = [task for task in choice.problem.tasks if task.name.split(".")[0] == line.table]
-    whole = sum(batch.rows for task in tasks[:1] for batch in task.batches)
+    batch_rows = sum(batch.rows for task in tasks[:1] for batch in task.batches)
     phase = main_step(choice.question.program)
     nodes = (node for node in phase.graph.walk() if node.name.split(".")[0] == line.table)
     rows = int(next((node.attr("n", 1) for node in nodes), 1))
-    while rows * MOST < whole:
+    while rows * MOST < batch_rows:
         rows *= TIMES
     yield rows
-    while rows * TIMES * FEWEST <= whole:
+    while rows * TIMES * FEWEST <= batch_rows:
         rows *= TIMES
         yield rows
 
 
 class _Search:
-    """For one table."""
+    """The search for the block of one table."""
 
-    def __init__(self, choice: Choice, line: Stream, shown: Shown, timed: Timed, ends: float = inf) -> None:
-        self.choice, self.line, self.shown, self.timed, self.ends = choice, line, shown, timed, ends
+    def __init__(self, choice: Choice, line: Stream, progress: ProgressLine, timed: Timed, ends: float = inf) -> None:
+        self.choice, self.line, self.progress, self.timed, self.ends = choice, line, progress, timed, ends
         self.tailed = any(tail.table == line.table for tail in choice.question.schedule.tails)
-        self.others = tuple(each for each in choice.plan.blocks if each[0] != line.table)
+        self.others = tuple(block for block in choice.plan.blocks if block[0] != line.table)
         self.tried: dict[int | None, float] = {}
-        """Seconds of a step."""
+        """Simulated seconds of a step by rows of a block; None: without streaming."""
 
     def run(self) -> None:
-        """The whole batch, and blocks from small to large."""
-        found = sizes(self.choice, self.line)
-        for rows in found if self.tailed else (None, *found):
+        """Try the whole batch, and blocks from small to large."""
+        candidates = sizes(self.choice, self.line)
+        for rows in candidates if self.tailed else (None, *candidates):
             if monotonic() < self.ends:
                 self.seconds(rows)
 
     def seconds(self, rows: int | None) -> float:
+        """Return the simulated seconds of a step with this block."""
         if rows not in self.tried:
-            self.shown.show(self.shown.elapsed(), lambda: f"{len(self.tried)} of `{self.line.table}` tried")
+            self.progress.show(self.progress.elapsed(), lambda: f"{len(self.tried)} of `{self.line.table}` tried")
             self.tried[rows] = self.timed.seconds(self.with_block(rows))
         return self.tried[rows]
 
     def with_block(self, rows: int | None) -> Choice:
+        """Return the choice with this block; None: without streaming."""
         plan, table = self.choice.plan, self.line.table
         blocks = self.others if rows is None else (*self.others, (table, rows))
         free = tuple(name for name in plan.free if name != table)
@@ -143,7 +146,8 @@ class _Search:
             free = (*free, table)
         return replace(self.choice, plan=replace(plan, blocks=blocks, free=free), simulated=None)
 
-    def found(self) -> Choice:
+    def best(self) -> Choice:
+        """Return the choice with the best block that was tried."""
         best = min(self.tried, key=self.tried.__getitem__, default=None)
         if None in self.tried and best is not None and self.tried[best] > (1 - PAYS) * self.tried[None]:
             best = None

@@ -1,4 +1,4 @@
-"""The plan for a cluster: what is asked of the search, and what is told of its answer."""
+"""Chooses the plan for a cluster: poses the question to the search, and reports on its answer."""
 
 from __future__ import annotations
 
@@ -44,129 +44,135 @@ from rlgraph.passes.rewrites.accumulate import added_up
 from rlgraph.user_code.files import Folders
 
 BESIDE = 2
-"""Other ways to share pools that are looked at in a small problem whose rows stream or move."""
+"""How many other ways to share pools are simulated for a small problem whose rows stream or move."""
 
 NOTED = 0.05
-"""Share of a step that the host works before it is told."""
+"""The share of a step that the host must work to be reported."""
 
 
 def chosen(program: Program, schedule: Schedule, folders: Folders, target: Target) -> Choice:
-    """Where rows stream or move, or steps overlap, the plan that the simulator prefers. Raises ProgramError where a
-    model's shape is not known, and where nothing fits."""
+    """Return the best plan for a cluster; where rows stream or move, or steps overlap, it is the one that the simulator
+    prefers. Raises ProgramError where a model's shape is unknown, and where nothing fits."""
     asked = question(program, schedule, folders, target)
     ends = monotonic() + asked.search_seconds
-    found = _whole(asked, target, ends)
-    if found.problem.older or streamed(schedule):
-        # It needs the simulator.
+    choice = _search_whole_batches(asked, target, ends)
+    if choice.problem.older or streamed(schedule):
+        # Only this case loads the simulator.
         from rlgraph.passes.compilation.finalists import better
 
-        return better(found, *_others(found, target, ends))
-    if target.stream and is_small(found.problem, found.question):
+        return better(choice, *_alternatives(choice, target, ends))
+    if target.stream and is_small(choice.problem, choice.question):
         from rlgraph.passes.compilation.streaming import with_streams
 
-        return with_streams(found, ends)
-    return found
+        return with_streams(choice, ends)
+    return choice
 
 
-def _whole(asked: Question, target: Target, ends: float) -> Choice:
-    """By whole batches. Where something fits without off-loading, and more than the best plan of a small problem is
-    asked for, without. Raises ProgramError where nothing fits."""
-    found = choose(replace(asked, offload=False))
-    found = found and _fused(found, ends)
-    if found is None and target.offload and (left := ends - monotonic()) > 0:
-        found = choose(replace(asked, search_seconds=left))
-    elif found is not None and _may_sleep(found, target) and (left := ends - monotonic()) > 0:
-        found = choose_asleep(replace(asked, search_seconds=left), found)
-    if found is None:
-        for other in with_other_engines(replace(asked, offload=target.offload)):
-            if (left := ends - monotonic()) <= 0 or (found := choose(replace(other, search_seconds=left))):
+def _search_whole_batches(asked: Question, target: Target, ends: float) -> Choice:
+    """Return the best plan that works by whole batches. If a plan fits without offloading, plans with offloading are
+    only searched for small problems. Raises ProgramError where nothing fits."""
+    choice = choose(replace(asked, offload=False))
+    choice = choice and _without_tight_fusions(choice, ends)
+    if choice is None and target.offload and (left := ends - monotonic()) > 0:
+        choice = choose(replace(asked, search_seconds=left))
+    elif choice is not None and _may_offload(choice, target) and (left := ends - monotonic()) > 0:
+        choice = choose_asleep(replace(asked, search_seconds=left), choice)
+    if choice is None:
+        for variant in with_other_engines(replace(asked, offload=target.offload)):
+            if (left := ends - monotonic()) <= 0 or (choice := choose(replace(variant, search_seconds=left))):
                 break
-    if found is None:
-        full = crowded(asked, ends)
-        wrong = refused(replace(asked, search_seconds=ends - monotonic()))
-        raise ProgramError([full, *wrong.diagnostics]) if full else wrong
-    return _fused(found, ends)
+    if choice is None:
+        host_problem = crowded(asked, ends)
+        refusal = refused(replace(asked, search_seconds=ends - monotonic()))
+        raise ProgramError([host_problem, *refusal.diagnostics]) if host_problem else refusal
+    return _without_tight_fusions(choice, ends)
 
 
-def _others(choice: Choice, target: Target, ends: float) -> Iterator[Choice]:
-    """Plans beside the best one that may be better than it where work overlaps that the search lays out one after the
-    other, and the best one without what the schedule leaves to the plan: its trainings may share pipelines, and its
-    models sleep."""
-    tables, asked = streamed(choice.question.schedule), list[Question]()
+def _alternatives(choice: Choice, target: Target, ends: float) -> Iterator[Choice]:
+    """Return other plans that may be better than the best one since work overlaps that the search lays out
+    sequentially, and the best plan without what the schedule leaves to the plan: there trainings may share pipelines
+    and models may be offloaded."""
+    tables, questions = streamed(choice.question.schedule), list[Question]()
     closed = without_open(choice.question.schedule)
     if closed != choice.question.schedule and (left := ends - monotonic()) > 0:
-        asked_whole = replace(choice.question, schedule=closed, apart=(), offload=target.offload, search_seconds=left)
-        yield _whole(asked_whole, target, ends)
+        closed_question = replace(
+            choice.question, schedule=closed, apart=(), offload=target.offload, search_seconds=left
+        )
+        yield _search_whole_batches(closed_question, target, ends)
     if moved := tuple((line.table, line.on or 1) for line in choice.question.schedule.tails):
-        # One copy has no tail, with which several may be faster than it.
-        asked.append(replace(choice.question, streamed=tables, moved=moved))
+        # A single replica has no tail, but several with a tail may be faster.
+        questions.append(replace(choice.question, streamed=tables, moved=moved))
     if choice.problem.older:
-        asked.append(replace(choice.question, in_turn=True))
+        questions.append(replace(choice.question, in_turn=True))
     if tables:
-        asked.append(replace(choice.question, streamed=tables))
-    found = [choice]
+        questions.append(replace(choice.question, streamed=tables))
+    choices = [choice]
     try:
-        for each in asked:
-            other = choose_until(ends, each)
+        for asked in questions:
+            other = choose_until(ends, asked)
             if other is not None:
-                found.append(_fused(other, ends))
-                yield found[-1]
+                choices.append(_without_tight_fusions(other, ends))
+                yield choices[-1]
         if tables and is_small(choice.problem, choice.question):
-            yield from map(_with_room, beside(found, BESIDE, ends))
+            yield from map(_with_room, beside(choices, BESIDE, ends))
     except OutOfTime:
         return
 
 
-def _may_sleep(choice: Choice, target: Target) -> bool:
-    """Whether plans in which models sleep are looked at although something fits without. Where work overlaps, models
-    would wake up for each piece of it, which the search does not count."""
+def _may_offload(choice: Choice, target: Target) -> bool:
+    """Return whether plans with offloading are searched although a plan fits without it. Where work overlaps, models
+    would be loaded for each piece of it, which the search does not count."""
     return target.offload and choice.question.cluster.devices <= SLEEPERS and not overlaps(choice)
 
 
 def _with_room(choice: Choice) -> Choice:
-    """Without pipelines for whose micro-batches in flight, of all models together, there is no room, which the search
-    counts roughly, and without those of a schedule whose models sleep."""
+    """Return a choice without shared pipelines for whose micro-batches of all models there is no memory, which the
+    search only estimates, and without those of a schedule whose models are offloaded."""
     plan, options = choice.plan, choice.found.options
     if not plan.fused:
         return choice
     full = {pool for pool, peak in memory(choice).items() if not peak.fits}
-    trained = {each.model: number for number, each in enumerate(choice.problem.components) if each.work == "train"}
-    kept = tuple(
-        each
-        for each in plan.fused
-        if plan.role(each.models[0], "train").pool not in full
-        and all(options[trained[model]].fuses for model in each.models)
+    trained = {
+        component.model: number
+        for number, component in enumerate(choice.problem.components)
+        if component.work == "train"
+    }
+    fitting = tuple(
+        fused
+        for fused in plan.fused
+        if plan.role(fused.models[0], "train").pool not in full
+        and all(options[trained[model]].fuses for model in fused.models)
     )
-    pieces = tuple(tuple(trained[model] for model in each.models) for each in kept)
-    if kept == plan.fused and pieces == choice.found.pieces:
+    pieces = tuple(tuple(trained[model] for model in fused.models) for fused in fitting)
+    if fitting == plan.fused and pieces == choice.found.pieces:
         return choice
-    return replace(choice, plan=replace(plan, fused=kept), found=with_pieces(choice.problem, choice.found, pieces))
+    return replace(choice, plan=replace(plan, fused=fitting), found=with_pieces(choice.problem, choice.found, pieces))
 
 
-def _fused(choice: Choice, ends: float) -> Choice:
-    """A choice whose trainings share pipelines as the search thought; where there is no room for that, the better of it
-    without them and of one that is searched for without any."""
-    told = _with_room(choice)
-    if len(told.found.pieces) >= len(choice.found.pieces) or choice.found.before is None and ends <= monotonic():
-        return told
-    alone = choose_unfused(choice, ends)
-    if alone is None or told.found.pieces and told.found.value <= alone.found.value:
-        return told
-    found = replace(alone.found, bound=min(told.found.bound, alone.found.bound))
-    alone = replace(alone, found=found, question=choice.question)
-    return _fused(alone, ends) if found.pieces else alone
+def _without_tight_fusions(choice: Choice, ends: float) -> Choice:
+    """Return a choice whose shared pipelines fit into memory: the choice itself, or, if some do not fit, the better one
+    of the choice without them and of a new search without fusion."""
+    fitting = _with_room(choice)
+    if len(fitting.found.pieces) >= len(choice.found.pieces) or choice.found.before is None and ends <= monotonic():
+        return fitting
+    unfused = choose_unfused(choice, ends)
+    if unfused is None or fitting.found.pieces and fitting.found.value <= unfused.found.value:
+        return fitting
+    answer = replace(unfused.found, bound=min(fitting.found.bound, unfused.found.bound))
+    unfused = replace(unfused, found=answer, question=choice.question)
+    return _without_tight_fusions(unfused, ends) if answer.pieces else unfused
 
 
 def warnings(choice: Choice, schedule: Schedule) -> tuple[Diagnostic, ...]:
-    """What of a schedule the plan has no use for that was chosen for it."""
+    """Return warnings about parts of a schedule that the chosen plan does not use."""
     return tuple(unneeded(choice.question.program, choice.plan, schedule))
 
 
 def question(program: Program, schedule: Schedule, folders: Folders, target: Target) -> Question:
-    """What is searched for."""
+    """Return the question to the search. Raises ProgramError where a model's shape is unknown."""
     shapes = find_shapes(program, folders)
     work = operations(program)
-    wrong = [
+    problems = [
         Diagnostic(
             "E0935",
             f"the work of `{model.name}` cannot be planned: {shape}",
@@ -176,9 +182,9 @@ def question(program: Program, schedule: Schedule, folders: Folders, target: Tar
         for model in program.models
         if work[model.name] and not isinstance(shape := shapes.get(model.name, "its configuration is not here"), Shape)
     ]
-    if wrong:
-        raise ProgramError(wrong)
-    there = tuple(
+    if problems:
+        raise ProgramError(problems)
+    usable_engines = tuple(
         name for name, spec in engines().items() if spec.preference and (not target.on_cpus or name in installed())
     )
     return Question(
@@ -188,7 +194,7 @@ def question(program: Program, schedule: Schedule, folders: Folders, target: Tar
         target.cluster,
         target.workload,
         target.constants,
-        there,
+        usable_engines,
         target.goal,
         target.offload,
         target.search_seconds,
@@ -198,45 +204,45 @@ def question(program: Program, schedule: Schedule, folders: Folders, target: Tar
 
 
 def memory(choice: Choice) -> dict[str, Peak]:
-    """The fullest moment of each pool."""
+    """Return the moment of the highest memory use of each pool."""
     asked = choice.question
-    streamed = added_up(asked.program, choice.plan)
+    accumulated = added_up(asked.program, choice.plan)
     return peaks(
-        choice.plan, choice.problem.tasks, choice.configs, asked.cluster, asked.constants, accumulated=streamed
+        choice.plan, choice.problem.tasks, choice.configs, asked.cluster, asked.constants, accumulated=accumulated
     )
 
 
 def tokens(choice: Choice) -> float:
-    """Of the rows that a step samples or encodes, with their prompts: the batch whose throughput is told."""
-    found = [task.tokens * task.times for task in choice.problem.tasks if work_of(task.op) == "generates"]
-    read = [task.tokens * task.times for task in choice.problem.tasks if work_of(task.op) == "trains"]
-    return sum(found) or sum(read)
+    """Return the tokens of the rows that a step samples or encodes, with their prompts, for the reported throughput."""
+    generated = [task.tokens * task.times for task in choice.problem.tasks if work_of(task.op) == "generates"]
+    trained = [task.tokens * task.times for task in choice.problem.tasks if work_of(task.op) == "trains"]
+    return sum(generated) or sum(trained)
 
 
 def work_seconds(choice: Choice) -> dict[str, float]:
-    """What the pools are busy with in a step: seconds of `generate`, `read`, `train`. Pools work side by side, so that
-    they add up to more than the step."""
-    found: dict[str, float] = {}
+    """Return the busy seconds of all pools in a step, for `generate`, `read` and `train`. Pools work concurrently, so
+    they may add up to more than the step."""
+    busy: dict[str, float] = {}
     problem = choice.problem
     for component, option in zip(problem.components, choice.found.options, strict=True):
         for number, seconds in zip(component.tasks, option.seconds, strict=True):
             op = problem.tasks[number].op
             kind = {"generates": "generate", "trains": "train"}.get(work_of(op) or "", "read")
-            found[kind] = found.get(kind, 0.0) + seconds
-    return found
+            busy[kind] = busy.get(kind, 0.0) + seconds
+    return busy
 
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """What one process does for all pools in a step: mathematics between models, and functions that have no pool of
+    """The work of the host process in a step: tensor mathematics between models, and functions that have no pool of
     cpus."""
 
     seconds: float
     functions: Mapping[str, float]
-    """Of these, those of each function of the user's, the most first."""
+    """The seconds of each of the user's functions among these, the most first."""
 
     def told(self, step: float) -> str:
-        """What it works of a step of so many seconds, and what to do about it; empty where it is little."""
+        """Return a note on its part of a step of so many seconds, and what to do about it; empty where it is small."""
         if self.seconds < NOTED * step:
             return ""
         text = f"the host works {shown_seconds(self.seconds)} of a step ({self.seconds / step:.0%})"
@@ -248,6 +254,7 @@ class Hosted:
 
 
 def hosted(choice: Choice) -> Hosted:
+    """Return the work of the host process in a step of a plan."""
     problem, functions = choice.problem, dict[str, float]()
     total = 0.0
     for task, seconds in zip(problem.tasks, problem.host, strict=True):
@@ -256,45 +263,47 @@ def hosted(choice: Choice) -> Hosted:
         total += seconds
         if task.code and seconds:
             functions[task.code] = functions.get(task.code, 0.0) + seconds
-    return Hosted(total, dict(sorted(functions.items(), key=lambda each: -each[1])))
+    return Hosted(total, dict(sorted(functions.items(), key=lambda item: -item[1])))
 
 
 def overlaps(choice: Choice) -> bool:
-    """Whether work is done side by side that the search lays out one after the other."""
+    """Return whether work is done concurrently that the search lays out sequentially."""
     phase = main_step(choice.question.program)
     ahead = any(at_once(node, node.attr("rows")) > 1 for node in phase.graph.walk() if NODES[node.op].loop == "rounds")
     return ahead or bool(choice.plan.blocks) or phase.staleness.steps > 0 or _samples_together(choice, phase)
 
 
 def _samples_together(choice: Choice, phase: Phase) -> bool:
-    """Whether a copy samples rows of several orders with the same weights at a time."""
+    """Return whether a replica samples rows of several requests with the same weights concurrently."""
     types = phase.graph.values()
-    asked = Counter((model_of(node), node.op) for node in phase.graph.walk() if NODES[node.op].generates)
+    requests = Counter((model_of(node), node.op) for node in phase.graph.walk() if NODES[node.op].generates)
     return any(
         engine(choice.plan.role(cast(Handle, types[weights]).name, op).engine).admits
-        for (weights, op), orders in asked.items()
-        if orders > 1
+        for (weights, op), count in requests.items()
+        if count > 1
     )
 
 
 def fusions(choice: Choice) -> dict[str, Fusion]:
-    """What each pipeline takes that trainings share, of the largest mini-batch."""
-    asked, found = choice.question, dict[str, Fusion]()
+    """Return the timetable of each shared pipeline, for the largest mini-batches."""
+    asked, timetables = choice.question, dict[str, Fusion]()
     predictor = Predictor(choice.plan, choice.configs, asked.cluster, asked.constants)
-    for each in choice.plan.fused:
+    for fused in choice.plan.fused:
         works = []
-        for model in each.models:
-            own = [task for task in choice.problem.tasks if task.model == model and work_of(task.op) == "trains"]
-            works.append((model, max((task.batches for task in own), key=lambda own: sum(batch.rows for batch in own))))
-        found[", ".join(each.models)] = predictor.fused(works)
-    return found
+        for model in fused.models:
+            tasks = [task for task in choice.problem.tasks if task.model == model and work_of(task.op) == "trains"]
+            works.append(
+                (model, max((task.batches for task in tasks), key=lambda batches: sum(batch.rows for batch in batches)))
+            )
+        timetables[", ".join(fused.models)] = predictor.fused(works)
+    return timetables
 
 
 def predicted(choice: Choice) -> Mapping[str, Any]:
-    """What a plan file says of the prediction."""
+    """Return the prediction as the plan file has it."""
     seconds = choice.simulated
     if seconds is None and overlaps(choice):
-        # It needs the simulator, which takes longer to load than many searches take.
+        # The simulator takes longer to import than many searches take.
         from rlgraph.passes.compilation.overlap import overlapped
 
         seconds = overlapped(choice)
@@ -311,12 +320,12 @@ def predicted(choice: Choice) -> Mapping[str, Any]:
         "tokens": tokens(choice),
         "fused": {
             models: {
-                "seconds": each.table.makespan,
-                "bound_seconds": each.bound,
-                "in_turn_seconds": each.in_turn,
-                "micro_batches": {model.name: model.micro_batches for model in each.problem.models},
+                "seconds": fusion.table.makespan,
+                "bound_seconds": fusion.bound,
+                "in_turn_seconds": fusion.in_turn,
+                "micro_batches": {model.name: model.micro_batches for model in fusion.problem.models},
             }
-            for models, each in fusions(choice).items()
+            for models, fusion in fusions(choice).items()
         }
         or None,
         "memory": {
@@ -328,19 +337,19 @@ def predicted(choice: Choice) -> Mapping[str, Any]:
 
 
 def _asleep(choice: Choice, full: Mapping[str, Peak]) -> Mapping[str, Mapping[str, object]]:
-    """Of each pool in which models sleep."""
-    on, pools = hosts(choice), {pool.name: pool for pool in choice.plan.pools}
-    found: dict[str, Mapping[str, object]] = {}
+    """Return for each pool with offloaded models what of them is in the hosts' memory."""
+    by_node, pools = hosts(choice), {pool.name: pool for pool in choice.plan.pools}
+    by_pool: dict[str, Mapping[str, object]] = {}
     for name, peak in full.items():
         if peak.asleep:
-            node = fullest(on, pools[name], choice.question.cluster)
-            told = {"node": round(node.bytes), "node_capacity": round(node.capacity)} if node else {}
-            found[name] = {"host": round(peak.host), **told, "asleep": dict(peak.asleep)}
-    return found
+            node = fullest(by_node, pools[name], choice.question.cluster)
+            node_memory = {"node": round(node.bytes), "node_capacity": round(node.capacity)} if node else {}
+            by_pool[name] = {"host": round(peak.host), **node_memory, "asleep": dict(peak.asleep)}
+    return by_pool
 
 
 def sections(choice: Choice, target: Target) -> Mapping[str, Mapping[str, Any]]:
-    """Those of the plan file."""
+    """Return the sections of the plan file about the search."""
     cluster = {"text": target.cluster.text, "devices": target.cluster.devices}
-    told = {name: value for name, value in predicted(choice).items() if value is not None}
-    return {"cluster": cluster, "assumptions": target.assumptions(), "predicted": told}
+    prediction = {name: value for name, value in predicted(choice).items() if value is not None}
+    return {"cluster": cluster, "assumptions": target.assumptions(), "predicted": prediction}

@@ -1,6 +1,6 @@
-"""A program after the compiler: its graph after every pass, and where it runs.
+"""The result of the compiler for a program: its graph after every pass, and where it runs.
 
-What plans and what searches is loaded where a plan is asked for: who only looks at the graph does not wait for it.
+Planning and search are imported only when a plan is asked for, so that looking at the graph is fast.
 """
 
 from __future__ import annotations
@@ -28,63 +28,64 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compilation:
-    """What the compiler made of a program; all else is worked out from it."""
+    """The result of the compiler for a program; everything else about it is derived from these fields."""
 
     source: Source = field(repr=False)
     folder: Path
-    """The program's."""
+    """The folder of the program."""
     set: Mapping[str, str]
-    """What was replaced in it, as expressions of the language."""
+    """The settings that were replaced, as expressions of the language."""
     stages: tuple[Stage, ...] = field(repr=False)
     """The program after the checker and after each pass."""
     diagnostics: tuple[Diagnostic, ...] = field(repr=False)
-    """Warnings."""
+    """The warnings."""
     schedule: Schedule = field(default=Schedule(), repr=False)
-    """What is said about where it runs."""
+    """The user's schedule."""
     devices: int = 1
-    """Where the schedule declares no pools."""
+    """The number of devices where the schedule declares no pools."""
     file: PlanFile | None = field(default=None, repr=False)
-    """The plan file that it was read from: it says where everything runs."""
+    """The plan file that it was read from, which says where everything runs; None if it was compiled."""
     target: Target | None = None
-    """What its plan is searched for; None: the schedule and simple defaults say where it runs."""
+    """What a plan is searched for; None: the schedule and simple defaults say where it runs."""
 
     @property
     def program(self) -> Program:
-        """After the last pass: what runs."""
+        """The program after the last pass, which is what runs."""
         return self.stages[-1].program
 
     @property
     def folders(self) -> Folders:
-        """Where the relative paths of the program begin."""
+        """The folders to which the program's relative paths refer."""
         return Folders(self.folder)
 
     @property
     def name(self) -> str:
-        """The algorithm's."""
+        """The name of the algorithm."""
         return self.program.name
 
     def after(self, name: str) -> Program:
-        """The program after the pass of this name; `check` is before all passes."""
-        found = {stage.name: stage.program for stage in self.stages}
-        if name not in found:
-            hint = nearest(name, found) or f"there are {', '.join(found)}"
+        """Return the program after the pass of this name; `check` is before all passes. Raises LookupError for other
+        names."""
+        programs = {stage.name: stage.program for stage in self.stages}
+        if name not in programs:
+            hint = nearest(name, programs) or f"there are {', '.join(programs)}"
             raise LookupError(f"there is no pass {name}: {hint}")
-        return found[name]
+        return programs[name]
 
     def text(self, after: str | None = None) -> str:
-        """The graph as text, after a pass or after all of them."""
+        """Return the graph as text, after one pass or after all."""
         return print_program(self.after(after) if after else self.program)
 
     # Placement
 
     @property
     def planned(self) -> bool:
-        """Whether somebody said, or asked, where it runs: a cluster, a schedule or a plan file."""
+        """Whether a cluster, a schedule or a plan file says where it runs."""
         return self.target is not None or self.file is not None or bool(self.schedule.span.line)
 
     @cached_property
     def placed(self) -> Placed:
-        """Where everything runs, and what is known of the models. Raises ProgramError where that cannot be."""
+        """The plan, and what is known of the models. Raises ProgramError where the program cannot run as scheduled."""
         from rlgraph.passes.compilation.planning import Placed, find_shapes, here, placed
 
         if self.file is not None:
@@ -97,7 +98,7 @@ class Compilation:
 
     @cached_property
     def choice(self) -> Choice:
-        """The plan that was found for its cluster, and what it was chosen from. Raises ProgramError where none fits,
+        """The plan that was found for its cluster, with the search's problem. Raises ProgramError where none fits, and
         ValueError without a cluster."""
         from rlgraph.passes.compilation.choosing import chosen
 
@@ -107,19 +108,19 @@ class Compilation:
 
     @property
     def plan(self) -> Plan:
-        """Which processes do which work: what the schedule says, and defaults for the rest."""
+        """The plan: which processes do which work."""
         return self.placed.plan
 
     @property
     def assumptions(self) -> Mapping[str, Any]:
-        """What its plan was made for and with, as plan files say it: lengths, constants, what is least."""
+        """The assumptions of its plan, as plan files have them: lengths, constants, what is minimized."""
         if self.target is None:
             return {} if self.file is None else self.file.sections.get("assumptions", {})
         return self.target.assumptions()
 
     @cached_property
     def told(self) -> Sections:
-        """What its plan file says beside the plan."""
+        """The sections of its plan file besides the plan."""
         if self.target is None:
             return {} if self.file is None else self.file.sections
         from rlgraph.passes.compilation.choosing import sections
@@ -127,10 +128,11 @@ class Compilation:
         return sections(self.choice, self.target)
 
     def checked_placement(self) -> Self:
-        """The same, with the warnings of its placement; raises ProgramError where the schedule cannot be done."""
-        found = replace(self, diagnostics=(*self.diagnostics, *self.placed.warnings))
-        # A search is not done twice.
-        found.__dict__.update(
+        """Return the same with the warnings of its placement; raises ProgramError where the schedule cannot be
+        followed."""
+        checked = replace(self, diagnostics=(*self.diagnostics, *self.placed.warnings))
+        # Copying the cached properties avoids a second search.
+        checked.__dict__.update(
             {name: value for name, value in self.__dict__.items() if name in ("placed", "choice", "told")}
         )
-        return found
+        return checked

@@ -1,4 +1,4 @@
-"""A program that was read becomes a compilation: it is checked, then every pass goes over it."""
+"""Compiles a program that was read: checks it, then runs every pass."""
 
 from __future__ import annotations
 
@@ -22,39 +22,42 @@ if TYPE_CHECKING:
 
 
 def checked(opened: Opened, settings: Mapping[str, str], schedule: str | Path | None = None) -> Checked:
-    """A program with its schedule, a path or a text. Raises ProgramError with everything that is wrong with them."""
+    """Check a program with its schedule, a path or a text. Raises ProgramError with all mistakes in them."""
     folders = opened.folders
     try:
-        found = check_all(opened.source, changes(settings), columns=columns_in(folders), faults=faults_in(folders))
+        program = check_all(opened.source, changes(settings), columns=columns_in(folders), faults=faults_in(folders))
     except ProgramError as error:
         raise ProgramError(with_quotes(error.diagnostics)) from None
-    return found if schedule is None else with_schedule(found, open_program(schedule, "<schedule>"))
+    return program if schedule is None else with_schedule(program, open_program(schedule, "<schedule>"))
 
 
 def compiled(
     opened: Opened, settings: Mapping[str, str], found: Checked, devices: int = 1, target: Target | None = None
 ) -> Compilation:
-    """After every pass. Raises ProgramError where it cannot run as its schedule says, or on no part of its cluster."""
+    """Return the program after every pass. Raises ProgramError if it cannot run as its schedule says, or on its
+    cluster."""
     if not isinstance(devices, int) or isinstance(devices, bool) or not 1 <= devices <= LARGEST:
         message = f"`devices` is a whole number from 1 to {LARGEST:,}"
         raise UsageMistake(Diagnostic("E0902", message, NO_SPAN, "`devices=8`"))
-    if wrong := headless(found.program, opened.folders):
-        raise ProgramError(wrong)
+    if problems := headless(found.program, opened.folders):
+        raise ProgramError(problems)
     typed = found.program if target is None else with_dtypes(found.program, not target.on_cpus)
     stages = tuple(run_passes(typed))
     warnings, schedule = tuple(found.warnings), found.schedule
-    made = Compilation(opened.source, opened.folder, settings, stages, warnings, schedule, devices, target=target)
-    return made.checked_placement() if target or schedule.span.line else made
+    compilation = Compilation(
+        opened.source, opened.folder, settings, stages, warnings, schedule, devices, target=target
+    )
+    return compilation.checked_placement() if target or schedule.span.line else compilation
 
 
 def with_dtypes(program: Program, accelerated: bool) -> Program:
-    """The program with a dtype for each model that names none: bfloat16 on accelerators, float32 on CPUs."""
+    """Return the program with a dtype for each model that names none: bfloat16 on accelerators, float32 on CPUs."""
     default = "bfloat16" if accelerated else "float32"
     models = tuple(
-        replace(model, options=tuple(_chosen(dict(model.options), default).items())) for model in program.models
+        replace(model, options=tuple(_with_dtype(dict(model.options), default).items())) for model in program.models
     )
     return replace(program, models=models)
 
 
-def _chosen(options: Mapping[str, Any], default: str) -> dict[str, Any]:
+def _with_dtype(options: Mapping[str, Any], default: str) -> dict[str, Any]:
     return {**options, "dtype": options["dtype"] or default} if "dtype" in options else dict(options)

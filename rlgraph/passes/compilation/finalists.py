@@ -1,6 +1,6 @@
-"""Of several plans the one that the simulator prefers, where work overlaps: where rows stream or move, or steps are
-under way side by side. It knows what the search leaves out: blocks and tails, how lengths differ from step to step, in
-which order pools serve, and rows of several orders that are sampled together."""
+"""Chooses among several plans by simulation, where work overlaps: where rows stream or move, or steps run concurrently.
+The simulator models what the search leaves out: blocks and tails, lengths that differ from step to step, the order in
+which pools serve requests, and rows of several requests that are sampled together."""
 
 from __future__ import annotations
 
@@ -18,74 +18,76 @@ from rlgraph.passes.placement.search.incumbent import Found
 from rlgraph.passes.placement.search.problem import Problem
 
 TAILS = 0.05
-"""Share of a step that other tails than the usual one can save at most, beside the blocks that are best with it."""
+"""The largest share of a step that other tails can save over the usual tail with its best blocks."""
 
 STREAMED, MOVED = 0.05, 0.35
-"""By which share a step may be faster than if all that takes rows as they come began with the first of them: where rows
-stream, since both are approximations, and where the last ones move, since devices are free before."""
+"""The share by which a step may be shorter than if all streaming work began with the first rows: where rows stream,
+since both estimates are approximate, and where the last rows move, since devices are free earlier."""
 
 
 def better(first: Choice, *others: Choice, steps: int = FEWEST) -> Choice:
-    """One of them, with the best blocks and tails that it can have where the schedule leaves these open, as an answer
-    to the first one's question. What is proven is proven of plans without blocks and tails. steps: that are simulated
-    of each."""
-    every = [*distinct((first, *others))]
-    if len(every) == 1:
+    """Return the best of some plans, with the best blocks and tails where the schedule leaves these open, as an answer
+    to the first one's question. Bounds hold for plans without blocks and tails. steps: how many steps of each plan are
+    simulated."""
+    candidates = [*distinct((first, *others))]
+    if len(candidates) == 1:
         try:
             return refined(first)
         except Interrupted as interrupted:
             return interrupted.choice
     best, least = None, inf
 
-    def told(choice: Choice, made: Choice) -> Choice:
-        return made if choice is first else answer(made, first)
+    def answered(choice: Choice, simulated: Choice) -> Choice:
+        return simulated if choice is first else answer(simulated, first)
 
-    # First those of which nothing is open, which are known at once, and that others may not come near to.
-    for choice in sorted(every, key=_open):
+    # Plans with nothing open come first: they need one simulation, and may rule out others.
+    for choice in sorted(candidates, key=_open):
         if best is not None and _hopeless(choice, least):
             continue
         try:
             tried = with_seconds(choice, steps, least)
         except Interrupted as interrupted:
-            best = best or told(choice, interrupted.choice)
+            best = best or answered(choice, interrupted.choice)
             break
         value = value_of(tried)
         if value is None:
-            # It cannot be simulated, or nobody wants to wait for that.
-            best = best or told(choice, tried)
+            # The plan cannot be simulated, or the user has interrupted that.
+            best = best or answered(choice, tried)
             break
         if best is None or value < least:
-            best, least = told(choice, tried), value
+            best, least = answered(choice, tried), value
     assert best is not None
     return best
 
 
 def _open(choice: Choice) -> bool:
-    """Whether a line leaves something to the plan."""
+    """Return whether a line of the schedule leaves blocks or a tail to the plan."""
     schedule = choice.question.schedule
     return any(line.open for line in schedule.streams) or any(line.open for line in schedule.tails)
 
 
 def _hopeless(choice: Choice, least: float) -> bool:
-    """Whether no blocks and no tail make a plan as good as another one. Where steps overlap that is not known."""
+    """Return whether no blocks or tails can make a plan as good as `least`; false where steps overlap, when it is
+    unknown."""
     if choice.question.in_turn or choice.problem.older:
         return False
     return (1 - (MOVED if choice.question.schedule.tails else STREAMED)) * soonest(choice) >= least
 
 
 def with_seconds(choice: Choice, steps: int, least: float = inf, timed: Timed | None = None) -> Choice:
-    """With blocks and tails, and the simulator's seconds, if it can tell them. least: what another plan minimizes; of
-    one that is far behind it the seconds of the first look are enough. timed: what was simulated of the plan before."""
+    """Return a choice with blocks and tails and its simulated seconds, if it can be simulated. least: the value of
+    another plan; for a plan that is far behind it, the seconds of the short simulation suffice. timed: earlier
+    simulations of the plan."""
     timed = timed or Timed(STEPS)
-    made = refined(choice, timed, least)
-    seconds = timed.known(made) if _behind(made, timed, least) else overlapped(made, steps)
-    return replace(made, simulated=seconds)
+    candidate = refined(choice, timed, least)
+    seconds = timed.known(candidate) if _behind(candidate, timed, least) else overlapped(candidate, steps)
+    return replace(candidate, simulated=seconds)
 
 
 def refined(choice: Choice, timed: Timed | None = None, least: float = inf) -> Choice:
-    """With blocks and tails, where the schedule leaves them open: turns about, until none changes, since the best
-    blocks are others with a tail than without; no tail but the usual one where it is far behind `least`. Raises
-    Interrupted after Ctrl-C."""
+    """Return a choice with blocks and tails where the schedule leaves them open. They are chosen alternately until none
+    changes, since the best blocks with a tail differ from those without. Only the usual tail is tried for a choice far
+    behind `least`. Raises Interrupted after Ctrl-C."""
     timed, seen = timed or Timed(STEPS), [streams(choice)]
     while True:
         choice = with_blocks(choice, timed)
@@ -98,7 +100,7 @@ def refined(choice: Choice, timed: Timed | None = None, least: float = inf) -> C
 
 
 def _behind(choice: Choice, timed: Timed, least: float) -> bool:
-    """Whether a plan with a tail is slower than another one by more than other tails can save."""
+    """Return whether a plan with a tail is worse than `least` by more than other tails can save."""
     seconds = timed.known(choice)
     if seconds is None or not choice.plan.tails:
         return False
@@ -107,7 +109,7 @@ def _behind(choice: Choice, timed: Timed, least: float) -> bool:
 
 
 def distinct(choices: Iterable[Choice]) -> Iterator[Choice]:
-    """Of those that have the same plan the first one."""
+    """Return the choices without those whose plan an earlier one has."""
     seen = []
     for choice in choices:
         if choice.plan not in seen:
@@ -116,25 +118,26 @@ def distinct(choices: Iterable[Choice]) -> Iterator[Choice]:
 
 
 def answer(other: Choice, first: Choice) -> Choice:
-    """A plan that was found for another question, as if it had been found for the first one's: what of the schedule it
-    has no use for is left out."""
+    """Return a plan that was found for another question as an answer to the first one's; lines of the schedule that it
+    does not use are left out."""
     asked = replace(first.question, apart=other.question.apart, schedule=other.question.schedule)
     problem = problem_of(asked)
-    told = _reckoned(problem, other.found)
-    told = replace(told, bound=min(first.found.bound, told.searched.value))
-    return replace(other, found=told, problem=problem, question=asked)
+    searched = _recomputed(problem, other.found)
+    searched = replace(searched, bound=min(first.found.bound, searched.searched.value))
+    return replace(other, found=searched, problem=problem, question=asked)
 
 
-def _reckoned(problem: Problem, found: Found) -> Found:
-    """A plan as a problem has it, and those before it."""
-    seconds = problem.whole(found.blocks, found.options, found.pieces)
-    value = problem.value(seconds, found.blocks, found.devices)
-    before = None if found.before is None else _reckoned(problem, found.before)
-    return replace(found, seconds=seconds, value=value, before=before)
+def _recomputed(problem: Problem, result: Found) -> Found:
+    """Return a search result with its seconds and value, and those of the results before it, recomputed for a
+    problem."""
+    seconds = problem.whole(result.blocks, result.options, result.pieces)
+    value = problem.value(seconds, result.blocks, result.devices)
+    before = None if result.before is None else _recomputed(problem, result.before)
+    return replace(result, seconds=seconds, value=value, before=before)
 
 
 def value_of(choice: Choice) -> float | None:
-    """What is minimized, by the simulator."""
+    """Return what is minimized, by the simulated seconds; None if it was not simulated."""
     if choice.simulated is None:
         return None
     return choice.problem.value(choice.simulated, choice.found.blocks, choice.found.devices)

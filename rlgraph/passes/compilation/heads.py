@@ -1,4 +1,4 @@
-"""Value and reward models whose head is not in their files, as far as that is known before they are loaded."""
+"""Finds value and reward models whose files have no head, as far as that is known without loading them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rlgraph.user_code.files import Folders
 
 
 def headless(program: Program, folders: Folders) -> list[Diagnostic]:
-    """What is wrong with those that nothing trains; folders: where the relative paths of the program begin."""
-    found = []
+    """Return diagnostics for such models that nothing trains. folders: those to which relative paths refer."""
+    diagnostics = []
     for model in program.models:
         if model.copy_of or model.kind == "causal_lm" or isinstance(model.source, Record) or learnt(program, model):
             continue
         source = str(model.source)
-        here = folders.find(source)
-        if lacks_head(str(here) if here.is_dir() else source):
-            found.append(told(model.name, no_head(model.kind, source), model.span))
-    return found
+        local = folders.find(source)
+        if lacks_head(str(local) if local.is_dir() else source):
+            diagnostics.append(told(model.name, no_head(model.kind, source), model.span))
+    return diagnostics

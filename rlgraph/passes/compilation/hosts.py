@@ -1,5 +1,5 @@
-"""What of a plan that was searched for sleeps in the memory of its nodes' hosts, and what is said where there is too
-little of it."""
+"""Computes what a chosen plan offloads to the memory of each node's host, and reports where that memory is too
+small."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from rlgraph.passes.rewrites.accumulate import added_up
 
 
 def hosts(choice: Choice) -> dict[int, Lodging]:
-    """By the number of the node."""
+    """Return what is offloaded to each node's host, by the number of the node."""
     asked, plan = choice.question, choice.plan
     accumulated = added_up(asked.program, plan)
     return lodgings(plan, choice.problem.tasks, choice.configs, asked.cluster, asked.constants, accumulated)
 
 
 def fullest(found: Mapping[int, Lodging], pool: Pool, cluster: Cluster) -> Lodging | None:
-    """Of the nodes of a pool the one on which most sleeps, of whichever pools."""
+    """Return the node of a pool with the most offloaded bytes, of all pools together; None if there are none."""
     nodes = range(cluster.node(pool.first), cluster.node(pool.first + pool.devices - 1) + 1)
-    return max((found[node] for node in nodes if node in found), key=lambda each: each.bytes, default=None)
+    return max((found[node] for node in nodes if node in found), key=lambda lodging: lodging.bytes, default=None)
 
 
 def told(node: int, found: Lodging) -> str:
-    """What is too much for a node."""
+    """Return the message for a node whose host's memory is too small."""
     who = ", ".join(f"{show(size, 'bytes')} of `{name}`" for name, size in found.parts)
     return (
         f"{show(found.bytes, 'bytes')} sleep in the memory of node {node}'s host ({who}), and "
@@ -40,21 +40,22 @@ def told(node: int, found: Lodging) -> str:
 
 
 def crowded(question: Question, ends: float) -> Diagnostic | None:
-    """Where nothing fits, but would if the hosts had more memory. ends: of several searches together."""
+    """Return a diagnostic if nothing fits but something would if hosts had more memory; else None. ends: the monotonic
+    time at which to stop."""
     if not question.offload:
         return None
     try:
-        found = choose_until(ends, replace(question, constants=replace(question.constants, asleep=inf)))
+        choice = choose_until(ends, replace(question, constants=replace(question.constants, asleep=inf)))
     except OutOfTime:
         return None
-    if found is None:
+    if choice is None:
         return None
-    full = [each for each in hosts(replace(found, question=question)).items() if not each[1].fits]
+    full = [item for item in hosts(replace(choice, question=question)).items() if not item[1].fits]
     if not full:
         return None
-    node, most = max(full, key=lambda each: each[1].bytes)
+    node, most = max(full, key=lambda item: item[1].bytes)
     island = question.cluster.home(node)
     needed = show(most.bytes / question.constants.asleep / island.per_node * 1.001, "bytes")
-    said = f"`{island.device.name}(host_memory={needed})`"
-    hint = f"it fits if hosts have {needed} for each device, said in `--cluster` as {said}; or take more devices"
+    example = f"`{island.device.name}(host_memory={needed})`"
+    hint = f"it fits if hosts have {needed} for each device, said in `--cluster` as {example}; or take more devices"
     return Diagnostic("E0939", f"where models fit on the devices {told(node, most)}", question.schedule.span, hint)

@@ -1,5 +1,5 @@
-"""What a step takes whose plan overlaps: where rows stream, or steps or batches run ahead, work that the search lays
-out one after the other is done side by side, and in small orders. Its seconds are the simulator's."""
+"""Simulates steps of plans in which work overlaps: where rows stream, or steps or batches run ahead, work that the
+search lays out sequentially is done concurrently, in small requests."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from rlgraph.passes.placement.search.progress import Line
 
 
 class Interrupted(Exception):
-    """Ctrl-C has ended the choice of blocks or of a tail, which was told."""
+    """Raised after Ctrl-C during the choice of blocks or of a tail, and after telling the user."""
 
     def __init__(self, choice: Choice) -> None:
-        """choice: with the best of what was tried."""
+        """choice: the best one that was tried."""
         super().__init__()
         self.choice = choice
 
 
 class Timed:
-    """Seconds of a step of one plan with several blocks and tails, each of which is simulated once."""
+    """Caches simulated seconds of a step of one plan with different blocks and tails."""
 
     def __init__(self, steps: int) -> None:
-        """steps: of each simulation."""
+        """steps: how many each simulation runs."""
         self.steps = steps
-        self._known: dict[object, float] = {}
+        self._seconds: dict[object, float] = {}
 
     def seconds(self, choice: Choice) -> float:
-        """Raises ProgramError where it cannot be simulated."""
-        found = self.known(choice)
-        if found is None:
-            found = self._known[streams(choice)] = run_steps(simulated(choice), self.steps).seconds
-        return found
+        """Return the seconds of a step. Raises ProgramError where the choice cannot be simulated."""
+        seconds = self.known(choice)
+        if seconds is None:
+            seconds = self._seconds[streams(choice)] = run_steps(simulated(choice), self.steps).seconds
+        return seconds
 
     def known(self, choice: Choice) -> float | None:
-        """The same where it was simulated already."""
-        return self._known.get(streams(choice))
+        """Return the seconds if the choice was simulated already, else None."""
+        return self._seconds.get(streams(choice))
 
 
 def streams(choice: Choice) -> object:
-    """What of its tables streams, and how, as plans are compared by it."""
+    """Return a key for which tables stream, and how, by which plans are compared."""
     plan = choice.plan
     return frozenset(plan.blocks), frozenset(plan.free), frozenset(plan.tails)
 
 
 def overlapped(choice: Choice, steps: int = FEWEST) -> float | None:
-    """Seconds of a step in the middle of a run, of so many. None: it cannot be simulated, or Ctrl-C has ended that,
-    which is said."""
+    """Return the seconds of a step in the middle of a run of so many steps. None if it cannot be simulated, or if
+    Ctrl-C ended the simulation, which is printed."""
     with closing(_Progress()) as progress:
         try:
             return run_steps(simulated(choice, progress), steps, progress.ended).seconds
         except ProgramError:
-            # Rows of which so few are kept that a group has none: `simulate` says so.
+            # So few rows may be kept that a group has none: `simulate` says so.
             return None
         except KeyboardInterrupt:
             progress.close()
@@ -68,27 +68,30 @@ def overlapped(choice: Choice, steps: int = FEWEST) -> float | None:
 
 
 def simulated(choice: Choice, observer: Observer | None = None) -> SimBackend:
-    """The plan of a choice in the simulator, with what it was chosen for."""
+    """Return the simulator for the plan of a choice, with the workload and constants that it was chosen for."""
     asked = choice.question
     predictor = Predictor(choice.plan, choice.configs, asked.cluster, asked.constants)
     return SimBackend(asked.program, choice.plan, predictor, asked.workload, observer=observer)
 
 
 class _Progress(Silent):
-    """A line that says how far a simulation is."""
+    """Shows the progress of a simulation in a line."""
 
     def __init__(self) -> None:
         self.line, self.steps = Line("simulating what overlaps"), "no step done yet"
 
     def firing(self, node: Node, pool: str = "") -> None:
+        """Refresh the line."""
         self.line.show(self.line.elapsed(), lambda: self.steps)
 
     def ended(self, done: int, whole: int) -> None:
-        """So many steps are done."""
+        """Note that so many of the steps are done."""
         self.steps = f"{done} of {whole} steps"
 
     def told(self) -> str:
+        """Return the progress as text."""
         return f"{shown_seconds(self.line.elapsed())} of simulating, {self.steps}"
 
     def close(self) -> None:
+        """Remove the line."""
         self.line.close()

@@ -1,4 +1,5 @@
-"""A plan for a program: what is known of its models, which engines are there, and what there is to run on."""
+"""Plans a program without a search, from its models' shapes, the installed engines and this machine; and warns about
+schedules."""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ from rlgraph.passes.placement.place import Machine, Shapes, place
 from rlgraph.user_code.files import Folders
 
 _SPECIAL = 3
-"""The tokens of a built tokenizer beside its own: they pad, end a text, and stand for what is unknown."""
+"""The special tokens of a built tokenizer: padding, end of text, unknown."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A plan and what it was made from."""
+    """A plan, with the models' shapes that it was made from."""
 
     plan: Plan
     shapes: Shapes
@@ -36,10 +37,10 @@ class Placed:
 
 
 def placed(program: Program, schedule: Schedule, folders: Folders, machine: Machine) -> Placed:
-    """Where a program runs. Raises ProgramError where that cannot be as the schedule wants it."""
+    """Return the plan of a program. Raises ProgramError where it cannot run as scheduled."""
     shapes = find_shapes(program, folders)
-    if wrong := [*unfit(program, shapes)]:
-        raise ProgramError(wrong)
+    if problems := [*unfit(program, shapes)]:
+        raise ProgramError(problems)
     plan = place(program, schedule, machine, shapes, installed())
     work = operations(program)
     warnings = [_unknown(model) for model in program.models if model.name not in shapes and work[model.name]]
@@ -48,14 +49,19 @@ def placed(program: Program, schedule: Schedule, folders: Folders, machine: Mach
 
 
 def unneeded(program: Program, plan: Plan, schedule: Schedule) -> list[Diagnostic]:
-    """Of what a schedule asks for, what the plan has no use for."""
-    return [*_idle(plan, schedule), *_gone(program, schedule), *_ended(plan, schedule), *_in_turn(plan, schedule)]
+    """Return warnings about what a schedule asks for and the plan does not use."""
+    return [
+        *_idle(plan, schedule),
+        *_removed(program, schedule),
+        *_without_gain(plan, schedule),
+        *_in_turn(plan, schedule),
+    ]
 
 
 def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
-    """The pools of a schedule with devices on which nothing runs: where the plan has such a pool they are reserved all
-    the same, and a plan that is searched for has it not."""
-    found, reserved = [], {pool.name for pool in plan.pools}
+    """Return warnings about idle devices in a schedule's pools. If the plan has the pool, they stay reserved; a plan
+    from the search leaves out unused pools."""
+    diagnostics, reserved = [], {pool.name for pool in plan.pools}
     for pool in schedule.pools:
         used = {device for group in plan.groups if group.pool == pool.name for device in group.devices}
         size, kind = (pool.cpus, "cpus") if pool.cpus else (pool.devices, "devices")
@@ -66,44 +72,49 @@ def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
         hint = f"make it smaller, or raise `dp` where work is placed on `{pool.name}`"
         if not used:
             hint = f"leave `{pool.name}` out, or place work on it"
-        then = "they stay reserved" if pool.name in reserved else "the plan has no such pool"
-        found.append(Diagnostic("W0903", f"{message}, and {then}", pool.span, hint))
-    return found
+        consequence = "they stay reserved" if pool.name in reserved else "the plan has no such pool"
+        diagnostics.append(Diagnostic("W0903", f"{message}, and {consequence}", pool.span, hint))
+    return diagnostics
 
 
-def _gone(program: Program, schedule: Schedule) -> list[Diagnostic]:
-    """Work that is placed, and that the passes found nobody to need."""
-    left, run = operations(program), code(program) | dict.fromkeys(called(schedule), True)
+def _removed(program: Program, schedule: Schedule) -> list[Diagnostic]:
+    """Return warnings about placed work that the passes removed since nothing needs it."""
+    work_left, run = operations(program), code(program) | dict.fromkeys(called(schedule), True)
     hint = "leave it out; `rlgraph compile PROGRAM --print-after simplify` shows what the compiler has left"
     return [
         Diagnostic("W0904", f"`{work}` is placed, and the compiler has found that nobody needs it", work.span, hint)
         for placement in schedule.placements
         for work in placement.work
-        if (work.operation not in left[work.model] if work.operation else not left.get(work.model, run.get(work.model)))
+        if (
+            work.operation not in work_left[work.model]
+            if work.operation
+            else not work_left.get(work.model, run.get(work.model))
+        )
     ]
 
 
-def _ended(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
-    """Tables whose rows could go on before all have ended, or whose last rows could move, and whose plan found nothing
-    in it."""
-    hint = "leave the line out, or say how many rows move to how many copies: `tail TABLE(under=0.2, on=2)`"
-    whole = "leave the line out, or say how many rows travel together: `stream TABLE(block=64)`"
+def _without_gain(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+    """Return warnings about lines of streams and tails for which the plan found nothing that saves time."""
+    tail_hint = "leave the line out, or say how many rows move to how many copies: `tail TABLE(under=0.2, on=2)`"
+    stream_hint = "leave the line out, or say how many rows travel together: `stream TABLE(block=64)`"
     blocks = dict(plan.blocks)
     return [
-        Diagnostic("W0905", f"`{line.table}` stays a whole batch: no block saves anything", line.span, whole)
+        Diagnostic("W0905", f"`{line.table}` stays a whole batch: no block saves anything", line.span, stream_hint)
         for line in schedule.streams
         if line.table not in blocks
     ] + [
-        Diagnostic("W0905", f"the rows of `{line.table}` end where they began: no tail saves anything", line.span, hint)
+        Diagnostic(
+            "W0905", f"the rows of `{line.table}` end where they began: no tail saves anything", line.span, tail_hint
+        )
         for line in schedule.tails
         if plan.tail(line.table) is None
     ]
 
 
 def _in_turn(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
-    """Trainings that could share a pipeline, and whose plan has no room for them."""
+    """Return warnings about trainings that should share a pipeline, but do not fit into memory together."""
     hint = "give the pool more devices, or the engine smaller micro-batches"
-    fused = {each.models for each in plan.fused}
+    fused_models = {fused.models for fused in plan.fused}
     return [
         Diagnostic(
             "W0906",
@@ -112,33 +123,33 @@ def _in_turn(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
             hint,
         )
         for line in schedule.fuses
-        if line.models not in fused
+        if line.models not in fused_models
     ]
 
 
 def here(devices: int) -> Machine:
-    """This machine, as if it had so many devices."""
+    """Return this machine, as if it had so many devices."""
     return Machine(devices, "gpu" if Path("/dev/nvidiactl").exists() else "cpu")
 
 
 def not_installed(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
-    """What a run of the plan lacks on this machine, with how to install it."""
-    found = []
+    """Return diagnostics for engines that a run needs and this machine lacks, with how to install them."""
+    diagnostics = []
     for name in dict.fromkeys(group.engine for group in plan.groups if group.engine not in (HOST, CODE, *installed())):
-        pins = (placement.at("engine") for placement in schedule.placements if placement.engine == name)
-        span = next(pins, schedule.span)
+        spans = (placement.at("engine") for placement in schedule.placements if placement.engine == name)
+        span = next(spans, schedule.span)
         message, hint = f"the engine `{name}` is not installed", f"pip install '{engine(name).install}'"
-        found.append(Diagnostic("E0913", message, span, hint))
-    return found
+        diagnostics.append(Diagnostic("E0913", message, span, hint))
+    return diagnostics
 
 
 def not_built(plan: Plan) -> list[Diagnostic]:
-    """What a plan asks of its engines that none of them can do."""
-    away: dict[str, list[str]] = {}
+    """Return diagnostics for what a plan needs of its engines and they cannot do."""
+    offloaded: dict[str, list[str]] = {}
     for holding in plan.holdings:
         name = plan.group(holding.group).engine
         if holding.offload and not engine(name).sleeps:
-            away.setdefault(name, []).append(holding.model)
+            offloaded.setdefault(name, []).append(holding.model)
     hint = "take an engine that can, give the model a pool of its own in a schedule, or say `sleeps=True` in its spec"
     return [
         Diagnostic(
@@ -148,7 +159,7 @@ def not_built(plan: Plan) -> list[Diagnostic]:
             NO_SPAN,
             hint,
         )
-        for name, models in away.items()
+        for name, models in offloaded.items()
     ]
 
 
@@ -166,13 +177,13 @@ def _unknown(model: Model) -> Diagnostic:
 
 
 def unfit(program: Program, shapes: Shapes) -> Iterator[Diagnostic]:
-    """Adapters that a model has no layers for."""
+    """Return diagnostics for adapters whose targets are no layers of their model."""
     for model in program.models:
         shape = shapes.get(model.name)
         if model.copy_of or not isinstance(shape, Shape) or shape.adapters is None:
             continue
         layers = sorted({name.rpartition(".")[2] for name in linear(shape)})
-        # Other names than these may be of one layer alone, and are looked at when it is loaded.
+        # Dotted names may belong to a single layer, and are checked when the model is loaded.
         for target in shape.adapters.unknown(linear(shape)):
             if "." not in target:
                 lora = dict(model.options).get("lora")
@@ -182,19 +193,20 @@ def unfit(program: Program, shapes: Shapes) -> Iterator[Diagnostic]:
 
 
 def find_shapes(program: Program, folders: Folders) -> dict[str, Shape | UnsupportedModel]:
-    """What can be known of each model without loading it; one that is out of reach is left out.
+    """Return the shape of each model, or why it is unsupported, without loading it; models without a local
+    configuration are left out.
 
-    folders: where the relative paths of the program begin.
+    folders: those to which the program's relative paths refer.
     """
-    found: dict[str, Shape | UnsupportedModel] = {}
+    shapes: dict[str, Shape | UnsupportedModel] = {}
     for model in program.models:
         if model.copy_of:
-            original = found.get(model.copy_of)
+            shape = shapes.get(model.copy_of)
         else:
-            original = _shape(model, folders)
-        if original is not None:
-            found[model.name] = original
-    return found
+            shape = _shape(model, folders)
+        if shape is not None:
+            shapes[model.name] = shape
+    return shapes
 
 
 def _shape(model: Model, folders: Folders) -> Shape | UnsupportedModel | None:
@@ -207,13 +219,13 @@ def _shape(model: Model, folders: Folders) -> Shape | UnsupportedModel | None:
     except UnsupportedModel as error:
         return error
     except (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
-        # Who loads the model says what is wrong with it.
+        # The loader of the model reports what is wrong with it.
         return None
 
 
 def _random(source: Record, folders: Folders) -> dict[str, Any] | None:
-    """The configuration of `random(...)`; None where its vocabulary is that of a tokenizer which is not here. Raises
-    UnsupportedModel where nothing is known of such models, whatever their vocabulary."""
+    """Return the configuration of `random(...)`; None where its vocabulary is that of a tokenizer without local files.
+    Raises UnsupportedModel where such a model is unsupported whatever its vocabulary."""
     fields = {name: plain(value) for name, value in source.options if value is not None}
     fields["model_type"] = str(source.args[0])
     fields.pop("seed", None)
@@ -228,11 +240,11 @@ def _random(source: Record, folders: Folders) -> dict[str, Any] | None:
 
 
 def _tokens(tokenizer: Constant, folders: Folders) -> int | None:
-    """How many tokens a tokenizer has, special ones included."""
+    """Return how many tokens a tokenizer has, including special ones; None if its files are not here."""
     if isinstance(tokenizer, Record):
         text = str(tokenizer.args[0]) if tokenizer.args else ""
-        own = {"chars": len(text), "words": len(text.split()), "bytes": 256}
-        return own[tokenizer.name] + _SPECIAL
+        counts = {"chars": len(text), "words": len(text.split()), "bytes": 256}
+        return counts[tokenizer.name] + _SPECIAL
     file = folders.find(str(tokenizer)) / "tokenizer.json"
     if not file.is_file():
         return None
@@ -241,7 +253,7 @@ def _tokens(tokenizer: Constant, folders: Folders) -> int | None:
 
 
 def _named(source: str, folders: Folders) -> Mapping[str, Any] | None:
-    """The configuration of a folder of the program, or of a name on the hub."""
+    """Return the configuration of a folder of the program, or of a name on the hub."""
     return find_config(_local(source, folders))
 
 

@@ -1,4 +1,4 @@
-"""What the user hands over: a program as a path or as text, and the changes to it."""
+"""Reads what the user hands over: a program as a path or as text, and settings that change it."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ if TYPE_CHECKING:
     from rlgraph.user_code.files import Folders
 
 _ALIKE = 0.7
-"""How much the name of a file has to look like another, where many are alike."""
+"""How similar the name of a file must be to be suggested, where many are alike."""
 
 Setting = str | float | bool | Path
-"""A text is an expression of the language, as after `--set NAME=`; a path is a text of the language."""
+"""A value for a setting: a str is an expression of the language, as after `--set NAME=`; a path is a string of the
+language."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A program that was read."""
+    """The source of a program that was read."""
 
     source: Source
     folder: Path
-    """The program's."""
+    """The folder of the program."""
 
     @property
     def folders(self) -> Folders:
-        """Where the relative paths in it begin."""
+        """The folders to which its relative paths refer."""
         from rlgraph.user_code.files import Folders
 
         return Folders(self.folder)
 
 
 def open_program(program: str | Path, name: str = "<text>") -> Opened:
-    """The program of a path, or a text itself: a str without a line break that ends in `.rlf` or `.rls` is a path.
+    """Read a program from a path or a text. A str without a line break that ends in `.rlf` or `.rls` is a path.
 
     Raises ProgramError where the file cannot be read.
     """
@@ -51,7 +52,7 @@ def open_program(program: str | Path, name: str = "<text>") -> Opened:
 
 
 def open_file(path: str) -> Opened:
-    """The program in a file."""
+    """Read the program in a file, or an algorithm that ships. Raises ProgramError where it cannot be read."""
     from rlgraph.dsl.use import LARGEST_BYTES
 
     try:
@@ -69,9 +70,9 @@ def open_file(path: str) -> Opened:
 
 
 def decoded(path: str, raw: bytes) -> Source:
-    """The text of these bytes."""
+    """Decode a file's bytes. Raises ProgramError where they are not UTF-8."""
     try:
-        # Some editors begin a text with a mark of its encoding.
+        # Some editors write a byte order mark.
         return Source(path, raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
@@ -84,25 +85,25 @@ def _unreadable(path: str, message: str, hint: str = "") -> ProgramError:
 
 
 def whole(path: str) -> Span:
-    """A file, of which no line is shown."""
+    """Return the span of a whole file, for which no line is shown."""
     return Span(Source(path, ""), 0, 0, 0, 0)
 
 
 def _near(path: str) -> str:
-    """A file that may have been meant: one beside it, or one that ships."""
+    """Return a hint at a file that may have been meant: one in the same folder, or an algorithm that ships."""
     wanted = Path(path)
     try:
-        beside = [entry.name for entry in wanted.parent.iterdir() if entry.suffix in PROGRAMS]
+        siblings = [entry.name for entry in wanted.parent.iterdir() if entry.suffix in PROGRAMS]
     except OSError:
         return f"there is no folder `{wanted.parent}` either"
     shipped = Path(__file__).parents[2] / "algorithms" / wanted.name
     if shipped.is_file():
         return f"an algorithm of that name ships with rlgraph: `{shipped}`"
-    return nearest(wanted.name, beside, str(wanted.parent / "{}"), _ALIKE)
+    return nearest(wanted.name, siblings, str(wanted.parent / "{}"), _ALIKE)
 
 
 def settings_text(settings: Mapping[str, Setting] | None) -> dict[str, str]:
-    """Every change as an expression of the language."""
+    """Return every setting as an expression of the language."""
     return {name: _text(name, value) for name, value in (settings or {}).items()}
 
 
@@ -112,7 +113,7 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, (int, float)) and math.isfinite(value):
         return repr(value)
     if isinstance(value, Path):
-        escaped = "".join("\\" + sign if sign in '\\"' else sign for sign in str(value))
+        escaped = "".join("\\" + character if character in '\\"' else character for character in str(value))
         return f'"{escaped}"'
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_text(name, item) for item in value)}]"
@@ -125,46 +126,46 @@ def _text(name: str, value: object) -> str:
 
 
 def changes(settings: Mapping[str, str]) -> dict[str, Expr]:
-    """The changes as syntax. Raises ProgramError with a caret in each that is no expression."""
+    """Parse the settings. Raises ProgramError with a caret in each that is no expression."""
     from rlgraph.dsl.declarations import is_bare
     from rlgraph.dsl.parse import parse_expression
     from rlgraph.dsl.tree import String
 
-    found: dict[str, Expr] = {}
+    expressions: dict[str, Expr] = {}
     problems: list[Diagnostic] = []
     for name, text in settings.items():
         try:
-            found[name] = parse_expression(Source(f"--set {name}", text))
+            expressions[name] = parse_expression(Source(f"--set {name}", text))
         except ProgramError as error:
             if is_bare(text):
-                # What it stands for says whether it may be a text.
+                # The setting's declaration says whether it may be a string.
                 source = Source(f"--set {name}", text)
-                found[name] = String(text, Span(source, 1, 1, 1, len(text) + 1))
+                expressions[name] = String(text, Span(source, 1, 1, 1, len(text) + 1))
                 continue
-            # One of them says it: a text without quotes is wrong in many ways.
+            # The first mistake suffices: a string without quotes causes several.
             problems += error.diagnostics[:1]
     if problems:
         raise ProgramError(problems)
-    return found
+    return expressions
 
 
 def with_quotes(found: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """What is wrong, with a better hint where a change is a bare text, as in `--set n=Qwen/Qwen2.5-7B`."""
+    """Return the diagnostics, with a better hint where a setting lacks quotes, as in `--set n=Qwen/Qwen2.5-7B`."""
     return [_with_quotes(diagnostic) for diagnostic in found]
 
 
-def _with_quotes(found: Diagnostic) -> Diagnostic:
+def _with_quotes(diagnostic: Diagnostic) -> Diagnostic:
     from rlgraph.dsl.declarations import SET, is_bare
 
-    path, text = found.span.source.path, found.span.source.text
+    path, text = diagnostic.span.source.path, diagnostic.span.source.text
     if not path.startswith(SET) or not is_bare(text) or not any(sign in text for sign in "/.~:-"):
-        return found
+        return diagnostic
     name = path.removeprefix(SET)
-    return replace(found, hint=f"a text has quotes of its own: `--set '{name}=\"{text}\"'`")
+    return replace(diagnostic, hint=f"a text has quotes of its own: `--set '{name}=\"{text}\"'`")
 
 
 def faults_in(folders: Folders) -> Callable[[str, Record, Collection[str]], list[Diagnostic]]:
-    """Looks for the user's Python, without running or importing it."""
+    """Return a function that finds mistakes in references to the user's Python, without running or importing it."""
 
     def look(word: str, record: Record, known: Collection[str]) -> list[Diagnostic]:
         from rlgraph.user_code.functions import check_function
@@ -186,7 +187,7 @@ def faults_in(folders: Folders) -> Callable[[str, Record, Collection[str]], list
 
 
 def columns_in(folders: Folders) -> Callable[[Record], Mapping[str, Column] | None]:
-    """Looks at the columns of data files, without running anything."""
+    """Return a function that reads the columns of data files, without running anything."""
 
     def look(record: Record) -> Mapping[str, Column] | None:
         from rlgraph.data.sources import columns

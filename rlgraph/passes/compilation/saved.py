@@ -1,4 +1,4 @@
-"""What a plan file says, as data."""
+"""The content of a plan file as data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
 
 Sections = Mapping[str, Mapping[str, Any]]
-"""What stands in a plan file beside program and plan, where the compiler chose the plan: `cluster`, `assumptions`,
+"""The sections of a plan file besides program and plan, where the compiler chose the plan: `cluster`, `assumptions`,
 `predicted`."""
 
 
@@ -19,20 +19,20 @@ class Origin:
     """The program that a plan file was made from."""
 
     source: str
-    """Path of the program, from the folder of the plan file; `<text>` for one that has no file."""
+    """The path of the program, relative to the folder of the plan file; `<text>` for one without a file."""
     sha256: str
-    """Of its text."""
+    """The SHA-256 of its text."""
     folder: str
-    """Where the relative paths in the program begin, from the folder of the plan file."""
+    """The folder to which the program's relative paths refer, relative to that of the plan file."""
     set: Mapping[str, str] = field(default_factory=dict)
-    """What was replaced in it, as expressions of the language."""
+    """The settings that were replaced, as expressions of the language."""
     graph_sha256: str = ""
-    """Of its graph when it was compiled; empty where a file does not say."""
+    """The SHA-256 of its graph when it was compiled; empty where a file does not have it."""
 
 
 @dataclass(frozen=True)
 class PlanFile:
-    """A program, the plan of where it runs, and what they were made from."""
+    """A program, its plan, and what they were made from."""
 
     program: Program
     plan: Plan

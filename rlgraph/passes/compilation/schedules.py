@@ -1,4 +1,4 @@
-"""A schedule (`.rls`) and the program that it is for."""
+"""Checks schedule files (`.rls`) with the programs that they are for."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from rlgraph.passes.compilation.programs import Opened, changes, columns_in, fau
 
 
 def check_schedule(schedule: Opened, settings: Mapping[str, str], programs: Sequence[Path]) -> list[Diagnostic]:
-    """What is wrong with a schedule. Raises ProgramError where it cannot be read, or its program is wrong.
+    """Return what is wrong with a schedule. Raises ProgramError where it cannot be read, or its program is wrong.
 
-    The program is the one of `programs` that has the schedule's name, or `NAME.rlf` beside the schedule.
+    The program is the one of `programs` with the schedule's name, or `NAME.rlf` in the schedule's folder.
     """
     file = parse(schedule.source)
-    found = _program_of(_head(file, schedule), schedule.folder, settings, programs)
+    program = _program_of(_head(file, schedule), schedule.folder, settings, programs)
     try:
-        checked(file, found.program, schedule.source, found.scope)
+        checked(file, program.program, schedule.source, program.scope)
     except ProgramError as error:
         return list(error.diagnostics)
     return []
 
 
 def with_schedule(program: Checked, schedule: Opened) -> Checked:
-    """A program with its schedule. Raises ProgramError with everything that is wrong with that."""
+    """Return a program with a schedule. Raises ProgramError with all mistakes in the schedule."""
     file = parse(schedule.source)
     head = _head(file, schedule)
     if program.schedule.span.line:
         related = (Related(program.schedule.span, "it is here"),)
         message = f"the program `{program.program.name}` has a schedule of its own"
         raise ProgramError(Diagnostic("E0901", message, head.span, "keep one of them", related=related))
-    found = checked(file, program.program, schedule.source, program.scope)
+    checked_schedule = checked(file, program.program, schedule.source, program.scope)
     used = {name.id for name in names_in(file.declarations)}
     warnings = [warning for warning in program.warnings if warning.code != "W0201" or warning.span.text not in used]
-    return replace(program, warnings=warnings, schedule=found)
+    return replace(program, warnings=warnings, schedule=checked_schedule)
 
 
 def _head(file: tree.File, schedule: Opened) -> tree.Schedule:
@@ -54,16 +54,16 @@ def _head(file: tree.File, schedule: Opened) -> tree.Schedule:
 
 def _program_of(head: tree.Schedule, folder: Path, settings: Mapping[str, str], programs: Sequence[Path]) -> Checked:
     for path in programs:
-        found = _program(path, settings)
-        if found.program.name == head.name:
-            return found
-    beside = folder / f"{head.name}.rlf"
-    if beside.is_file():
-        return _program(beside, settings)
+        program = _program(path, settings)
+        if program.program.name == head.name:
+            return program
+    sibling = folder / f"{head.name}.rlf"
+    if sibling.is_file():
+        return _program(sibling, settings)
     raise ProgramError(
         Diagnostic(
             "E0808",
-            f"there is no program `{beside}` for this schedule",
+            f"there is no program `{sibling}` for this schedule",
             head.span,
             "give the program too: `rlgraph check PROGRAM.rlf SCHEDULE.rls`",
         )

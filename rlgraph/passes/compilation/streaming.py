@@ -1,4 +1,4 @@
-"""Tables that stream although no line of a schedule says so: where the simulator says that it pays."""
+"""Lets tables stream without a line in the schedule, where the simulator predicts a gain."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rlgraph.passes.placement.choose import Choice, choose_until
 from rlgraph.passes.placement.search.progress import OutOfTime
 
 PAYS = 0.01
-"""Share of a step, or of its price, that streaming has to save which nobody has asked for."""
+"""The share of a step, or of its price, that streaming must save if the schedule does not ask for it."""
 
 
 def with_streams(choice: Choice, ends: float) -> Choice:
-    """A choice by whole batches; or, if that is better by `PAYS`, the best one by whole batches among plans that have
-    room for rows that stream, with the best blocks. ends: of searching, by the monotonic clock. After Ctrl-C, which is
-    told, it is the choice."""
+    """Return a choice by whole batches, or, if it is better by `PAYS`, the best one among plans with memory for
+    streaming rows, with the best blocks. ends: the monotonic time at which to stop searching. After Ctrl-C, which is
+    printed, the given choice is returned."""
     asked, tables = choice.question, unstreamed(choice)
     if not tables:
         return choice
@@ -32,30 +32,30 @@ def with_streams(choice: Choice, ends: float) -> Choice:
         timed = Timed(STEPS)
         if other is None or not _promising(choice, other, timed):
             return choice
-        made = with_seconds(other, FEWEST, timed=timed)
+        streaming = with_seconds(other, FEWEST, timed=timed)
     except (OutOfTime, Interrupted, ProgramError):
-        # It cannot be simulated, of which `simulate` says why, or there is no time for it.
+        # It cannot be simulated (`simulate` says why), or there is no time for it.
         return choice
-    # The best blocks are no worse than those of the first look.
-    return answer(made, choice) if made.simulated is not None else choice
+    # The best blocks are no worse than those of `_promising`.
+    return answer(streaming, choice) if streaming.simulated is not None else choice
 
 
 def _promising(choice: Choice, other: Choice, timed: Timed) -> bool:
-    """Whether a plan is better with blocks of a middling size than a choice is. timed: of that plan. Raises Interrupted
-    after Ctrl-C."""
+    """Return whether the plan `other` with blocks of a medium size is better than a choice. timed: that of `other`.
+    Raises Interrupted after Ctrl-C."""
     streams = other.question.schedule.streams
-    blocks = tuple((line.table, line.block or _middling(other, line)) for line in streams)
+    blocks = tuple((line.table, line.block or _medium_block(other, line)) for line in streams)
     streamed = replace(other, plan=replace(other.plan, blocks=blocks))
     try:
-        least, found = (
-            value_of(replace(each, simulated=own.seconds(each)))
-            for each, own in ((choice, Timed(STEPS)), (streamed, timed))
+        least, value = (
+            value_of(replace(candidate, simulated=times.seconds(candidate)))
+            for candidate, times in ((choice, Timed(STEPS)), (streamed, timed))
         )
     except KeyboardInterrupt:
         print("interrupted: no table streams that the schedule does not name", file=sys.stderr)
         raise Interrupted(choice) from None
-    return least is not None and found is not None and found <= (1 - PAYS) * least
+    return least is not None and value is not None and value <= (1 - PAYS) * least
 
 
-def _middling(choice: Choice, line: Stream) -> int:
+def _medium_block(choice: Choice, line: Stream) -> int:
     return [*sizes(choice, line)][:2][-1]

@@ -1,4 +1,4 @@
-"""What a plan is searched for: a cluster, how long rows are, constants of the cost model, and what is to be least."""
+"""What a plan is searched for: a cluster, lengths of rows, constants of the cost model, and what to minimize."""
 
 from __future__ import annotations
 
@@ -22,27 +22,30 @@ GOALS = ("time", "cost")
 
 @dataclass(frozen=True)
 class Target:
+    """The cluster that a plan is searched for, and the options of the search."""
+
     cluster: Cluster
     workload: Workload
     constants: Constants
     goal: Goal = "time"
     offload: bool = True
-    """Models may be in the host's memory while they are not at work."""
+    """Whether models may be offloaded to the host's memory while they are not used."""
     fuse: bool = True
-    """Trainings that can may share a pipeline."""
+    """Whether trainings may share a pipeline."""
     stream: bool = True
-    """Tables may stream of which the schedule says nothing."""
+    """Whether tables may stream that the schedule does not mention."""
     search_seconds: float = inf
-    """After which a search ends with the best plan that it has."""
+    """The time limit, after which a search ends with the best plan so far."""
     search_gap: float | None = None
-    """How far from the best plan is near enough, as a share; None: as `placement.choose` has it."""
+    """The relative gap to the best plan at which a search ends; None: the default of `placement.choose`."""
 
     @property
     def on_cpus(self) -> bool:
+        """Whether the cluster's devices are CPUs."""
         return self.cluster.islands[0].device.kind == "cpu"
 
     def assumptions(self) -> dict[str, Any]:
-        """What the program does not say, as plain data."""
+        """Return the assumptions that the program does not contain, as plain data."""
         response = self.workload.response
         return {
             "prompt_tokens": self.workload.prompt.to_text(),
@@ -65,7 +68,7 @@ def target(
     fuse: bool = True,
     stream: bool = True,
 ) -> Target:
-    """Raises ProgramError for a text that is no cluster, for a goal that is none, and for a gap that is no share."""
+    """Return the target for these options. Raises ProgramError for an invalid cluster, goal or gap."""
     from rlgraph.catalog.clusters.read import read_cluster
 
     if goal not in GOALS:
@@ -73,34 +76,34 @@ def target(
     if search_gap is not None and not 0 <= search_gap < 1:
         hint = "a share from 0 on and less than 1: 0.05 ends the search at a plan at most 5% from the best there is"
         raise ProgramError(Diagnostic("E0934", f"{search_gap:g} is no gap to end a search at", NO_SPAN, hint))
-    found = read_cluster(cluster) if isinstance(cluster, str) else cluster
-    found, constants = (
-        (found, defaults(found.islands[0].device.kind))
+    parsed = read_cluster(cluster) if isinstance(cluster, str) else cluster
+    parsed, constants = (
+        (parsed, defaults(parsed.islands[0].device.kind))
         if calibration is None
-        else (calibration.on(found), calibration.constants)
+        else (calibration.on(parsed), calibration.constants)
     )
     seconds = inf if search_seconds is None else search_seconds
     wanted: Goal = goal  # type: ignore[assignment]
-    return Target(found, workload or Workload(), constants, wanted, offload, fuse, stream, seconds, search_gap)
+    return Target(parsed, workload or Workload(), constants, wanted, offload, fuse, stream, seconds, search_gap)
 
 
 def assumed(compiled: Compilation) -> Workload:
-    """The lengths that its plan was made for; a plan file says them, too."""
+    """Return the lengths that a compilation's plan was made for; a plan file has them, too."""
     if compiled.target is not None:
         return compiled.target.workload
-    told = compiled.assumptions
-    prompt, response = (told.get(name) for name in ("prompt_tokens", "response_tokens"))
-    return workload(prompt, response, float(told.get("kept", 1.0)), files=False)
+    assumptions = compiled.assumptions
+    prompt, response = (assumptions.get(name) for name in ("prompt_tokens", "response_tokens"))
+    return workload(prompt, response, float(assumptions.get("kept", 1.0)), files=False)
 
 
 def workload(
     prompt_tokens: str | None = None, response_tokens: str | None = None, kept: float = 1.0, *, files: bool = True
 ) -> Workload:
-    """From texts as `rlgraph.passes.cost.lengths` reads them; None is the default. Raises ProgramError for one that it
-    cannot read. files: a text may name one."""
-    found = Workload(kept=kept)
+    """Return the workload of texts that `rlgraph.passes.cost.lengths` reads; None is the default. Raises ProgramError
+    for a text that it cannot read. files: whether a text may name a file."""
+    lengths = Workload(kept=kept)
     if prompt_tokens is not None:
-        found = replace(found, prompt=read_lengths(prompt_tokens, files))
+        lengths = replace(lengths, prompt=read_lengths(prompt_tokens, files))
     if response_tokens is not None:
-        found = replace(found, response=read_lengths(response_tokens, files))
-    return found
+        lengths = replace(lengths, response=read_lengths(response_tokens, files))
+    return lengths

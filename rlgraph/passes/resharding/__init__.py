@@ -1,1 +1,1 @@
-"""From two layouts of weights or rows to what travels between them, from where to where, in which rounds."""
+"""Plans transfers between two layouts of weights or rows: what is sent from where to where, in which rounds."""

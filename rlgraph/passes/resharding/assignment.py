@@ -1,11 +1,11 @@
-"""Which rank of the destination runs on which device, where both sides are on the same devices: the fewest bytes move.
+"""Assigns the destination's ranks to devices, where both sides of a transfer are on the same devices, so that the
+fewest bytes move.
 
-Ranks are numbered by their mesh, copies outermost and tensor-parallel ranks next to each other. Laid out on the devices
-in that order, generation with a smaller mesh than training finds little of what it needs on its device. Other orders
-put some of the copies between the other axes, or innermost: then the tensor-parallel ranks of one copy are a stride
-apart, and each device's training shard is a part of its generation shard. (HybridFlow calls the first grouping vanilla,
-the second its zero-redundancy grouping, and has a rule for the second; here it is the order that moves the fewest
-bytes.)
+Ranks are numbered by their mesh, replicas outermost and tensor-parallel ranks next to each other. If devices follow
+that order, generation with a smaller mesh than training finds little of what it needs on its device. Other orders put
+some of the replicas between the other axes, or innermost: then the tensor-parallel ranks of one replica are a stride
+apart, and each device's training shard is a part of its generation shard. (HybridFlow calls the first grouping vanilla
+and the second zero-redundancy, and has a rule for the second; here the order that moves the fewest bytes is chosen.)
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from rlgraph.ir.mesh import Mesh
 from rlgraph.passes.resharding.cells import Layout, cells, distinct
 
 Axis = tuple[str, int]
-"""A mesh axis, or a factor of one, and its size."""
+"""The name of a mesh axis, and its size or a factor of that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Ranks on devices."""
+    """An assignment of ranks to devices."""
 
     ranks: tuple[int, ...]
-    """For each device the rank of the destination."""
+    """The destination's rank of each device."""
     order: tuple[Axis, ...]
-    """How the devices are counted: the outermost axis first. An axis may be in several places, in factors."""
+    """The order in which devices are numbered, outermost axis first. An axis may occur several times, in factors."""
     moved: int
-    """Elements that a device needs and does not hold, over all devices."""
+    """The elements that a device needs and does not hold, summed over all devices."""
 
     def __str__(self) -> str:
         return " x ".join(f"{name}{size}" for name, size in self.order if size > 1) or "1 device"
 
 
 def assign(source: Sequence[Layout], destination: Sequence[Layout], mesh: Mesh) -> Assignment:
-    """The assignment that moves the least; of equal ones, the one that is closest to counting ranks as the mesh does.
+    """Return the assignment that moves the least; of equal ones, the one closest to the numbering of the mesh.
 
-    `source` is what each device holds, and `destination` what each rank of `mesh` needs; there are as many of both.
+    `source` is what each device holds, and `destination` what each rank of `mesh` needs; both have the same length.
     """
     if not len(source) == len(destination) == mesh.size:
         raise ValueError(f"{len(source)} devices cannot run the {len(destination)} ranks of {mesh}, one on each")
     lacking = _lacking(source, destination)
     candidates = [_assignment(order, mesh, lacking) for order in _orders(mesh)]
-    return min(candidates, key=lambda each: each.moved)
+    return min(candidates, key=lambda assignment: assignment.moved)
 
 
 def _orders(mesh: Mesh) -> Iterator[tuple[Axis, ...]]:
-    """Ways to count devices: copies before, between and after the other axes, in factors, and those in either order.
-    The mesh's own is the first."""
+    """Return ways to number devices: replicas before, between and after the other axes, in factors, and these axes in
+    either order. The mesh's own numbering is the first."""
     copies = mesh.length("dp")
-    rest = [(name, size) for name, size in mesh.axes if name != "dp"]
-    for axes in (rest, rest[::-1]):
+    other_axes = [(name, size) for name, size in mesh.axes if name != "dp"]
+    for axes in (other_axes, other_axes[::-1]):
         for factors in _factors(copies, len(axes) + 1):
             order = [("dp", factors[0])]
             for axis, factor in zip(axes, factors[1:], strict=True):
@@ -64,7 +64,7 @@ def _orders(mesh: Mesh) -> Iterator[tuple[Axis, ...]]:
 
 
 def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number as a product of so many, those with large ones first first."""
+    """Return all ways to write a number as a product of `count` factors, large first factors first."""
     if count == 1:
         yield (number,)
         return
@@ -74,32 +74,32 @@ def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _assignment(order: tuple[Axis, ...], mesh: Mesh, lacking: NDArray[np.int64]) -> Assignment:
-    at = np.unravel_index(np.arange(mesh.size), [size for _, size in order])
+    coordinates = np.unravel_index(np.arange(mesh.size), [size for _, size in order])
     ranks = np.zeros(mesh.size, np.int64)
     for name, size in mesh.axes:
-        where = np.zeros(mesh.size, np.int64)
-        for (other, factor), index in zip(order, at, strict=True):
+        position = np.zeros(mesh.size, np.int64)
+        for (other, factor), index in zip(order, coordinates, strict=True):
             if other == name:
-                where = where * factor + index
-        ranks = ranks * size + where
+                position = position * factor + index
+        ranks = ranks * size + position
     moved = int(lacking[np.arange(mesh.size), ranks].sum())
     return Assignment(tuple(ranks.tolist()), order, moved)
 
 
 def _lacking(source: Sequence[Layout], destination: Sequence[Layout]) -> NDArray[np.int64]:
-    """For each device and rank how many elements the rank needs and the device does not hold."""
+    """Return for each device and rank how many elements the rank needs and the device does not hold."""
     held, devices = distinct(dict(enumerate(source)))
     needed, ranks = distinct(dict(enumerate(destination)))
-    found = np.zeros((len(held), len(needed)), np.int64)
+    counts = np.zeros((len(held), len(needed)), np.int64)
     for tensor in cells([*held, *needed]):
         have, need = tensor.held[: len(held)], tensor.held[len(held) :]
-        found += (~have * tensor.volumes()) @ need.T.astype(np.int64)
-    return found[np.ix_(_members(devices, len(source)), _members(ranks, len(destination)))]
+        counts += (~have * tensor.volumes()) @ need.T.astype(np.int64)
+    return counts[np.ix_(_members(devices, len(source)), _members(ranks, len(destination)))]
 
 
 def _members(groups: Sequence[Sequence[int]], count: int) -> NDArray[np.int64]:
-    """For each number the group that it is in."""
-    found = np.zeros(count, np.int64)
+    """Return for each number the index of its group."""
+    group_of = np.zeros(count, np.int64)
     for index, group in enumerate(groups):
-        found[list(group)] = index
-    return found
+        group_of[list(group)] = index
+    return group_of

@@ -1,4 +1,5 @@
-"""Global tensors cut wherever one of several layouts cuts them: inside a cell all elements are on the same ranks."""
+"""Cuts global tensors wherever one of several layouts cuts them, into cells whose elements are all on the same
+ranks."""
 
 from __future__ import annotations
 
@@ -16,58 +17,58 @@ Layout = Sequence[Local]
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """One tensor's cells."""
+    """The cells of one tensor."""
 
     name: str
     edges: tuple[NDArray[np.int64], ...]
-    """For each dimension where it is cut, from the first index to the one after the last."""
+    """The cuts along each dimension, from the first index to the one after the last."""
     held: NDArray[np.bool_]
-    """For each layout and each cell whether it has it; the cells as one dimension, row by row."""
+    """Whether each layout has each cell: [layouts, cells], with cells row by row."""
 
     def volumes(self) -> NDArray[np.int64]:
-        """How many elements each cell has."""
-        found = np.ones(1, np.int64)
+        """Return the number of elements of each cell."""
+        volumes = np.ones(1, np.int64)
         for edge in self.edges:
-            found = np.multiply.outer(found, np.diff(edge)).reshape(-1)
-        return found
+            volumes = np.multiply.outer(volumes, np.diff(edge)).reshape(-1)
+        return volumes
 
     def boxes(self, labels: NDArray[np.int64]) -> list[tuple[int, Box]]:
-        """Label and box; neighbours with the same label are one box. Cells labelled -1 are left out."""
+        """Return labels and boxes; neighbours with the same label are one box. Cells labelled -1 are left out."""
         shape = tuple(len(edge) - 1 for edge in self.edges)
         at = np.indices(shape).reshape(len(shape), math.prod(shape))
         rows = np.stack([labels, *(index for dim in at for index in (dim, dim + 1))], axis=1)[labels >= 0]
         for dim in reversed(range(len(shape) if len(rows) else 0)):
-            rows = _joined(rows, 1 + 2 * dim)
-        found = []
+            rows = _merge(rows, 1 + 2 * dim)
+        boxes = []
         for label, *corners in rows[np.lexsort(rows.T[::-1])].tolist():
             ranges = zip(self.edges, corners[::2], corners[1::2], strict=True)
-            found.append((label, tuple((int(edge[low]), int(edge[high])) for edge, low, high in ranges)))
-        return found
+            boxes.append((label, tuple((int(edge[low]), int(edge[high])) for edge, low, high in ranges)))
+        return boxes
 
 
 def cells(layouts: Sequence[Layout]) -> Iterator[Cells]:
-    """The cells of every tensor, in the order in which the layouts name them."""
+    """Return the cells of every tensor, in the order in which the layouts name them."""
     boxes: dict[str, list[tuple[int, Box]]] = {}
     for index, layout in enumerate(layouts):
         for local in layout:
             for piece in local.pieces:
                 if all(low < high for low, high in piece.box):
                     boxes.setdefault(piece.name, []).append((index, piece.box))
-    for name, found in boxes.items():
-        yield _cells(name, found, len(layouts))
+    for name, tensor_boxes in boxes.items():
+        yield _cells(name, tensor_boxes, len(layouts))
 
 
 def distinct(side: Mapping[int, Layout]) -> tuple[list[Layout], list[list[int]]]:
-    """The different layouts of a side, and for each of them the places that have it.
+    """Return the different layouts of a side, and the places that have each of them.
 
-    Places that share one tuple are told apart from others without looking into it.
+    Layouts that are the same object are compared only once.
     """
     layouts: dict[tuple[Local, ...], list[int]] = {}
-    known: dict[int, list[int]] = {}
+    places_by_id: dict[int, list[int]] = {}
     for place, layout in side.items():
-        if id(layout) not in known:
-            known[id(layout)] = layouts.setdefault(tuple(layout), [])
-        known[id(layout)].append(place)
+        if id(layout) not in places_by_id:
+            places_by_id[id(layout)] = layouts.setdefault(tuple(layout), [])
+        places_by_id[id(layout)].append(place)
     return list(layouts), list(layouts.values())
 
 
@@ -82,12 +83,12 @@ def _cells(name: str, boxes: Sequence[tuple[int, Box]], layouts: int) -> Cells:
     return Cells(name, tuple(np.array(cut, np.int64) for cut in cuts), held.reshape(layouts, -1))
 
 
-def _joined(rows: NDArray[np.int64], start: int) -> NDArray[np.int64]:
-    """Boxes that touch along one dimension, and agree in all else, as one. `start` is the column of its first index."""
+def _merge(rows: NDArray[np.int64], start: int) -> NDArray[np.int64]:
+    """Merge boxes that touch along one dimension and agree in all else. `start` is the column of its first index."""
     others = [column for column in range(rows.shape[1]) if column not in (start, start + 1)]
     rows = rows[np.lexsort((rows[:, start], *(rows[:, column] for column in others)))]
     same = (rows[1:, others] == rows[:-1, others]).all(axis=1) & (rows[1:, start] == rows[:-1, start + 1])
     first = np.flatnonzero(np.concatenate([[True], ~same]))
-    found = rows[first]
-    found[:, start + 1] = rows[np.append(first[1:], len(rows)) - 1, start + 1]
-    return found
+    merged = rows[first]
+    merged[:, start + 1] = rows[np.append(first[1:], len(rows)) - 1, start + 1]
+    return merged

@@ -1,4 +1,4 @@
-"""Transfers as text: who sends what to whom, how much, and how long it should take."""
+"""Describes transfers as text: which places send what to which, how much, and how long it should take."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from rlgraph.ir.carriers import CARRIERS, Site, carrier
 from rlgraph.ir.transfer import Move, TensorBox, Transfer
 
 _MOVES = 16
-"""More moves than that are summed up in one line."""
+"""How many moves are shown; the others are summed up in one line."""
 _PARTS = 2
-"""More tensors than that are counted."""
+"""How many tensors of a move are shown; the others are counted."""
 
 Who = Mapping[int, tuple[str, int]]
-"""For each place its group and its rank there."""
+"""The group of each place, and its rank in it."""
 
 
 def describe(
     transfer: Transfer, who: Who | None = None, sites: Mapping[int, Site] | None = None, timed: bool = True
 ) -> str:
-    """Totals, what the busiest places do, then the largest moves, at most 40 lines.
+    """Return a description of at most 40 lines: totals, what places send and receive, then the largest moves.
 
     Ranks are shown as ranges: `0-6:2` are 0, 2, 4 and 6. Without `who`, places are shown by their numbers. sites: where
-    places are, if that is known. timed: with the seconds that it takes, which need links that somebody has named.
+    the places are, if that is known. timed: whether to show the seconds, which need known links.
     """
     if not transfer.moves:
         return f"nothing moves: every place has what it needs ({size(transfer.kept)})"
@@ -50,22 +50,22 @@ def describe(
     largest = sorted(sizes, key=lambda index: -sizes[index])
     for index in sorted(largest[:_MOVES]):
         lines += _move(transfer.moves[index], transfer.itemsize, who)
-    rest = largest[_MOVES:]
-    if rest:
-        total = sum(sizes[index] for index in rest) * transfer.itemsize
-        lines.append(f"and {counted(len(rest), 'more move')}: {size(total)}")
+    remaining = largest[_MOVES:]
+    if remaining:
+        total = sum(sizes[index] for index in remaining) * transfer.itemsize
+        lines.append(f"and {counted(len(remaining), 'more move')}: {size(total)}")
     return "\n".join(lines)
 
 
 def _carried(transfer: Transfer, sites: Mapping[int, Site]) -> str:
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for (source, destination), bytes_ in transfer.pairs().items():
-        found[carrier(sites[source], sites[destination])] += bytes_
-    return ", ".join(f"{size(found[each.name])} over {each.name}" for each in CARRIERS if each.name in found)
+        sizes[carrier(sites[source], sites[destination])] += bytes_
+    return ", ".join(f"{size(sizes[used.name])} over {used.name}" for used in CARRIERS if used.name in sizes)
 
 
 def size(count: int) -> str:
-    """Bytes, in the largest unit of which there is one."""
+    """Format bytes in the largest unit that fits."""
     for unit, bytes_ in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= bytes_:
             return f"{count / bytes_:.1f} {unit}"
@@ -87,7 +87,7 @@ def _spread(values: Iterable[int]) -> str:
 
 
 def _parts(parts: Sequence[TensorBox]) -> str:
-    """The largest tensors with their boxes, the number of the others."""
+    """Return the first tensors with their boxes, and the number of the others."""
     shown = [f"{name}[{', '.join(f'{low}:{high}' for low, high in box)}]" for name, box in parts[:_PARTS]]
     return ", ".join(shown) + (f" and {len(parts) - _PARTS} more" if len(parts) > _PARTS else "")
 
@@ -103,14 +103,16 @@ def _places(places: Iterable[int], who: Who | None) -> str:
 
 
 def _ranges(places: Iterable[int]) -> str:
-    """Numbers as ranges; only the first and the last where there are many."""
+    """Return numbers as ranges; only the first ones and the last one where there are many."""
     numbers = sorted(set(places))
-    found = []
+    ranges = []
     while numbers:
         step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
-        count = next((i for i in range(1, len(numbers)) if numbers[i] - numbers[i - 1] != step), len(numbers))
+        count = next(
+            (index for index in range(1, len(numbers)) if numbers[index] - numbers[index - 1] != step), len(numbers)
+        )
         count = 1 if count == 2 and step > 1 else count
-        every = f":{step}" if step > 1 else ""
-        found.append(str(numbers[0]) if count == 1 else f"{numbers[0]}-{numbers[count - 1]}{every}")
+        stride = f":{step}" if step > 1 else ""
+        ranges.append(str(numbers[0]) if count == 1 else f"{numbers[0]}-{numbers[count - 1]}{stride}")
         numbers = numbers[count:]
-    return ",".join(found) if len(found) <= 4 else f"{found[0]},{found[1]},...,{found[-1]}"
+    return ",".join(ranges) if len(ranges) <= 4 else f"{ranges[0]},{ranges[1]},...,{ranges[-1]}"

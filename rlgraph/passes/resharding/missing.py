@@ -1,4 +1,4 @@
-"""What of some tensors none of several places has."""
+"""Finds parts of tensors that none of several places has."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rlgraph.passes.resharding.cells import Layout, cells
 
 
 def lacking(wanted: Sequence[Layout], held: Sequence[Layout]) -> list[TensorBox]:
-    """The boxes of global tensors that are in one of the layouts that are wanted, and in none of those that are there.
-    Neighbours are one box."""
-    found: list[TensorBox] = []
+    """Return the boxes of global tensors that are in one of the wanted layouts, and in none of those held. Neighbours
+    are one box."""
+    boxes: list[TensorBox] = []
     for tensor in cells([*wanted, *held]):
-        gone = tensor.held[: len(wanted)].any(axis=0) & ~tensor.held[len(wanted) :].any(axis=0)
-        found += [(tensor.name, box) for _, box in tensor.boxes(np.where(gone, 0, -1))]
-    return found
+        is_missing = tensor.held[: len(wanted)].any(axis=0) & ~tensor.held[len(wanted) :].any(axis=0)
+        boxes += [(tensor.name, box) for _, box in tensor.boxes(np.where(is_missing, 0, -1))]
+    return boxes

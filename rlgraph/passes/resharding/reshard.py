@@ -1,17 +1,16 @@
-"""Transfers between any two layouts, for weights and for rows of data alike, by intersecting the boxes that places
-hold.
+"""Plans transfers between any two layouts, of weights or of rows of data, by intersecting the boxes that places hold.
 
     1. Every tensor is cut wherever either side cuts it. Cells with the same holders and the same takers are one stream.
-    2. A taker on a holder's device copies from it. Of the others, those that have a holder on their node get it there.
-       The rest get it over the network: from any holder, or once for each node, whose first taker passes it on.
-    3. Whether takers pass on what they got, and how many times a place sends the same thing, is the same question for
-    all
-       streams: the plan is made for a few answers, and the one that takes the least time is kept.
-    4. Streams are cut into as many sections as it takes for a place's messages to fit into the bucket.
+    2. A taker on a holder's device copies from it. Others with a holder on their node get the stream from there. The
+       rest get it over the network: from any holder, or once for each node, whose first taker forwards it.
+    3. Whether takers forward, and how often a place sends the same data, is decided for all streams together: a plan is
+       made for each of a few strategies, and the fastest is chosen.
+    4. Streams are cut into so many sections that a place's messages fit into the bucket.
 
-Each element that a place needs and does not hold arrives exactly once. Replicas share the sending evenly.
+Each element that a place needs and does not hold arrives exactly once. Holders of the same data share the sending
+evenly.
 
-There are no summands here: an engine adds up its gradients itself, with the collectives it was built for.
+Nothing is summed here: engines reduce their gradients themselves, with their own collectives.
 """
 
 from __future__ import annotations
@@ -32,36 +31,36 @@ from rlgraph.passes.resharding.routes import Sites, spread
 Array = NDArray[np.int64]
 
 SMALLEST = 1 << 16
-"""Bytes: smaller streams are not divided between replicas, since a message has a price of its own."""
+"""Streams below this many bytes are not divided among holders, since each message has a cost of its own."""
 
 MOST = 64
-"""Into how many parts a stream is divided at most."""
+"""The limit of parts that a stream is divided into."""
 
 ANSWERS = ((False, None), (True, None), (True, 1), (True, 2), (True, 4))
-"""Whether only one taker of a node gets a thing over the network, and how often a place sends it (None: as often as
-needed). Simple ones first: of equal ones, the first is kept."""
+"""The strategies: whether only one taker of a node gets data over the network, and how often a place sends it (None: as
+often as needed). Simple ones come first, since the first of equals is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """Parts that the same places have and the same ones need."""
+    """Parts of tensors with the same holders and the same takers."""
 
     parts: tuple[TensorBox, ...]
     elements: int
     holders: Array
-    """Sites in order: places by their number in `Sites`."""
+    """The places that have it, in order, by their number in `Sites`."""
     takers: Array
-    """That do not hold it themselves."""
+    """The places that need it and do not hold it themselves."""
     kept: int
-    """How many places need it and hold it."""
+    """How many places need it and already hold it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The routes of all streams for one answer."""
+    """The routes of all streams for one strategy."""
 
     moves: list[tuple[tuple[TensorBox, ...], int, Array, Array, Array]]
-    """Parts, elements; for each route source, destination, hop."""
+    """For each move its parts and elements, and for each of its routes source, destination and hop."""
     chunks: int
     peak: int
     seconds: float
@@ -76,13 +75,13 @@ def reshard(
     bucket: int,
     forward: bool = True,
 ) -> Transfer:
-    """The transfer that gives each place of `destination` what its layout says, from what the places of `source` hold.
+    """Return the transfer that gives each place of `destination` its layout, from what the places of `source` hold.
 
-    A place is a process, of any number; one that is on both sides holds its part of the source already. `itemsize` is
-    an element's size in bytes while it travels, and `bucket` how many bytes of messages, in and out, a place may have
-    at a time. With `forward` false, no place passes on what it got.
+    A place is a process, with any number; one on both sides already holds its part of the source. `itemsize` is an
+    element's size in messages in bytes, and `bucket` how many bytes of messages, in and out, a place may have at a
+    time. With `forward` false, no place forwards what it received.
 
-    Raises ValueError where nobody holds what is needed, and where the bucket is too small for one element from each
+    Raises ValueError where no place holds what is needed, and where the bucket is too small for one element from each
     peer.
     """
     places = sorted({*source, *destination})
@@ -113,7 +112,7 @@ def _streams(
 ) -> Iterator[_Stream]:
     held, holders = distinct(source)
     needed, takers = distinct(destination)
-    found: dict[bytes, list[TensorBox]] = {}
+    parts_by_key: dict[bytes, list[TensorBox]] = {}
     for tensor in cells([*needed, *held]):
         wanted = np.flatnonzero(tensor.held[: len(needed)].any(axis=0))
         missing = wanted[~tensor.held[len(needed) :, wanted].any(axis=0)]
@@ -122,22 +121,22 @@ def _streams(
             labels[missing] = 0
             shown = ", ".join(f"{low}:{high}" for low, high in tensor.boxes(labels)[0][1])
             raise ValueError(f"the destination needs {tensor.name} [{shown}], which no place of the source holds")
-        # Who has a cell and who needs it, a bit each: what is equal here travels together.
+        # One bit for each holder and taker of a cell: cells with equal bits are one stream.
         bits = np.packbits(tensor.held[:, wanted], axis=0).T
         keys, inverse = np.unique(bits, axis=0, return_inverse=True)
         labels = np.full(tensor.held.shape[1], -1)
         labels[wanted] = inverse.reshape(-1)
         for label, box in tensor.boxes(labels):
-            found.setdefault(keys[label].tobytes(), []).append((tensor.name, box))
-    at = {place: index for index, place in enumerate(places)}
-    members = [np.array([at[place] for place in group], np.int64) for group in (*takers, *holders)]
-    for key, parts in found.items():
+            parts_by_key.setdefault(keys[label].tobytes(), []).append((tensor.name, box))
+    index_of = {place: index for index, place in enumerate(places)}
+    members = [np.array([index_of[place] for place in group], np.int64) for group in (*takers, *holders)]
+    for key, parts in parts_by_key.items():
         chosen = np.unpackbits(np.frombuffer(key, np.uint8), count=len(members)).nonzero()[0]
-        to = np.sort(np.concatenate([members[index] for index in chosen if index < len(needed)]))
-        have = np.sort(np.concatenate([members[index] for index in chosen if index >= len(needed)]))
-        lacking = to[~np.isin(to, have)]
+        needing = np.sort(np.concatenate([members[index] for index in chosen if index < len(needed)]))
+        having = np.sort(np.concatenate([members[index] for index in chosen if index >= len(needed)]))
+        without = needing[~np.isin(needing, having)]
         elements = sum(volume(box) for _, box in parts)
-        yield _Stream(tuple(parts), elements, have, lacking, len(to) - len(lacking))
+        yield _Stream(tuple(parts), elements, having, without, len(needing) - len(without))
 
 
 def _plan(
@@ -160,8 +159,8 @@ def _plan(
     elements = np.concatenate([np.full(len(move[2]), move[1]) for move in moves])
     busiest = sites.busiest(source, destination, elements * itemsize)
     hops = int(hop.max())
-    # What is passed on h times arrives h rounds late. Small sections make that short, and many rounds with latencies
-    # long.
+    # What is forwarded h times arrives h rounds late. Small sections shorten that, but have more rounds with a latency
+    # each.
     filled = min(math.isqrt(int(busiest * hops / sites.topology.latency)), int(elements.max()) * itemsize // SMALLEST)
     chunks, peak = _chunks(
         np.concatenate([source, destination]), np.tile(elements, 2), itemsize, bucket, max(1, filled)
@@ -171,8 +170,8 @@ def _plan(
 
 
 def _divided(stream: _Stream, sites: Sites, itemsize: int) -> int:
-    """Into how many parts a stream goes, so that its holders send the same and the takers of a node take turns in
-    getting it over the network."""
+    """Return into how many parts a stream is divided, so that its holders send equally much, and the takers of a node
+    take turns in receiving over the network."""
     holders, takers = len(stream.holders), len(stream.takers)
     most = int(np.unique(sites.node[stream.takers], return_counts=True)[1].max())
     parts = math.lcm(holders // math.gcd(holders, takers), most)
@@ -180,7 +179,8 @@ def _divided(stream: _Stream, sites: Sites, itemsize: int) -> int:
 
 
 def _row(stream: _Stream, cut: int, count: int) -> int:
-    """Where the row begins that holds an element, if rows are short for so many equal parts: boxes stay simple."""
+    """Return the start of the row with an element, if rows are short compared to the parts, so that boxes stay
+    simple."""
     start = 0
     for _, box in stream.parts:
         if cut < start + volume(box):
@@ -191,7 +191,7 @@ def _row(stream: _Stream, cut: int, count: int) -> int:
 
 
 def _chunks(ends: Array, elements: Array, itemsize: int, bucket: int, least: int) -> tuple[int, int]:
-    """Into how many sections the moves go, and the most bytes that are on one place then."""
+    """Return into how many sections moves are cut, and the most bytes of messages that a place then has."""
     chunks = least
     while True:
         peak = int(np.bincount(ends, -(-elements // chunks)).max()) * itemsize
@@ -207,12 +207,12 @@ def _chunks(ends: Array, elements: Array, itemsize: int, bucket: int, least: int
 
 
 def _lacking(stream: _Stream, sites: Sites) -> int:
-    """How many places have it neither themselves nor on their device."""
+    """Return how many takers have no holder on their device."""
     return int((~np.isin(sites.device[stream.takers], sites.device[stream.holders])).sum())
 
 
 def _totals(plan: _Plan, sites: Sites) -> tuple[int, int]:
-    """Elements that go between devices, and those that stay on one."""
+    """Return the elements that are sent between devices, and those that are copied on one."""
     moved = copied = 0
     for _, elements, source, destination, _ in plan.moves:
         same = int((sites.device[source] == sites.device[destination]).sum())

@@ -1,4 +1,4 @@
-"""Routes for one thing that some places hold and others need: who gets it from whom."""
+"""Computes routes for data that some places hold and others need."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlgraph.ir.transfer import Topology
 Array = NDArray[np.int64]
 
 Routes = tuple[Array, Array, Array]
-"""For each route its source, its destination, and how many places have passed it on before."""
+"""For each route its source, its destination, and how many places have forwarded the data before."""
 
 
 class Sites:
-    """Places by numbers from 0, and where they are."""
+    """Places numbered from 0, with their devices and nodes."""
 
     def __init__(self, places: Sequence[int], topology: Topology) -> None:
         self.topology = topology
@@ -27,8 +27,8 @@ class Sites:
         self.node = np.array([topology.nodes[device] for device in devices], np.int64)
 
     def busiest(self, source: Array, destination: Array, size: Array) -> float:
-        """Seconds that the busiest link of any place needs to carry these bytes; links of different kinds work side by
-        side, and so do the two directions."""
+        """Return the seconds that the busiest link of any place needs for these bytes; links of different kinds work
+        concurrently, and so do the two directions."""
         same = self.device[source] == self.device[destination]
         near = ~same & (self.node[source] == self.node[destination])
         links = (
@@ -37,59 +37,62 @@ class Sites:
             (~same & ~near, self.topology.network_bandwidth),
         )
         return max(
-            float(np.bincount(ends[of], size[of]).max()) / bandwidth
-            for of, bandwidth in links
-            if of.any()
+            float(np.bincount(ends[used], size[used]).max()) / bandwidth
+            for used, bandwidth in links
+            if used.any()
             for ends in (source, destination)
         )
 
 
 def spread(sites: Sites, holders: Array, takers: Array, turn: int, gates: bool, fanout: int | None) -> Routes:
-    """Routes to all takers, each from one place.
+    """Return routes to all takers, one for each.
 
-    From a holder on the same device, else from its node, else over the network. With `gates`, one taker of each node
-    gets it over the network and the others from that one. A place sends it to at most `fanout` others before takers
-    pass it on (None: nobody passes it on within a node, or between gates). `turn` counts what is spread: others come
-    first each time.
+    A taker receives from a holder on its device, else on its node, else over the network. With `gates`, one taker of
+    each node, the gate, receives over the network and the others of the node from it. A place sends to at most `fanout`
+    others before takers forward (None: no place forwards within a node, or between gates). `turn` rotates which places
+    come first.
     """
-    near = np.argsort(sites.device[holders], kind="stable")
-    devices = sites.device[holders][near]
-    at = np.searchsorted(devices, sites.device[takers]).clip(max=len(holders) - 1)
-    beside = devices[at] == sites.device[takers]
-    found = [(holders[near][at[beside]], takers[beside], np.zeros(int(beside.sum()), np.int64))]
-    takers = takers[~beside]
-    inside = np.isin(sites.node[takers], sites.node[holders])
-    if inside.any():
-        found.append(_within(sites, holders, takers[inside], turn, fanout))
-    takers = takers[~inside]
+    by_device = np.argsort(sites.device[holders], kind="stable")
+    devices = sites.device[holders][by_device]
+    nearest = np.searchsorted(devices, sites.device[takers]).clip(max=len(holders) - 1)
+    same_device = devices[nearest] == sites.device[takers]
+    routes = [
+        (holders[by_device][nearest[same_device]], takers[same_device], np.zeros(int(same_device.sum()), np.int64))
+    ]
+    takers = takers[~same_device]
+    on_node = np.isin(sites.node[takers], sites.node[holders])
+    if on_node.any():
+        routes.append(_within(sites, holders, takers[on_node], turn, fanout))
+    takers = takers[~on_node]
     if len(takers):
-        found += _across(sites, holders, takers, turn, gates, fanout)
-    return _joined(found)
+        routes += _across(sites, holders, takers, turn, gates, fanout)
+    return _concatenate(routes)
 
 
 def _across(sites: Sites, holders: Array, takers: Array, turn: int, gates: bool, fanout: int | None) -> list[Routes]:
-    """To takers on nodes that have no holder."""
+    """Return routes to takers on nodes without a holder."""
     if not gates:
         return [_tree(holders, takers, None, turn)]
     takers = takers[np.argsort(sites.node[takers], kind="stable")]
     _, start, count = np.unique(sites.node[takers], return_index=True, return_counts=True)
-    first = start + turn % count
-    over = _tree(holders, takers[first], fanout, turn)
-    rest = np.delete(takers, first)
+    gate_index = start + turn % count
+    to_gates = _tree(holders, takers[gate_index], fanout, turn)
+    rest = np.delete(takers, gate_index)
     if not len(rest):
-        return [over]
-    source, destination, hop = _within(sites, takers[first], rest, turn, fanout)
-    gate = np.searchsorted(sites.node[takers[first]], sites.node[destination])
-    return [over, (source, destination, hop + over[2][gate] + 1)]
+        return [to_gates]
+    source, destination, hop = _within(sites, takers[gate_index], rest, turn, fanout)
+    gate = np.searchsorted(sites.node[takers[gate_index]], sites.node[destination])
+    return [to_gates, (source, destination, hop + to_gates[2][gate] + 1)]
 
 
 def _within(sites: Sites, holders: Array, takers: Array, turn: int, fanout: int | None) -> Routes:
-    """To takers that have a holder on their node. Nodes with equally many of both are done at once."""
+    """Return routes to takers with a holder on their node. Nodes with the same numbers of both are computed
+    together."""
     holders = holders[np.argsort(sites.node[holders], kind="stable")]
     takers = takers[np.argsort(sites.node[takers], kind="stable")]
     nodes, start, count = np.unique(sites.node[takers], return_index=True, return_counts=True)
     low, high = (np.searchsorted(sites.node[holders], nodes, side) for side in ("left", "right"))
-    found = []
+    routes = []
     for have, need in {*zip((high - low).tolist(), count.tolist(), strict=True)}:
         chosen = np.flatnonzero((high - low == have) & (count == need))
         group = np.concatenate(
@@ -100,8 +103,8 @@ def _within(sites: Sites, holders: Array, takers: Array, turn: int, fanout: int 
             axis=1,
         )
         parent, hop = _parents(have, need, fanout)
-        found.append((group[:, parent].reshape(-1), group[:, have:].reshape(-1), np.tile(hop, len(chosen))))
-    return _joined(found)
+        routes.append((group[:, parent].reshape(-1), group[:, have:].reshape(-1), np.tile(hop, len(chosen))))
+    return _concatenate(routes)
 
 
 def _tree(holders: Array, takers: Array, fanout: int | None, turn: int) -> Routes:
@@ -112,8 +115,8 @@ def _tree(holders: Array, takers: Array, fanout: int | None, turn: int) -> Route
 
 @lru_cache(maxsize=1024)
 def _parents(holders: int, takers: int, fanout: int | None) -> tuple[Array, Array]:
-    """For each taker its source, a number in holders followed by takers, and its hop: each place has up to `fanout`
-    takers, holders first, earlier takers next."""
+    """Return the source of each taker, as an index into holders followed by takers, and its hop. Each place sends to up
+    to `fanout` takers, holders first, earlier takers next."""
     if fanout is None:
         return np.arange(takers) % holders, np.zeros(takers, np.int64)
     parent = np.arange(takers) // fanout
@@ -125,6 +128,6 @@ def _parents(holders: int, takers: int, fanout: int | None) -> tuple[Array, Arra
     return parent, hop
 
 
-def _joined(routes: Sequence[Routes]) -> Routes:
-    source, destination, hop = (np.concatenate([each[end] for each in routes]) for end in range(3))
+def _concatenate(routes: Sequence[Routes]) -> Routes:
+    source, destination, hop = (np.concatenate([part[end] for part in routes]) for end in range(3))
     return source, destination, hop

@@ -1,1 +1,1 @@
-"""From a graph to a better graph that computes the same: a file for each rewrite."""
+"""Rewrites of a graph into a better one that computes the same, one in each file."""

@@ -1,13 +1,14 @@
-"""Training on the first rows while the last ones are still to come. Class: exact, to the order of float sums.
+"""Gradient accumulation over streamed rows: training on the first rows before the last ones are there. Class: exact, to
+the order of float sums.
 
-A loss that is `sum(x) / n` needs `n` for its last division only: gradients of `sum(x)` are added up row by row, and
-divided at the end. Where a plan streams rows to a `train`, this pass makes two nodes of it:
+A loss that is `sum(x) / n` needs `n` only for the last division: gradients of `sum(x)` can be added up row by row, and
+divided at the end. Where a plan streams rows to a `train`, this pass splits the node into two:
 
-    added <- accumulate(actor@0, rollout, adv)     by row, so that it takes blocks as all that streams does
-    actor@1 <- apply(actor@0, 1 / n)               when all of them are in: exchanges, clips, steps
+    added <- accumulate(actor@0, rollout, adv)     by row, so that it takes blocks
+    actor@1 <- apply(actor@0, 1 / n)               once all rows are there: reduces, clips, steps
 
-All gradients are of the weights that the step begins with, and there is one update, so that it is as on-policy as
-before. A plan asks for this pass, so it is not one of the pipeline: see `accumulated`.
+All gradients are of the weights at the beginning of the step, and there is one update, so it is as on-policy as before.
+The plan requests this pass, so it is not in the pipeline: see `accumulated`.
 """
 
 from __future__ import annotations
@@ -39,56 +40,56 @@ from rlgraph.ops import NODES, TENSOR, code_of, infer, planned_as
 from rlgraph.passes.rewrites.dead import prune
 
 Factor = tuple[tuple[str, Expr], ...]
-"""What a sum is multiplied with or divided by, in this order: operations and their second operands."""
+"""The operations and second operands that multiply or divide a sum, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What becomes of a `train` to which rows stream."""
+    """The result for a `train` to which rows stream."""
 
     model: str
     why: str
-    """Why it waits for the whole batch; empty where it does not."""
+    """Why it waits for the whole batch; empty if it does not."""
 
 
 class _Waits(Exception):
-    """The message says for what."""
+    """Raised for a `train` that must wait for the whole batch; the message says why."""
 
 
 def accumulated(program: Program, plan: Plan) -> Program:
-    """The program as it is run by a plan."""
+    """Return the program with accumulation in every `train` to which the plan streams rows, where that is possible."""
     if not plan.blocks:
         return program
-    known = axes(program)
-    return program.map_graphs({phase.name: _Streams(phase, plan, known).graph() for phase in program.phases})
+    axes_by_key = axes(program)
+    return program.map_graphs({phase.name: _PhaseRewrite(phase, plan, axes_by_key).graph() for phase in program.phases})
 
 
 def trainings(program: Program, plan: Plan) -> Iterator[Training]:
-    """Each `train` to which rows stream."""
-    known = axes(program)
+    """Return the result for each `train` to which rows stream."""
+    axes_by_key = axes(program)
     for phase in program.phases:
-        streams = _Streams(phase, plan, known)
-        streams.graph()
-        yield from streams.found
+        rewrite = _PhaseRewrite(phase, plan, axes_by_key)
+        rewrite.graph()
+        yield from rewrite.trainings
 
 
 def added_up(program: Program, plan: Plan) -> frozenset[str]:
-    """Models whose gradients are kept through a step, while other work is done."""
-    return frozenset(each.model for each in trainings(program, plan) if not each.why)
+    """Return the models whose gradients stay in memory during a step, while other work is done."""
+    return frozenset(training.model for training in trainings(program, plan) if not training.why)
 
 
 @dataclass
-class _Streams:
-    """What streams in a phase."""
+class _PhaseRewrite:
+    """The rewrite of one phase, which follows the values that stream."""
 
     phase: Phase
     plan: Plan
-    known: Mapping[str, Axis]
+    axes_by_key: Mapping[str, Axis]
     pools: dict[str, frozenset[str]] = field(default_factory=dict)
-    """For each value that comes in blocks, where work with a model, or of a function, was done for it."""
+    """For each value that comes in blocks, the pools where models or functions worked for it."""
     late: dict[str, str] = field(default_factory=dict)
-    """For each value that is there when the batch is whole, why."""
-    found: list[Training] = field(default_factory=list)
+    """For each value that is only there once the batch is complete, the reason."""
+    trainings: list[Training] = field(default_factory=list)
 
     def graph(self) -> Graph:
         nodes: list[Node] = []
@@ -98,20 +99,20 @@ class _Streams:
         return replace(self.phase.graph, nodes=tuple(nodes))
 
     def follow(self, node: Node) -> None:
-        """Notes which of a node's values come in blocks, and which come late."""
-        tables, made = dict(self.plan.blocks), [value.name for value in node.outputs]
+        """Record which of a node's outputs come in blocks, and which come late."""
+        tables, outputs = dict(self.plan.blocks), [value.name for value in node.outputs]
         before = [self.pools[name] for name in node.inputs if name in self.pools]
-        streams = bool(before) or any(name.split(".")[0] in tables for name in made)
+        streams = bool(before) or any(name.split(".")[0] in tables for name in outputs)
         why = next((self.late[name] for name in node.inputs if name in self.late), "")
         if streams and not why and node.unit and node.unit.axis is None:
             why = f"`{node.name}` waits for all rows, since {node.unit.reason}"
         if why:
-            self.late.update(dict.fromkeys(made, why))
+            self.late.update(dict.fromkeys(outputs, why))
         elif streams:
-            self.pools.update(dict.fromkeys(made, frozenset().union(self.pool(node), *before)))
+            self.pools.update(dict.fromkeys(outputs, frozenset().union(self.pool(node), *before)))
 
     def pool(self, node: Node) -> frozenset[str]:
-        """Where a node's work is done, if it may take long."""
+        """Return the pool where a node's work is done, if it may take long."""
         model = node.inputs[0].split("@")[0] if NODES[node.op].with_model else ""
         code = code_of(node)
         return frozenset({self.plan.doer(model, planned_as(node.op), code).pool} if model or code else ())
@@ -119,23 +120,23 @@ class _Streams:
     def train(self, node: Node) -> list[Node]:
         model = node.inputs[0].split("@")[0]
         group = self.plan.owner(model)
-        where = frozenset[str]().union(*(self.pools.get(name, frozenset()) for name in node.inputs))
-        if where <= {group.pool}:
-            # Nothing is done meanwhile.
+        pools = frozenset[str]().union(*(self.pools.get(name, frozenset()) for name in node.inputs))
+        if pools <= {group.pool}:
+            # All work for its inputs was done on the same pool, so nothing would overlap.
             return [node]
         try:
             if not engine(group.engine).accumulates:
                 raise _Waits(f"the engine {group.engine} takes a step as a whole")
-            made = _parted(node, self.late, self.known)
+            nodes = _split(node, self.late, self.axes_by_key)
         except _Waits as waits:
-            self.found.append(Training(model, str(waits)))
+            self.trainings.append(Training(model, str(waits)))
             return [node]
-        self.found.append(Training(model, ""))
-        return made
+        self.trainings.append(Training(model, ""))
+        return nodes
 
 
-def _parted(node: Node, late: Mapping[str, str], known: Mapping[str, Axis]) -> list[Node]:
-    """A `train` as two nodes, with the number that is known at the end."""
+def _split(node: Node, late: Mapping[str, str], axes_by_key: Mapping[str, Axis]) -> list[Node]:
+    """Return a `train` as two nodes, with one between that computes the scale at the end."""
     micro = node.attr("micro")
     if node.inputs[0] in late:
         raise _Waits(late[node.inputs[0]])
@@ -143,10 +144,10 @@ def _parted(node: Node, late: Mapping[str, str], known: Mapping[str, Axis]) -> l
         raise _Waits(node.attr("why"))
     for _, value in node.exported:
         axis = axis_of(value.type)
-        if axis is None or not axis.within(known[micro]):
+        if axis is None or not axis.within(axes_by_key[micro]):
             raise _Waits(f"`{value.name}` is a number about all rows")
     loss = _Loss(node.region, late)
-    added = Value(f"{node.name}.added", Tensor("int", known[micro]))
+    added = Value(f"{node.name}.added", Tensor("int", axes_by_key[micro]))
     accumulate = replace(
         node, op="accumulate", outputs=(added, *node.outputs[1:]), attrs=(("axis", micro),), unit=Unit(micro)
     )
@@ -165,15 +166,15 @@ def _parted(node: Node, late: Mapping[str, str], known: Mapping[str, Axis]) -> l
 
 
 class _Loss:
-    """A loss as a sum over rows, times what is known of them at the end."""
+    """A loss, split into a sum over rows and a scale that is known at the end."""
 
     def __init__(self, region: Graph, late: Mapping[str, str]) -> None:
         self.late = late
-        maker = next(node for node in region.nodes if any(each.name == region.outputs[0] for each in node.outputs))
-        self.own = {let.name: let.expr for let in maker.body}
-        """What the node says that makes it."""
-        self.inside = self.own.keys() | region.values().keys()
-        summed, factor = self.parted(self.own[region.outputs[0]])
+        maker = next(node for node in region.nodes if any(value.name == region.outputs[0] for value in node.outputs))
+        self.defined = {let.name: let.expr for let in maker.body}
+        """The expressions of the node that computes the loss."""
+        self.inside = self.defined.keys() | region.values().keys()
+        summed, factor = self.separate(self.defined[region.outputs[0]])
         name = f"{region.outputs[0]}.sum"
         body = (*maker.body, Let(name, summed))
         outputs = tuple(dict.fromkeys((*(value.name for value in maker.outputs), name)))
@@ -184,30 +185,31 @@ class _Loss:
         for op, other in factor:
             self.scale = _apply(op, (self.scale, other))
 
-    def parted(self, expr: Expr) -> tuple[Expr, Factor]:
-        """The sum, and what it is multiplied with or divided by."""
+    def separate(self, expr: Expr) -> tuple[Expr, Factor]:
+        """Return the sum in an expression, and the factor that it is multiplied with."""
         names = [name for name in refs(expr) if self.comes_late(name)]
         if not names:
             return expr, ()
-        if isinstance(expr, Ref) and expr.name in self.own:
-            return self.parted(self.own[expr.name])
+        if isinstance(expr, Ref) and expr.name in self.defined:
+            return self.separate(self.defined[expr.name])
         linear = TENSOR[expr.op].linear if isinstance(expr, Apply) and TENSOR[expr.op].kind != "reduction" else None
         if not isinstance(expr, Apply) or linear is None:
             raise _Waits(self.late.get(names[0], f"each row uses `{names[0]}`, which is known when all are there"))
         if linear == "all":
-            parts = [self.parted(arg) for arg in expr.args]
+            parts = [self.separate(arg) for arg in expr.args]
             if any(factor != parts[0][1] for _, factor in parts):
                 raise _Waits("the terms of its loss are divided by different numbers about all rows")
             return _apply(expr.op, [part for part, _ in parts]), parts[0][1]
-        at = next((at for at, arg in enumerate(expr.args) if any(name in self.inside for name in refs(arg))), 0)
-        other = expr.args[1 - at]
-        part, factor = self.parted(expr.args[at])
+        summand = next((at for at, arg in enumerate(expr.args) if any(name in self.inside for name in refs(arg))), 0)
+        other = expr.args[1 - summand]
+        part, factor = self.separate(expr.args[summand])
         if any(self.comes_late(name) for name in refs(other)):
             return part, (*factor, (expr.op, other))
-        return _apply(expr.op, (part, other) if at == 0 else (other, part)), factor
+        return _apply(expr.op, (part, other) if summand == 0 else (other, part)), factor
 
     def comes_late(self, name: str) -> bool:
-        return name in self.late or (name in self.own and any(map(self.comes_late, refs(self.own[name]))))
+        """Return whether a value needs the complete batch."""
+        return name in self.late or (name in self.defined and any(map(self.comes_late, refs(self.defined[name]))))
 
 
 def _apply(op: str, args: Sequence[Expr]) -> Apply:

@@ -1,14 +1,14 @@
-"""Rows begin in the order of how long they are expected to be. Class: reorder.
+"""Starts rows in the order of their expected length. Class: reorder.
 
-Where a plan admits the rows of a table, this pass gives who samples them one more value, a number for each row that is
-asked, by which an engine begins and copies of a model are given their shares:
+Where a plan has an `admit` for a table, this pass gives the sampling node one more input, the expected length of each
+row, by which an engine orders rows and replicas get their shards:
 
-    expected <- expect(prompts)               what their prompts gave before, a column of the data, or a function
+    expected <- expect(prompts)               from earlier rows of the prompts, a column of the data, or a function
     rollout  <- generate(actor@0, prompts, expected)
-    learn(rollout.length)                     where it is by what prompts gave before
+    learn(rollout.length)                     only where earlier rows of the prompts are used
 
-A row depends on its weights, its prompt and its place alone, so that no number changes. A plan asks for this pass, as
-for `accumulate`, so it is none of the pipeline.
+A row depends only on its weights, its prompt and its index, so no number changes. The plan requests this pass, as it
+does `accumulate`, so it is not in the pipeline.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rlgraph.ops.nodes import attr
 
 
 def admitted(program: Program, plan: Plan) -> Program:
-    """The program as it is run by a plan."""
+    """Return the program with expected lengths for every table that the plan admits."""
     if not plan.admits:
         return program
     return program.map_graphs({phase.name: _graph(phase.graph, phase.graph.values(), plan) for phase in program.phases})
 
 
 def _graph(graph: Graph, types: dict[str, Type], plan: Plan) -> Graph:
-    return replace(graph, nodes=tuple(each for node in graph.nodes for each in _nodes(node, types, plan)))
+    return replace(graph, nodes=tuple(rewritten for node in graph.nodes for rewritten in _nodes(node, types, plan)))
 
 
 def _nodes(node: Node, types: dict[str, Type], plan: Plan) -> Iterator[Node]:
@@ -42,15 +42,15 @@ def _nodes(node: Node, types: dict[str, Type], plan: Plan) -> Iterator[Node]:
     if admit is None or not NODES[node.op].streams:
         yield node
         return
-    # No value of a program has a word of the language for its name.
+    # No value of a program is named by a word of the language, so the names are free.
     expected = Value(f"admit.{node.name}.expected", Tensor("float", axis_of(types[node.inputs[1]])))
     yield _expect(node, admit, expected)
     yield replace(node, inputs=(*node.inputs, expected.name))
     if admit.by == "longest":
-        made = node.outputs[0].type
-        assert isinstance(made, Table)
-        length = Value(f"admit.{node.name}.length", Tensor("int", made.axis))
-        yield Node("column", (node.name,), (length,), (("name", "length"),), unit=Unit(made.axis.key), span=node.span)
+        table = node.outputs[0].type
+        assert isinstance(table, Table)
+        length = Value(f"admit.{node.name}.length", Tensor("int", table.axis))
+        yield Node("column", (node.name,), (length,), (("name", "length"),), unit=Unit(table.axis.key), span=node.span)
         attrs = (("table", admit.table), ("samples", attr(node, "n") > 1))
         yield Node("learn", (length.name,), (), attrs, unit=Unit(None, NODES["learn"].reason), span=node.span)
 
@@ -58,6 +58,6 @@ def _nodes(node: Node, types: dict[str, Type], plan: Plan) -> Iterator[Node]:
 def _expect(node: Node, admit: Admit, expected: Value) -> Node:
     axis = axis_of(expected.type)
     assert axis is not None
-    said = {"function": ("func", admit.name), "column": ("column", admit.name)}.get(admit.by)
-    attrs = (("table", admit.table), *([said] if said else []))
+    predictor = {"function": ("func", admit.name), "column": ("column", admit.name)}.get(admit.by)
+    attrs = (("table", admit.table), *([predictor] if predictor else []))
     return Node("expect", (node.inputs[1],), (expected,), attrs, unit=Unit(axis.key), span=node.span)

@@ -1,7 +1,6 @@
-"""Common sub-expressions: two nodes that do the same to the same values are one.
+"""Common subexpression elimination: merges pure nodes that do the same with the same values.
 
-A body sees the nodes before its loop, so what a loop would compute again is taken from outside. Only pure operations
-are merged.
+The body of a loop sees the nodes before the loop, so that it uses their results instead of computing them again.
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ Seen = Mapping[tuple[object, ...], Node]
 
 
 def common(program: Program) -> Program:
-    known = axes(program)
-    return program.map_graphs({phase.name: _graph(phase.graph, {}, known) for phase in program.phases})
+    """Return the program without common subexpressions."""
+    axes_by_key = axes(program)
+    return program.map_graphs({phase.name: _graph(phase.graph, {}, axes_by_key) for phase in program.phases})
 
 
 def _key(node: Node) -> tuple[object, ...] | None:
-    """What makes two nodes the same; None for a node that is only ever itself."""
+    """Return a key that is equal for nodes that can be merged; None for a node that cannot."""
     if not NODES[node.op].pure:
         return None
     if node.body:
@@ -30,42 +30,43 @@ def _key(node: Node) -> tuple[object, ...] | None:
     return (node.op, node.inputs, node.attrs)
 
 
-def _graph(graph: Graph, seen: Seen, known: Mapping[str, Axis]) -> Graph:
-    found: dict[tuple[object, ...], Node] = dict(seen)
+def _graph(graph: Graph, seen: Seen, axes_by_key: Mapping[str, Axis]) -> Graph:
+    available: dict[tuple[object, ...], Node] = dict(seen)
     renamed: dict[str, str] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
         node = rename(node, renamed)
         if node.regions:
-            visible = _in_slices(node, found, known) if NODES[node.op].loop == "slices" else found
-            node = region_node(node, _graph(node.region, visible, known))
+            visible = _in_slices(node, available, axes_by_key) if NODES[node.op].loop == "slices" else available
+            node = region_node(node, _graph(node.region, visible, axes_by_key))
         key = _key(node)
-        old = found.get(key) if key is not None else None
-        # Two tables are two sets of axes: only values of the same type can be one.
-        if old is not None and [v.type for v in old.outputs] == [v.type for v in node.outputs]:
-            pairs = zip(node.outputs, old.outputs, strict=True)
+        earlier = available.get(key) if key is not None else None
+        # Two tables have different axes: only values of the same type can be merged.
+        if earlier is not None and [v.type for v in earlier.outputs] == [v.type for v in node.outputs]:
+            pairs = zip(node.outputs, earlier.outputs, strict=True)
             renamed.update({mine.name: theirs.name for mine, theirs in pairs})
             continue
         if key is not None:
-            found.setdefault(key, node)
+            available.setdefault(key, node)
         nodes.append(node)
     outputs = tuple(renamed.get(name, name) for name in graph.outputs)
     return replace(graph, nodes=tuple(nodes), outputs=outputs)
 
 
-def _in_slices(loop: Node, found: Seen, known: Mapping[str, Axis]) -> Seen:
-    """The nodes that mean the same on a slice: a number about the whole batch is another than that of a slice."""
-    axis = known[loop.attr("axis")]
+def _in_slices(loop: Node, available: Seen, axes_by_key: Mapping[str, Axis]) -> Seen:
+    """Return the nodes whose values a loop over slices may use: a number about the whole batch differs from that of a
+    slice."""
+    axis = axes_by_key[loop.attr("axis")]
     return {
         key: node
-        for key, node in found.items()
-        if not NODES[node.op].barrier and all(_local(let.expr, axis, known) for let in node.body)
+        for key, node in available.items()
+        if not NODES[node.op].barrier and all(_is_local(let.expr, axis, axes_by_key) for let in node.body)
     }
 
 
-def _local(expr: Expr, axis: Axis, known: Mapping[str, Axis]) -> bool:
+def _is_local(expr: Expr, axis: Axis, axes_by_key: Mapping[str, Axis]) -> bool:
     if not isinstance(expr, Apply):
         return True
-    if TENSOR[expr.op].kind == "reduction" and (expr.axis is None or not known[expr.axis].within(axis)):
+    if TENSOR[expr.op].kind == "reduction" and (expr.axis is None or not axes_by_key[expr.axis].within(axis)):
         return False
-    return all(_local(arg, axis, known) for arg in expr.args)
+    return all(_is_local(arg, axis, axes_by_key) for arg in expr.args)

@@ -1,7 +1,7 @@
-"""Dead values: what nobody uses is not made.
+"""Dead code elimination: removes nodes and values that nothing uses.
 
-What counts: reports, and the last version of everything that lives across steps. Loops lose the exports that nobody
-uses, and the bodies' nodes with them.
+Reports and the last version of everything that lives across steps are used. Loops lose unused exports, and the nodes of
+their bodies that only those need.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from rlgraph.ops import NODES, chosen_from
 
 
 def dead(program: Program) -> Program:
+    """Return the program without unused values."""
     return program.map_graphs({phase.name: prune(phase.graph) for phase in program.phases})
 
 
 def prune(graph: Graph) -> Graph:
-    """The graph without nodes that neither its outputs nor an effect need."""
+    """Return the graph without nodes that neither its outputs nor an effect need."""
     needed = set(graph.outputs)
-    kept: list[Node] = []
+    nodes: list[Node] = []
     for node in reversed(graph.nodes):
         slim = _slim(node, needed)
         if slim is None:
             continue
-        kept.append(slim)
+        nodes.append(slim)
         needed.update(slim.inputs)
-    return replace(graph, nodes=tuple(reversed(kept)))
+    return replace(graph, nodes=tuple(reversed(nodes)))
 
 
-def _effect(node: Node) -> bool:
-    return NODES[node.op].effect or any(_effect(inner) for region in node.regions for inner in region.nodes)
+def _has_effect(node: Node) -> bool:
+    return NODES[node.op].effect or any(_has_effect(inner) for region in node.regions for inner in region.nodes)
 
 
 def _slim(node: Node, needed: set[str]) -> Node | None:
-    """The node with the outputs that are needed; None when it can go."""
+    """Return the node with only the needed outputs; None if it can be removed."""
     used = [value.name in needed for value in node.outputs]
-    if not any(used) and not _effect(node):
+    if not any(used) and not _has_effect(node):
         return None
     if node.body:
         return _slim_tensor(node, needed)
@@ -51,17 +52,17 @@ def _slim(node: Node, needed: set[str]) -> Node | None:
         return node
     region = node.region
     count = len(region.inputs)
-    exports = [i for i in range(count, len(node.outputs)) if used[i] or _carries_axis(node, i)]
-    outputs = (*node.outputs[:count], *(node.outputs[i] for i in exports))
-    region = prune(replace(region, outputs=(*region.outputs[:count], *(region.outputs[i] for i in exports))))
+    exports = [index for index in range(count, len(node.outputs)) if used[index] or _counts_rows_on(node, index)]
+    outputs = (*node.outputs[:count], *(node.outputs[index] for index in exports))
+    region = prune(replace(region, outputs=(*region.outputs[:count], *(region.outputs[index] for index in exports))))
     return region_node(replace(node, outputs=outputs), region)
 
 
-def _carries_axis(node: Node, at: int) -> bool:
-    """Whether a loop counts its rows on this export."""
+def _counts_rows_on(node: Node, index: int) -> bool:
+    """Return whether a loop counts its rows on the output with this index."""
     if NODES[node.op].loop != "rounds":
         return False
-    axis = axis_of(node.outputs[at].type)
+    axis = axis_of(node.outputs[index].type)
     return axis is not None and axis.key == str(node.attr("axis"))
 
 

@@ -1,4 +1,4 @@
-"""Constant folding: arithmetic on constants is done once, and operations that change nothing are left out."""
+"""Constant folding: computes operations on constants, and removes operations that change nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rlgraph.ops.tensor import LARGEST
 
 
 def fold(program: Program) -> Program:
+    """Return the program with constants folded in all expressions."""
     return program.map_graphs({phase.name: _graph(phase.graph) for phase in program.phases})
 
 
@@ -28,14 +29,14 @@ def _graph(graph: Graph) -> Graph:
 
 
 def fold_expr(expr: Expr) -> Expr:
-    """The expression with constant parts computed; every type stays what it was."""
+    """Return the expression with constant parts computed; all types stay the same."""
     if not isinstance(expr, Apply):
         return expr
     args = tuple(fold_expr(arg) for arg in expr.args)
     expr, python = replace(expr, args=args), TENSOR[expr.op].python
     if python and all(isinstance(arg, Const) for arg in args) and expr.type.axis is None:
         values = [arg.value for arg in args if isinstance(arg, Const) and not isinstance(arg.value, str)]
-        # As it is computed in a run: a power of whole numbers is a real number, of a size that can be written down.
+        # As a run computes it: a power of integers is a float, which also keeps the result small enough.
         kind = {"float": float, "bool": bool}.get(expr.type.dtype, int)
         try:
             value = python(*map(float, values)) if kind is float else python(*values)
@@ -44,12 +45,12 @@ def fold_expr(expr: Expr) -> Expr:
         if isinstance(value, float) and math.isfinite(value) or isinstance(value, int) and abs(value) < LARGEST:
             return Const(kind(value), Tensor(expr.type.dtype), expr.span)
         return expr
-    kept = _neutral(expr)
-    return kept if kept is not None and kept.type == expr.type else expr
+    simplified = _neutral(expr)
+    return simplified if simplified is not None and simplified.type == expr.type else expr
 
 
 def _neutral(expr: Apply) -> Expr | None:
-    """`x + 0`, `x - 0`, `x * 1`, `x / 1`, `--x` are `x`. (`x * 0` is not 0 where `x` is not finite.)"""
+    """Return `x` for `x + 0`, `x - 0`, `x * 1`, `x / 1` and `--x`. (`x * 0` is not 0 where `x` is not finite.)"""
     op, args = TENSOR[expr.op], expr.args
     last = args[-1].value if isinstance(args[-1], Const) else None
     first = args[0].value if isinstance(args[0], Const) else None

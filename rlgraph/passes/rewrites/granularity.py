@@ -1,7 +1,7 @@
-"""The unit of every node, and the reason of every barrier. Class: exact.
+"""Sets the unit of every node, and the reason of every barrier. Class: exact.
 
-A node that works by row can start before the batch is there; one that works by group waits for its group; a barrier
-waits for all, and says why.
+A node that works by row can start before the batch is complete; one that works by group waits for its group; a barrier
+waits for the whole batch, and says why.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from rlgraph.passes.rewrites.units import unit_of
 
 
 def granularity(program: Program) -> Program:
-    known = axes(program)
-    return program.map_graphs({p.name: _graph(p.graph, p.graph.values(), known) for p in program.phases})
+    """Return the program with the units of all nodes set."""
+    axes_by_key = axes(program)
+    return program.map_graphs(
+        {phase.name: _graph(phase.graph, phase.graph.values(), axes_by_key) for phase in program.phases}
+    )
 
 
-def _graph(graph: Graph, types: Mapping[str, Type], known: Mapping[str, Axis]) -> Graph:
+def _graph(graph: Graph, types: Mapping[str, Type], axes_by_key: Mapping[str, Axis]) -> Graph:
     nodes = tuple(
         replace(
             node,
-            unit=unit_of(node, types, known),
-            regions=tuple(_graph(region, types, known) for region in node.regions),
+            unit=unit_of(node, types, axes_by_key),
+            regions=tuple(_graph(region, types, axes_by_key) for region in node.regions),
         )
         for node in graph.nodes
     )

@@ -1,4 +1,4 @@
-"""The passes in their order, and the runner that verifies the graph after each of them."""
+"""The list of passes in their order, and the runner, which verifies the graph after each of them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from rlgraph.passes.rewrites.split import split
 
 @dataclass(frozen=True, slots=True)
 class Pass:
+    """A pass of the pipeline, with what it may change."""
+
     run: Callable[[Program], Program]
     changes: Literal["exact", "reorder"]
-    """`exact`: the same numbers; `reorder`: the same samples in another order. None may change staleness."""
+    """`exact`: the same numbers; `reorder`: the same samples in another order. No pass may change staleness."""
     writes: tuple[str, ...] = ()
-    """What nodes have after it and none has before: attributes (`train.micro`), `unit`, several values (`fused`)."""
+    """What nodes have only after it: attributes (`train.micro`), a `unit`, several outputs (`fused`)."""
 
     @property
     def name(self) -> str:
+        """The name of its function."""
         return self.run.__name__
 
 
@@ -41,7 +44,7 @@ PIPELINE: tuple[Pass, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A program after a pass; the first stage, `check`, is what the type checker made."""
+    """A program after a pass; the first stage, `check`, is the result of the type checker."""
 
     name: str
     program: Program
@@ -49,30 +52,30 @@ class Stage:
 
 
 class BrokenPass(Exception):
-    """A pass made a graph that breaks a rule, or failed: a bug of ours. The message names it and shows what it
-    changed."""
+    """Raised where a pass failed or made a broken graph, which is a bug of the compiler. The message names the pass and
+    shows what it changed."""
 
 
 def run_passes(program: Program, pipeline: Sequence[Pass] = PIPELINE) -> list[Stage]:
-    """The program after the checker and after each pass."""
+    """Return the program after the checker and after each pass."""
     verify_after(program, ())
     stages = [Stage("check", program)]
-    for at, step in enumerate(pipeline):
+    for index, step in enumerate(pipeline):
         began = time.perf_counter()
         try:
-            made = step.run(program)
-            verify_after(made, pipeline[: at + 1])
+            rewritten = step.run(program)
+            verify_after(rewritten, pipeline[: index + 1])
         except BrokenGraph as error:
-            raise BrokenPass(f"pass {step.name}: {error}\n{_difference(program, made)}") from error
+            raise BrokenPass(f"pass {step.name}: {error}\n{_difference(program, rewritten)}") from error
         except Exception as error:
             raise BrokenPass(f"pass {step.name}: {type(error).__name__}: {error}") from error
-        stages.append(Stage(step.name, made, time.perf_counter() - began))
-        program = made
+        stages.append(Stage(step.name, rewritten, time.perf_counter() - began))
+        program = rewritten
     return stages
 
 
 def verify_after(program: Program, done: Sequence[Pass] = PIPELINE) -> None:
-    """Raises BrokenGraph unless the program is one that these passes make."""
+    """Raise BrokenGraph unless the program is well formed after these passes."""
     verify(program, NODES, infer, {name for step in done for name in step.writes})
 
 

@@ -1,9 +1,9 @@
-"""Re-use of the sampler's log-probabilities: a forward pass saved where it would compute what sampling knew.
+"""Reuses the sampler's log-probabilities, which saves a forward pass that would compute them again.
 
-`actor.logprobs(rollout)` is `rollout.logprobs` where the same engine holds the same weights at the same temperature.
-The version of the weights is in the names: `actor@0` generated the rows and `actor@0` is asked. Rows of an older
-version (`lag`, `staleness`, rows that `collect` carried over) do not qualify, and neither does greedy decoding, whose
-probabilities are taken at 1.
+`actor.logprobs(rollout)` is `rollout.logprobs` where the same engine has the same weights at the same temperature. The
+version of the weights is in the name: `actor@0` generated the rows and `actor@0` scores them. Rows of an older version
+(`lag`, `staleness`, rows that `collect` carried over) do not qualify, and neither does greedy decoding, whose
+log-probabilities are taken at temperature 1.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from rlgraph.ops import NODES, attr, chosen_from, model_of, table_of
 
 
 def reuse(program: Program) -> Program:
+    """Return the program with the sampler's log-probabilities reused."""
     return program.map_graphs({phase.name: _graph(phase.graph, {}) for phase in program.phases})
 
 
 def _graph(graph: Graph, generated: dict[str, Node]) -> Graph:
-    """`generated`: for each table, the node that generated its rows."""
+    """Return the graph rewritten. generated: for each table the node that generated its rows."""
     generated = dict(generated)
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -30,19 +31,19 @@ def _graph(graph: Graph, generated: dict[str, Node]) -> Graph:
         elif op.chooses is not None:
             pairs = zip(chosen_from(node), node.outputs, strict=True)
             generated.update({value.name: generated[name] for name, value in pairs if name in generated})
-        elif node.op == "logprobs" and _same(node, generated.get(table_of(node))):
+        elif node.op == "logprobs" and _same_logprobs(node, generated.get(table_of(node))):
             node = Node("column", (table_of(node),), node.outputs, (("name", "logprobs"),), span=node.span)
         for region in node.regions:
-            # What a body generates is known in it only: after `collect`, rows of several rounds and versions are mixed.
+            # What a body generates only counts inside it: `collect` mixes rows of several rounds and versions.
             node = region_node(node, _graph(region, generated))
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
 
 
-def _same(node: Node, source: Node | None) -> bool:
+def _same_logprobs(node: Node, sampler: Node | None) -> bool:
     return (
-        source is not None
-        and model_of(source) == model_of(node)
-        and attr(source, "temperature") == attr(node, "temperature")
-        and not oldest(source)
+        sampler is not None
+        and model_of(sampler) == model_of(node)
+        and attr(sampler, "temperature") == attr(node, "temperature")
+        and not oldest(sampler)
     )

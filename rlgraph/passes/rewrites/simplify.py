@@ -1,6 +1,6 @@
-"""Leaves out work whose result is known, made already or used by nobody. Class: exact.
+"""Removes work whose result is constant, already computed or unused. Class: exact.
 
-Four rewrites, each in its own file, in an order in which each finds what the one before has uncovered.
+It runs four rewrites, each in its own file, in an order in which each benefits from those before.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ from rlgraph.passes.rewrites.reuse import reuse
 
 
 def simplify(program: Program) -> Program:
-    """Constant folding, re-use of the sampler's log-probabilities, common sub-expressions, dead values."""
+    """Fold constants, reuse the sampler's log-probabilities, merge common subexpressions and remove unused values."""
     return dead(common(reuse(fold(program))))

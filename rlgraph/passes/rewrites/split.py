@@ -1,15 +1,14 @@
-"""Losses that can be split into micro-batches, exactly. Class: exact.
+"""Splits losses into micro-batches without changing them. Class: exact.
 
-The gradient of a loss is that of the whole mini-batch, whatever the micro-batches. This pass rewrites each `train` body
-so that running it on parts of the rows and adding up gives the loss:
+The gradient of a loss is that of the whole mini-batch, whatever the micro-batches. This pass rewrites the body of each
+`train` so that its results on parts of the rows add up to the loss:
 
-  - what does not depend on the trained model is moved out, above `train`: it is computed once, over all rows;
-  - `mean(x)` becomes `sum(x) / n` with n counted outside, over all rows;
-  - what is left has to be a sum over rows (or over groups, where a group statistic depends on the model). Where it is
-  not,
-    the unit of the step is the whole batch, and the node says why.
+  - expressions that do not depend on the trained model are moved out, above `train`, and computed once, over all rows;
+  - `mean(x)` becomes `sum(x) / n`, with n counted outside, over all rows;
+  - what is left must be a sum over rows (or over groups, where a group statistic depends on the model). Otherwise the
+    unit of the step is the whole batch, and the node says why.
 
-It writes the unit into `train`'s attributes: `micro` (the key of an axis, or null) and `why`.
+It writes the unit into the attributes of `train`: `micro` (the key of an axis, or null) and `why`.
 """
 
 from __future__ import annotations
@@ -39,52 +38,56 @@ from rlgraph.passes.rewrites.units import common_axis, depends, reductions
 
 
 class _NotASum(Exception):
-    """The loss cannot be split; the message says why."""
+    """Raised for a loss that cannot be split; the message says why."""
 
 
 def split(program: Program) -> Program:
-    known = axes(program)
-    found = {}
+    """Return the program with every loss that is a sum over rows split."""
+    axes_by_key = axes(program)
+    graphs = {}
     for phase in program.phases:
         types = phase.graph.values()
         taken = {*types, *(let.name for node in phase.graph.walk() for let in node.body)}
-        found[phase.name] = _graph(phase.graph, types, known, taken)
-    return program.map_graphs(found)
+        graphs[phase.name] = _graph(phase.graph, types, axes_by_key, taken)
+    return program.map_graphs(graphs)
 
 
-def _graph(graph: Graph, types: Mapping[str, Type], known: Mapping[str, Axis], taken: set[str]) -> Graph:
+def _graph(graph: Graph, types: Mapping[str, Type], axes_by_key: Mapping[str, Axis], taken: set[str]) -> Graph:
     nodes: list[Node] = []
     for node in graph.nodes:
         if NODES[node.op].trains:
-            nodes += _Splitter(node, dict(types), known, taken).run()
+            nodes += _Splitter(node, dict(types), axes_by_key, taken).run()
             continue
         for region in node.regions:
-            node = region_node(node, _graph(region, types, known, taken))
+            node = region_node(node, _graph(region, types, axes_by_key, taken))
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
 
 
 @dataclass
 class _Splitter:
+    """The rewrite of one `train`."""
+
     node: Node
     types: dict[str, Type]
-    known: Mapping[str, Axis]
+    axes_by_key: Mapping[str, Axis]
     taken: set[str]
-    """Names of the phase."""
+    """The names that the phase uses."""
     moved: list[Node] = field(default_factory=list)
-    """Nodes that go above `train`."""
+    """The nodes that are moved above `train`."""
     sizes: dict[str, str] = field(default_factory=dict)
     tied: set[str] = field(default_factory=set)
     """Values that depend on the trained model, with a gradient or without."""
     parts: dict[str, Expr | str] = field(default_factory=dict)
-    """For each single number that depends on the model: itself as a sum over rows, or why it is none."""
+    """For each single number that depends on the model: the number as a sum over rows, or why it is not one."""
     crossing: dict[str, str] = field(default_factory=dict)
-    """Values with rows that use a number about the whole batch that depends on the model, and which."""
+    """For each value whose rows use a number about the whole batch that depends on the model: which number that is."""
     summands: list[Let] = field(default_factory=list)
     span: Span = NO_SPAN
-    """Of what is minimized."""
+    """The place of the loss."""
 
     def run(self) -> list[Node]:
+        """Return the nodes that replace the `train`."""
         region = self.node.region
         self.tied = {region.inputs[0].name}
         self.span = next((node.span for node in region.nodes if node.name == region.outputs[0]), self.node.span)
@@ -113,11 +116,12 @@ class _Splitter:
         return [*self.moved, region_node(replace(self.node, attrs=attrs), body)]
 
     def without_constants(self, node: Node) -> Node:
-        """The node with what is about other rows and does not depend on the model moved out: a mean over the batch."""
+        """Return the node with reductions moved out that do not depend on the model, such as a mean over the batch."""
         body = tuple(replace(let, expr=self.lifted(let.expr, let.name)) for let in node.body)
         return tensor_node(body, tuple(value.name for value in node.outputs), node.span)
 
     def lifted(self, expr: Expr, name: str) -> Expr:
+        """Return an expression with those reductions moved out."""
         if not isinstance(expr, Apply):
             return expr
         if not depends(expr, self.tied) and any(reductions(expr)):
@@ -125,13 +129,14 @@ class _Splitter:
         return replace(expr, args=tuple(self.lifted(arg, name) for arg in expr.args))
 
     def outside(self, expr: Expr, hint: str) -> Expr:
-        """A value above `train` that holds the expression."""
+        """Add a value above `train` for an expression, and return a reference to it."""
         name = self.fresh(f"{hint}.{len(self.moved)}")
         self.moved.append(tensor_node((Let(name, expr),), (name,), expr.span))
         self.types[name] = expr.type
         return Ref(name, expr.type, expr.span)
 
     def fresh(self, hint: str) -> str:
+        """Return an unused name, and reserve it."""
         name, count = hint, 1
         while name in self.taken:
             count += 1
@@ -140,22 +145,22 @@ class _Splitter:
         return name
 
     def unit(self, inside: list[Node]) -> tuple[Axis | None, str]:
-        """The axis whose rows, with all that lies in them, can be computed apart from each other."""
+        """Return the axis whose rows, with all that lies in them, can be computed separately; or None, and why."""
         rows = [axis.row for node in inside for value in node.outputs if (axis := axis_of(value.type)) is not None]
-        asked = (self.types[table_of(node)] for node in inside if NODES[node.op].scores)
-        rows += [kind.axis for kind in asked if isinstance(kind, Table)]
+        scored = (self.types[table_of(node)] for node in inside if NODES[node.op].scores)
+        rows += [kind.axis for kind in scored if isinstance(kind, Table)]
         rows += [
-            self.known[found.axis].row
+            self.axes_by_key[reduction.axis].row
             for node in inside
             for let in node.body
-            for found in reductions(let.expr)
-            if found.axis is not None
+            for reduction in reductions(let.expr)
+            if reduction.axis is not None
         ]
         axis = common_axis(rows)
         return axis, "" if axis else "the loss uses rows of tables that lie in no common one"
 
     def find_parts(self, inside: list[Node]) -> None:
-        """Every single number of the body as a sum over rows, in the order in which they use each other."""
+        """Find every single number of the body as a sum over rows, in the order in which they use each other."""
         for let in (let for node in inside for let in node.body):
             if not depends(let.expr, self.tied):
                 self.parts[let.name] = "the loss does not depend on the model"
@@ -175,7 +180,7 @@ class _Splitter:
             self.parts[let.name] = Ref(name, summed.type)
 
     def summed(self, expr: Expr, inside: list[Node]) -> Expr:
-        """The loss as a sum over rows; raises where it is none."""
+        """Return an expression as a sum over rows; raises _NotASum if it is none."""
         if not depends(expr, self.tied):
             return expr
         if isinstance(expr, Ref):
@@ -194,31 +199,37 @@ class _Splitter:
             if sum(tied) > 1:
                 raise _NotASum("the loss multiplies two numbers about the whole batch that depend on the model")
             return replace(
-                expr, args=tuple(self.summed(a, inside) if t else a for a, t in zip(args, tied, strict=True))
+                expr,
+                args=tuple(
+                    self.summed(arg, inside) if depending else arg for arg, depending in zip(args, tied, strict=True)
+                ),
             )
         if linear == "first" and not any(depends(arg, self.tied) for arg in args[1:]):
             return replace(expr, args=(self.summed(args[0], inside), *args[1:]))
-        usual = f"`{expr.op}` over the whole batch of what the model computes is not a sum over rows"
-        raise _NotASum(_WHY_NOT.get(expr.op, usual))
+        reason = f"`{expr.op}` over the whole batch of what the model computes is not a sum over rows"
+        raise _NotASum(_WHY_NOT.get(expr.op, reason))
 
     def sum(self, expr: Apply, inside: list[Node]) -> Expr:
+        """Return a sum or mean as a sum over rows."""
         crossing = self.crosses(expr.args[0])
         if crossing:
             raise _NotASum(crossing)
         return _SUMS[expr.op](self, expr, inside)
 
     def mean(self, expr: Apply, inside: list[Node]) -> Expr:
+        """Return a mean as a sum divided by a count of all rows."""
         rows = expr.args[0]
         assert rows.type.axis
         total = Apply("sum", (rows,), infer("sum", [rows.type]), None, expr.span)
-        # The mean of none is 0.
-        some = Apply(
+        # The mean of no rows is 0.
+        count = Apply(
             "maximum", (self.size(rows.type.axis, inside), Const(1, Tensor("int"))), Tensor("int"), None, expr.span
         )
-        return Apply("div", (total, some), expr.type, None, expr.span)
+        return Apply("div", (total, count), expr.type, None, expr.span)
 
     def crosses(self, expr: Expr) -> str:
-        """Why rows of a value depend on each other: a number about the whole batch that depends on the model."""
+        """Return why the rows of an expression depend on each other: by a number about the whole batch that depends on
+        the model. Empty if they do not."""
         if isinstance(expr, Ref):
             if expr.name in self.parts and expr.name in self.tied:
                 return f"each row uses `{expr.name}`, a number about the whole batch that depends on the model"
@@ -230,12 +241,12 @@ class _Splitter:
         return next(filter(None, map(self.crosses, expr.args)), "")
 
     def size(self, axis: Axis, inside: list[Node]) -> Expr:
-        """How many rows of an axis the whole mini-batch has, counted above `train`."""
+        """Return a reference to the number of rows of an axis in the whole mini-batch, counted above `train`."""
         if axis.key not in self.sizes:
             tables = [name for node in inside for name in node.inputs if name not in self.tied]
-            # Rows of the axis itself tell it best: of prompts without answers, the answers know nothing.
-            exact = (n for n in tables if axis in axes_of(self.types[n]))
-            source = next(exact, None) or next(n for n in tables if _holds(self.types[n], axis))
+            # A table with the axis itself comes first: answers do not tell of prompts without answers.
+            exact = (name for name in tables if axis in axes_of(self.types[name]))
+            source = next(exact, None) or next(name for name in tables if _counts(self.types[name], axis))
             value = Value(self.fresh(f"{self.node.region.outputs[0]}.{axis.key}.size"), Tensor("int"))
             self.moved.append(Node("size", (source,), (value,), (("axis", axis.key),), span=self.span))
             self.sizes[axis.key] = value.name
@@ -246,7 +257,7 @@ _SUMS: Mapping[str, Callable[[_Splitter, Apply, list[Node]], Expr]] = {
     "sum": lambda splitter, expr, inside: expr,
     "mean": _Splitter.mean,
 }
-"""The reductions that are sums over rows, and how each is written as one."""
+"""The reductions that are sums over rows, and functions that write them as such."""
 
 _WHY_NOT = {
     "div": "the loss divides by a number about the whole batch that depends on the model",
@@ -255,16 +266,16 @@ _WHY_NOT = {
 
 
 def _needed(lets: list[Let], name: str) -> tuple[Let, ...]:
-    """Those of the lets that one of them needs, and itself."""
-    needed, found = {name}, []
+    """Return the let of this name and those that it needs."""
+    needed, selected = {name}, []
     for let in reversed(lets):
         if let.name in needed:
             needed.update(refs(let.expr))
-            found.append(let)
-    return tuple(reversed(found))
+            selected.append(let)
+    return tuple(reversed(selected))
 
 
-def _holds(kind: Type, axis: Axis) -> bool:
-    """Whether rows of this value tell how many rows an axis has."""
-    found = (kind.token, kind.turn, kind.axis) if isinstance(kind, Table) else (axis_of(kind),)
-    return any(own is not None and own.within(axis) for own in found)
+def _counts(kind: Type, axis: Axis) -> bool:
+    """Return whether the rows of a value tell how many rows an axis has."""
+    own_axes = (kind.token, kind.turn, kind.axis) if isinstance(kind, Table) else (axis_of(kind),)
+    return any(inner is not None and inner.within(axis) for inner in own_axes)

@@ -1,5 +1,5 @@
-"""The least that an operation can work on, from the axes of what it is given: what `granularity`, `fuse` and `split`
-ask."""
+"""Computes the smallest unit that a node can work on from the axes of its inputs, for `granularity`, `fuse` and
+`split`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlgraph.ops.nodes import unit_word
 
 
 def common_axis(found: list[Axis]) -> Axis | None:
-    """The innermost axis that all these lie in; None if there is none."""
+    """Return the innermost axis that contains all of these; None if there is none."""
     for axis in found[0].path() if found else ():
         if all(other.within(axis) for other in found):
             return axis
@@ -20,7 +20,7 @@ def common_axis(found: list[Axis]) -> Axis | None:
 
 
 def reductions(expr: Expr) -> Iterator[Apply]:
-    """Every reduction in an expression."""
+    """Return every reduction in an expression."""
     if isinstance(expr, Apply):
         if TENSOR[expr.op].kind == "reduction":
             yield expr
@@ -29,7 +29,7 @@ def reductions(expr: Expr) -> Iterator[Apply]:
 
 
 def unit_of(node: Node, types: Mapping[str, Type], known: Mapping[str, Axis]) -> Unit:
-    """The unit of one node; `types` are those of the values it uses, `known` the axes by key."""
+    """Return the unit of a node; `types` has those of the values that it uses, `known` the axes by key."""
     op = NODES[node.op]
     if node.body:
         return _tensor_unit(node, types, known)
@@ -44,47 +44,48 @@ def unit_of(node: Node, types: Mapping[str, Type], known: Mapping[str, Axis]) ->
     if axis := node.attr("axis"):
         return Unit(axis)
     rows = [axis.row for name in node.inputs if (axis := axis_of(types[name])) is not None]
-    tables = [kind.axis for name in node.inputs if isinstance(kind := types[name], Table)]
+    table_axes = [kind.axis for name in node.inputs if isinstance(kind := types[name], Table)]
     if not rows:
         return Unit(None, "it has no rows")
-    # A model, a function, a column: it works on the rows of its table.
-    return Unit((tables or rows)[0].key)
+    # A model, a function or a column works on the rows of its table.
+    return Unit((table_axes or rows)[0].key)
 
 
 def _called_unit(node: Node, over: str, types: Mapping[str, Type]) -> Unit:
-    """Of a function that may look at other rows than the one whose number it says."""
+    """Return the unit of a function that may read other rows than the one for which it returns a number."""
     if over == "batch":
         return Unit(None, f"`{code_of(node)}` may look at all rows of a batch")
     table = types[table_of(node)]
     assert isinstance(table, Table)
-    # Rows that lie in no others are the only ones of their group; samples of samples are of one prompt, too.
+    # Rows without a parent are groups of their own; samples of samples also belong to one prompt.
     group = table.axis.root
     if group is table.axis:
         return Unit(group.key)
     return Unit(group.key, f"`{code_of(node)}` may look at all rows of each group of `{group.name}`")
 
 
-def _tensor_unit(node: Node, types: Mapping[str, Type], known: Mapping[str, Axis]) -> Unit:
-    found = [axis.row for name in node.inputs if (axis := axis_of(types[name])) is not None]
-    if not found:
+def _tensor_unit(node: Node, types: Mapping[str, Type], axes_by_key: Mapping[str, Axis]) -> Unit:
+    """Return the unit of a tensor node."""
+    row_axes = [axis.row for name in node.inputs if (axis := axis_of(types[name])) is not None]
+    if not row_axes:
         return Unit(None, "it is one number")
-    inner = [axis for axis in found if all(axis.within(other) for other in found)]
-    unit, reason = (inner or found)[0], ""
+    innermost = [axis for axis in row_axes if all(axis.within(other) for other in row_axes)]
+    unit, reason = (innermost or row_axes)[0], ""
     for let in node.body:
         for reduction in reductions(let.expr):
             if reduction.axis is None:
                 return Unit(None, f"`{reduction.op}` is over the whole batch")
-            target = known[reduction.axis].row
+            target = axes_by_key[reduction.axis].row
             if unit.within(target) and target.key != unit.key:
                 unit, reason = target, f"`{reduction.op}` is over each group of `{target.name}`"
-    if not inner:
-        shared = common_axis(found)
+    if not innermost:
+        shared = common_axis(row_axes)
         return Unit(shared.key if shared else None, "its values lie on axes that only meet there")
     return Unit(unit.key, reason)
 
 
 def depends(expr: Expr, names: set[str]) -> bool:
-    """Whether an expression uses one of these values."""
+    """Return whether an expression uses one of these values."""
     if isinstance(expr, Ref):
         return expr.name in names
     return isinstance(expr, Apply) and any(depends(arg, names) for arg in expr.args)
