@@ -110,6 +110,8 @@ class InLine:
 
 
 class _InLineCrew:
+    """A crew whose work is over when it has begun."""
+
     def begin(self, work: Event) -> None:
         work()
 
@@ -155,6 +157,8 @@ class _Takes:
 
 
 class _Lock(_Takes):
+    """A lock for threads."""
+
     def __init__(self, places: int) -> None:
         self._mutex = threading.Lock()
         self._places = Places(places)
@@ -187,11 +191,14 @@ class _Lock(_Takes):
 
 
 def _put(grants: Iterable[tuple[Any, frozenset[int]]]) -> None:
+    """Tell each thread that waits which places it gets."""
     for queue, places in grants:
         queue.put(places)
 
 
 class _ThreadCrew:
+    """A crew of threads."""
+
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.pool = pool
         self.events: SimpleQueue[Event] = SimpleQueue()
@@ -338,6 +345,8 @@ class Virtual:
 
 
 class _VirtualLock(_Takes):
+    """A lock for greenlets."""
+
     def __init__(self, clock: Virtual, places: int) -> None:
         self.clock, self.places = clock, Places(places)
         self.handed: dict[_Coroutine, frozenset[int]] = {}
@@ -374,6 +383,8 @@ class _VirtualLock(_Takes):
 
 
 class _VirtualCrew:
+    """A crew of greenlets."""
+
     def __init__(self, clock: Virtual) -> None:
         self.clock, self.owner = clock, clock._current
         self.waits, self.working = False, 0

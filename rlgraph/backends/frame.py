@@ -234,4 +234,5 @@ def all_over(step: Step, things: Mapping[str, Any]) -> Step:
 
 
 def is_handle(kind: Type) -> bool:
+    """Whether a value is a handle of something that lives across steps."""
     return isinstance(kind, Handle)

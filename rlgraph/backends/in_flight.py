@@ -48,6 +48,7 @@ class _InFlightStep:
 
     @property
     def number(self) -> int:
+        """The number of the step."""
         return self.frame.step.number
 
     def take(self) -> None:

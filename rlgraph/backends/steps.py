@@ -165,10 +165,12 @@ class Steps:
 
     @cached_property
     def versions(self) -> Versions:
+        """The versions of all models."""
         return Versions(self.program, self.loops)
 
     @cached_property
     def notes(self) -> Notes:
+        """The notes on the rows of this process."""
         return Notes(self.program)
 
     def frame(self, phase: Phase, number: int) -> Frame:
@@ -191,9 +193,11 @@ class Steps:
                 self.notes.changed(frame.step, value.type.name)
 
     def note(self, text: str) -> None:
+        """Tell the observer how far the run is."""
         self.observer.opening(text)
 
     def ended(self, step: Step, data: str, begun: int, batches: Sequence[Ended]) -> None:
+        """Note and record the batches of a `collect` that ended in a step."""
         self.notes.ended(step, data, batches)
         self.endings.tell(step.number, data, begun, batches)
 

@@ -225,6 +225,7 @@ class Placed(Steps):
         return None if any(holding.offload for holding in holdings) else self.plan.tail(node.name.split(".")[0])
 
     def published(self, model: str) -> None:
+        """Send a new version of a model to the groups that sample with it."""
         self.weights.refresh(model)
 
     def _group(self, node: Node, frame: Frame) -> Group:

@@ -106,10 +106,12 @@ class _Communicator:
         self._batch = _Batch(seconds)
 
     def post(self, call: str, message: Tensor, peer: int) -> Post:
+        """Add a message to the batch of this round."""
         self._batch.calls.append((call, message, self.ranks[peer]))
         return _Message(message, self._batch)
 
     def go(self) -> None:
+        """Begin all messages of the batch."""
         batch, self._batch = self._batch, _Batch(self._seconds)
         if not batch.calls:
             return
@@ -134,6 +136,7 @@ class _Batch:
     abort: Callable[[], None] = lambda: None
 
     def wait(self) -> None:
+        """Wait until all messages have arrived. Raises LinkError."""
         began = time.monotonic()
         try:
             while self.works:

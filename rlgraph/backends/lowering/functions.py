@@ -99,6 +99,7 @@ def _groups(numbers: Argument) -> Tensor:
 
 
 def _type(name: str, argument: Argument) -> Type:
+    """Return the type of an argument."""
     if not isinstance(argument, Tensor):
         kind: DType = "bool" if isinstance(argument, bool) else "int" if isinstance(argument, int) else "float"
         return Type(kind)

@@ -89,6 +89,7 @@ class _Lowering:
         self.calls: dict[tuple[Any, ...], fx.Node] = {}
 
     def lowered(self) -> Lowered:
+        """Return the torch code of the whole body."""
         for let in self.node.body:
             self.values[let.name] = self.expr(let.expr, _identifier(let.name))
         self.graph.output(tuple(self.output(value) for value in self.node.outputs))
@@ -104,6 +105,7 @@ class _Lowering:
         return Lowered(module, self.node.inputs, tuple(self.indices), tuple(self.sizes), outputs)
 
     def output(self, value: Value) -> Any:
+        """Return the fx node of an output."""
         result = self.values[value.name]
         if isinstance(result, (fx.Node, str)):
             return result
@@ -111,6 +113,7 @@ class _Lowering:
         return self.call(reference.constant, (result, self.dtype if value.type.dtype == "float" else None))
 
     def expr(self, expr: Expr, hint: str | None = None) -> Any:
+        """Return the value of an expression."""
         if isinstance(expr, Const):
             return expr.value
         if isinstance(expr, Ref):
@@ -121,6 +124,7 @@ class _Lowering:
         return self.seen[id(expr)]
 
     def apply(self, expr: Apply, args: tuple[Any, ...], hint: str | None) -> Any:
+        """Return the value of an operation on values."""
         kind = TENSOR[expr.op].kind
         if kind == "elementwise" and all(isinstance(arg, _CONSTANTS) for arg in args):
             return _fold(expr, args)
@@ -206,17 +210,20 @@ class _Lowering:
         return self.call(reference.gather, (value, self.index(target, source)))
 
     def index(self, child: Axis, ancestor: Axis) -> fx.Node:
+        """Return the input with the row of `ancestor` in which each row of `child` lies."""
         pair = child.key, ancestor.key
         if pair not in self.indices:
             self.indices[pair] = self.placeholder(f"index_{child.key}_to_{ancestor.key}")
         return self.indices[pair]
 
     def size(self, axis: Axis) -> fx.Node:
+        """Return the input with the number of rows of an axis."""
         if axis.key not in self.sizes:
             self.sizes[axis.key] = self.placeholder(f"rows_of_{axis.key}")
         return self.sizes[axis.key]
 
     def placeholder(self, name: str) -> fx.Node:
+        """Return a new input of the graph."""
         node = self.graph.placeholder(_identifier(name))
         node.target = node.name  # fx may have chosen another name; it is the one that the code should show
         return node

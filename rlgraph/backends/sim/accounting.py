@@ -93,6 +93,7 @@ class _AllWorks:
 
     @classmethod
     def of(cls, works: Sequence[Work], ended: float) -> _AllWorks:
+        """Return this for works, and a moment at which they end."""
         over = (work for work in works if work.end <= ended)
         return cls(step_ends(works), max(over, key=lambda work: work.end, default=None))
 
@@ -134,6 +135,7 @@ def _wanted(coming: Sequence[Work]) -> Work:
 
 
 def _updates(work: Work | None) -> bool:
+    """Whether a work updates a model."""
     return work is not None and work.op in NODES and NODES[work.op].updates
 
 

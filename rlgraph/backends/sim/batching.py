@@ -48,6 +48,7 @@ class _Session:
     calls: dict[Member, int] = field(default_factory=dict)
 
     def add(self, member: Member) -> None:
+        """Let the rows of a member join those of its replicas."""
         for copy, rows in zip(self.copies, member.rows, strict=True):
             if rows.alone.pace is not None:
                 self.calls[member] = copy.join(member.began, rows.alone.pace, rows.answers)

@@ -54,6 +54,7 @@ class Held(StandIn):
 
     @property
     def rows(self) -> int:
+        """The number of rows."""
         return int(self.numbers.shape[0])
 
     def pick(self, places: np.ndarray) -> Held:

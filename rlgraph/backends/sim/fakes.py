@@ -82,6 +82,7 @@ class StandIns:
         return Made({table.name: rows, cursor.name: first + batch}, [Rows(axis, batch)])
 
     def sampled(self, order: Order) -> Made:
+        """Return the fake rows that a model samples."""
         node, frame, group = order.node, order.frame, order.group
         asked, asked_axis = frame.values[node.inputs[1]], axis_of(frame.types[node.inputs[1]])
         axis, count = axis_of(node.outputs[0].type), node.attr("n")
@@ -129,6 +130,7 @@ class StandIns:
         return self._answers[limit]
 
     def sampled_from_buffer(self, node: Node, frame: Frame, group: Group) -> Made:
+        """Return fake rows of a buffer."""
         held, axis = frame.values[node.inputs[0]], axis_of(node.outputs[0].type)
         assert axis is not None
         count = min(node.attr("rows"), held.rows)

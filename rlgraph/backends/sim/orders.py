@@ -75,5 +75,6 @@ def stages_of(order: Order, batches: Sequence[Batch], log: Log) -> Callable[[], 
 
 
 def parts_of(cost: Cost) -> dict[str, float]:
+    """Return the parts of a cost that are not 0, in seconds."""
     named = ("compute", "memory", "communication", "bubble", "overhead")
     return {name: getattr(cost, name) for name in named if getattr(cost, name)}

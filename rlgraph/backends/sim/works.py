@@ -50,6 +50,7 @@ class Work:
 
     @property
     def seconds(self) -> float:
+        """Seconds from its start to its end."""
         return self.end - self.start
 
     def within(self, began: float, ended: float) -> float:
@@ -86,6 +87,7 @@ class Teller:
         self._spans: dict[int, int] = {}
 
     def tell(self, work: Work) -> None:
+        """Tell the watcher of a work."""
         counts = (("step", work.step), ("rows", work.rows), ("tokens", work.tokens))
         args = {name: value for name, value in counts if value}
         for pool, group in zip(work.pools, work.groups, strict=True):

@@ -90,6 +90,7 @@ def _collect_operands(expr: Expr, compared: dict[str, Span], calculated: dict[st
 
 
 def _texts(values: list[Any], name: str, who: Who, span: Span) -> list[str]:
+    """Return a column of texts. Raises RunError for an entry that is none."""
     odd = next((place for place, item in enumerate(values) if not isinstance(item, str)), None)
     if odd is None:
         return values

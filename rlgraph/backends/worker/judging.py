@@ -199,6 +199,7 @@ def _answer_tokens(limit: Limit, answer: str) -> int:
 
 
 def _tokens(name: str, limit: Limit, part: Mapping[int, tuple[Any, str]]) -> list[int]:
+    """Return the number of tokens of each prompt, with what follows it."""
     try:
         prompts = limit.codec.prompt_lengths([prompt for prompt, _ in part.values()])
         return [
@@ -210,6 +211,7 @@ def _tokens(name: str, limit: Limit, part: Mapping[int, tuple[Any, str]]) -> lis
 
 
 def _tokens_of_row(name: str, limit: Limit, number: int, prompt: Any, answer: str) -> int:
+    """Return the number of tokens of one prompt. Raises ProgramError where it cannot be used."""
     try:
         return len(limit.codec.encode_prompt(prompt)) + _answer_tokens(limit, answer)
     except (EngineError, TypeError, KeyError) as error:
@@ -218,6 +220,7 @@ def _tokens_of_row(name: str, limit: Limit, number: int, prompt: Any, answer: st
 
 
 def _too_long(name: str, limit: Limit, lengths: Mapping[int, int], share: str) -> Diagnostic:
+    """Return the error for prompts that are too long."""
     number, tokens = next(iter(lengths.items()))
     more = f" ({share} are too long)" if len(lengths) > 1 else ""
     row_length = f"the prompt of {name} row {number} has {counted(tokens, 'token')}"
@@ -238,6 +241,7 @@ def _too_long(name: str, limit: Limit, lengths: Mapping[int, int], share: str) -
 
 
 def _cut_row(name: str, rules: Mapping[Limit, frozenset[int]], number: int, row: Row) -> Row:
+    """Return a row whose prompts are cut."""
     for limit, numbers in rules.items():
         if number in numbers:
             column = limit.column

@@ -84,6 +84,7 @@ def longest_answers(node: Node, made: Made) -> tuple[int, ...]:
 
 
 def _kind(node: Node) -> Table:
+    """Return the type of the table that a node makes."""
     kind = node.outputs[0].type
     assert isinstance(kind, Table)
     return kind
@@ -119,12 +120,14 @@ def data_column(table: TableData, name: str, rows: Rows | None, node: Node) -> t
 
 
 def _ids(parents: Rows, count: int) -> tuple[RowId, ...]:
+    """Return the identities of `count` samples of each row."""
     if count == 1:
         return parents.known
     return tuple((*row, sample) for row in parents.known for sample in range(count))
 
 
 def _encoded(node: Node, model: ModelState, prompts: Sequence[Any], parents: Rows) -> list[list[int]]:
+    """Return the tokens of each prompt. Raises RunError for prompts that cannot be used."""
     encoded = []
     for place, prompt in enumerate(prompts):
         who = parents.who(place)
@@ -147,6 +150,7 @@ def _encoded(node: Node, model: ModelState, prompts: Sequence[Any], parents: Row
 
 
 def _sampling(node: Node, model: ModelState, most: int | None = None) -> Sampling:
+    """Return the sampling options of a node. most: tokens of an answer; None: as the node says."""
     stops: list[int] = []
     for text in node.attr("stop") or ():
         ids = model.engine.codec.encode_text(text)
@@ -408,12 +412,14 @@ class _Episode:
         self.over = False
 
     def observe(self, model: ModelState, text: str) -> None:
+        """Add an observation, which carries no loss."""
         if text:
             ids = model.engine.codec.encode_text(text)
             self.tokens += ids
             self.scored += [False] * len(ids)
 
     def act(self, ids: list[int], logprobs: list[float], versions: Runs) -> None:
+        """Add an action, which carries loss."""
         self.tokens += ids
         self.scored += [True] * len(ids)
         self.logprobs += logprobs

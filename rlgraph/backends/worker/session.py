@@ -274,6 +274,7 @@ class Session:
             self.replay.finish(step)
 
     def close(self) -> None:
+        """End the processes of functions and environments."""
         self.workers.close()
 
 

@@ -92,11 +92,13 @@ def push(node: Node, frame: Frame, session: Session) -> Made:
 
 
 def _extra_types(node: Node, frame: Frame) -> list[tuple[str, TensorType]]:
+    """Return the names and types of columns that are stored with a table."""
     kinds = (frame.types[name] for name in node.inputs[2:])
     return [(n, k) for n, k in zip(node.attr("names"), kinds, strict=True) if isinstance(k, TensorType)]
 
 
 def _capacity(node: Node, session: Session) -> int:
+    """Return how many rows a buffer has, at most."""
     kind: Any = node.outputs[0].type
     outside = next(o for o in session.program.outside if o.name == kind.name)
     return int(outside.record.option("capacity"))

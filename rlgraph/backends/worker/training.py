@@ -173,6 +173,7 @@ def _skipped_metrics(model: str, frame: Frame, session: Session) -> dict[str, fl
 
 
 def _first_few(rows: Sequence[str]) -> str:
+    """Return the names of the first rows, and how many more there are."""
     names = list(dict.fromkeys(rows))
     more = f" and {len(names) - 3} more rows" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
@@ -207,9 +208,11 @@ class _Gathered:
 
     @property
     def blocks(self) -> range:
+        """The numbers of the micro-batches."""
         return range(len(self.rows))
 
     def micro(self, block: int) -> Micro:
+        """Return a micro-batch: the calls of the model, and its part of the loss."""
         region, session = self.node.region, self.session
         body, places = _part(self.frame, self.axis, self.rows[block], self.node.captured)
 
@@ -241,11 +244,13 @@ class _Gathered:
 
 
 def _call(node: Node, body: Frame, session: Session) -> Call:
+    """Return the call of a model on the rows of a micro-batch."""
     _, sequences = sequences_for(node, body, session)
     return Call(node.op, sequences, **options(node))  # type: ignore[arg-type]
 
 
 def _part(frame: Frame, axis: str | None, places: np.ndarray | None, names: tuple[str, ...]) -> tuple[Frame, Places]:
+    """Return the frame of a micro-batch, and the places of its rows."""
     if axis is None or places is None:
         return frame.child(), {}
     return frame.slice(axis, places, names)
@@ -287,6 +292,7 @@ def _blocks(node: Node, frame: Frame, session: Session, axis: str) -> list[np.nd
 
 
 def _options(node: Node) -> TrainOptions:
+    """Return the options of an optimizer step."""
     rate = node.attr("lr")
     common: dict[str, Any] = {
         "optimizer": optimizer_of(node),
