@@ -139,9 +139,7 @@ def _judge(reader: Reader, limits: Sequence[Limit], note: Note) -> list[str]:
         return [f"left out {share}: their prompts are too long"]
     if source.overlong == "cut":
         rules = {limit: frozenset(lengths) for limit, lengths in longer.items()}
-        reader.source = replace(
-            source, rows=Fitted(source.rows, lambda number, row: _cut_row(name, rules, number, row))
-        )  # type: ignore[arg-type]
+        reader.source = replace(source, rows=Fitted(source.rows, lambda number, row: _cut(name, rules, number, row)))  # type: ignore[arg-type]
         for number in rows:
             reader.source.rows[number]  # type: ignore[index]  # Prompts that cannot be cut raise now.
         return [f"cut the prompts of {share}, which are too long"]
@@ -240,7 +238,7 @@ def _too_long(name: str, limit: Limit, lengths: Mapping[int, int], share: str) -
     return Diagnostic(TOO_LONG, message, limit.span, f"lower `max_tokens`, or {ways}")
 
 
-def _cut_row(name: str, rules: Mapping[Limit, frozenset[int]], number: int, row: Row) -> Row:
+def _cut(name: str, rules: Mapping[Limit, frozenset[int]], number: int, row: Row) -> Row:
     """Return a row whose prompts are cut."""
     for limit, numbers in rules.items():
         if number in numbers:
