@@ -1,1 +1,1 @@
-"""From a graph and its plan to metrics and trained weights: the executor, and who does the work of nodes."""
+"""This package runs a graph by its plan: the executor says when nodes fire, backends and workers do their work."""

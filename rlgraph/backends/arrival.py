@@ -1,9 +1,9 @@
-"""Rows that go on as they end: those that are ready first change places with those before them. And rows that begin
-in another order than that of the data.
+"""This module keeps track of the order in which the rows of a frame lie. Rows move on as they finish: those that are
+ready first change places with those before them. Rows may also begin in another order than that of the data.
 
-Nodes that work by row do not ask in what order rows lie. A node that does, since it works on the whole batch, is given
-them in the order of the data, and what it makes of them is put where they lie. At the end they all lie in the order of
-the data again, so that no number depends on which rows were ready first.
+Nodes that work by row do not depend on that order. A node that works on the whole batch does: it is given the rows in
+the order of the data, and its results are put where the rows lie. At the end all rows lie in the order of the data
+again, so that no number depends on which rows were ready first.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 
 class Arrival:
-    """In what order the rows of a frame lie, by those of its outer axes."""
+    """The order in which the rows of a frame lie, by its outer axes."""
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
         self.order: dict[str, np.ndarray] = {}
-        """For each axis whose rows have changed places, the place in the data of each row, int64."""
+        """For each axis whose rows have changed places: the place in the data of each row, int64."""
 
     def forward(self, axis: str, first: int, start: int, stop: int, names: Iterable[str]) -> None:
-        """Rows of an axis from `start` to `stop`, with all that lies in them, go before those from `first` on; of the
-        named values, which are whole. Others have only rows before `first`."""
+        """Move the rows `start` to `stop` of an axis, with all that lies in them, before those from `first` on. names:
+        the values that are complete; others have rows before `first` only."""
         places = np.arange(self.frame.size(axis))
         places[first:stop] = np.r_[start:stop, first:start]
         self.lay(axis, places, names)
 
     def lay(self, axis: str, places: np.ndarray, names: Iterable[str]) -> None:
-        """Rows of an axis, with all that lies in them, lie in another order: `places`, int64, are those where they lie
-        now. Of the named values, which are whole."""
+        """Reorder the rows of an axis, with all that lies in them: `places`, int64, says where each lies now. names:
+        the values that are complete."""
         self._lay(axis, places, names)
         self.order[axis] = self.order.get(axis, np.arange(len(places)))[places]
 
     def back(self, names: Iterable[str]) -> None:
-        """All rows of the named values lie in the order of the data again."""
+        """Put all rows of the named values back into the order of the data."""
         wanted = list(names)
         for axis, order in self.order.items():
             self._lay(axis, order.argsort(), wanted)
@@ -57,25 +57,26 @@ class Arrival:
         frame.forget()
 
     def sorted(self, names: Iterable[str]) -> Frame:
-        """A frame with the named values in the order of the data."""
-        found, wanted = self.frame, list(names)
+        """Return a frame with the named values in the order of the data."""
+        ordered, wanted = self.frame, list(names)
         for axis, order in self.order.items():
-            found, _ = found.slice(axis, order.argsort(), wanted)
-        return found
+            ordered, _ = ordered.slice(axis, order.argsort(), wanted)
+        return ordered
 
     def laid(self, made: Made) -> Made:
-        """What was made of rows in the order of the data, as they lie."""
+        """Reorder what a node made of rows in the order of the data to the order in which they lie."""
         for axis, order in self.order.items():
-            whole, inside = self.sorted(()), self.frame.rows[axis].axis
+            ordered, inside = self.sorted(()), self.frame.rows[axis].axis
             for rows in made.rows:
-                whole.add_rows(rows)
-            whole.values.update(made.values)
-            moved, _ = whole.slice(axis, order, [name for name in made.values if _within(whole, name, inside)])
-            own = [moved.rows[rows.axis.key] if rows.axis.within(inside) else rows for rows in made.rows]
-            made = replace(made, values={**made.values, **moved.values}, rows=own)
+                ordered.add_rows(rows)
+            ordered.values.update(made.values)
+            moved, _ = ordered.slice(axis, order, [name for name in made.values if _within(ordered, name, inside)])
+            new_rows = [moved.rows[rows.axis.key] if rows.axis.within(inside) else rows for rows in made.rows]
+            made = replace(made, values={**made.values, **moved.values}, rows=new_rows)
         return made
 
 
 def _within(frame: Frame, name: str, axis: Axis) -> bool:
-    own = axis_of(frame.types[name])
-    return own is not None and own.within(axis)
+    """Whether the rows of a value lie in the rows of an axis."""
+    value_axis = axis_of(frame.types[name])
+    return value_axis is not None and value_axis.within(axis)

@@ -1,7 +1,8 @@
-"""Batches of a `collect` that takes them as they end: it stops when enough have, and the others go on meanwhile.
+"""This module runs the batches of a `collect` that takes them as they end: it stops when enough have ended, and the
+others go on meanwhile.
 
-Whoever collects in the next step goes on with them. So what they are at work on is told to a crew that outlives both
-(`Executor.lasting`). A batch is one of the step that began it, with all that it had in hand then.
+The `collect` of the next step goes on with them. So their work reports to a crew that outlives both steps
+(`Executor.lasting`). A batch belongs to the step that began it, with all values that this step had then.
 """
 
 from __future__ import annotations
@@ -18,60 +19,62 @@ from rlgraph.ir.graph import Graph
 
 @dataclass(eq=False)
 class Batch:
-    """A run of the body."""
+    """A run of the body of a `collect`."""
 
     given: Frame
-    """What it began with."""
+    """The values with which it began."""
     run: GraphRun
     before: Batch | None = None
-    """It reads its rows of the data behind those of this one, which has not read them yet."""
+    """The batch before it, which has not read its rows of the data yet; this one reads the rows behind those."""
 
     @classmethod
     def again(cls, given: Frame) -> Batch:
-        """One of another process, which is known by what it began with: who goes on with it begins it again."""
-        # No step of this process has failed so often.
+        """Restore a batch of another process from the values with which it began: whoever goes on with it begins it
+        again."""
+        # No step of this process has this attempt, so `go_on` takes its work for lost.
         frame = replace(given, step=replace(given.step, attempt=-1))
         return cls(frame, cast(GraphRun, None))
 
     @property
     def needed(self) -> Frame:
-        """What it began with, as far as it has to do with that."""
+        """The values with which it began, without those that its body does not use."""
         if self.run is None:
             return self.given
         graph = self.run.graph
-        own = {value.name for value in graph.inputs} | {value.name for node in graph.nodes for value in node.outputs}
-        own |= {name for node in graph.nodes for name in node.inputs}
-        return replace(self.given, values={name: v for name, v in self.given.values.items() if name in own})
+        used = {value.name for value in graph.inputs} | {value.name for node in graph.nodes for value in node.outputs}
+        used |= {name for node in graph.nodes for name in node.inputs}
+        return replace(self.given, values={name: v for name, v in self.given.values.items() if name in used})
 
     @property
     def step(self) -> int:
-        """That began it."""
+        """The number of the step that began it."""
         return self.given.step.number
 
     @property
     def number(self) -> int:
+        """Its number among the batches of its step."""
         assert self.given.step.batch is not None
         return self.given.step.batch
 
 
 class Batches:
-    """Those that one `collect` has begun, or goes on with, in one step."""
+    """The batches that a `collect` has begun, or goes on with, in one step."""
 
     def __init__(self, executor: Executor, body: Graph, inputs: Sequence[Any], key: str, most: int) -> None:
-        """inputs: what the first one is given that goes from batch to batch. key: the same in each step. most: how many
-        can be under way."""
+        """inputs: what the first batch is given of the values that go from batch to batch. key: names the crew, the
+        same in each step. most: how many batches can be under way."""
         self.executor, self.body = executor, body
         self.crew = executor.lasting(key, executor.threads(body) * most)
         self.crew.adopt()
         self.inputs = list(inputs)
-        """Of who reads next; from `last` where that has made it."""
+        """What the batch that reads next is given, unless `last` makes it."""
         self.names = [value.name for value in body.inputs[: len(inputs)]]
         self.outputs = body.outputs[: len(inputs)]
         self.going: list[Batch] = []
         self.last: Batch | None = None
 
     def begin(self, frame: Frame) -> Batch:
-        """The next rows of the data."""
+        """Begin a batch on the next rows of the data."""
         batch = self._add(frame)
         if self.last is None:
             self._give(batch, self.inputs)
@@ -81,13 +84,14 @@ class Batches:
         return batch
 
     def begin_with(self, frame: Frame) -> Batch:
-        """Rows that the frame has: nothing is read, and what goes from batch to batch passes it by."""
+        """Begin a batch on rows that the frame has: it reads nothing, and does not change what goes from batch to
+        batch."""
         batch = self._add(frame)
         self._give(batch, self.inputs)
         return batch
 
     def go_on(self, batch: Batch, attempt: int) -> None:
-        """One that an earlier step has begun; if its work was lost when a step failed, from its beginning."""
+        """Go on with a batch of an earlier step; if its work was lost when a step failed, begin it again."""
         if batch.given.step.attempt == attempt:
             batch.run.crew = self.crew
             self.going.append(batch)
@@ -98,6 +102,7 @@ class Batches:
 
     @property
     def under_way(self) -> set[Ended]:
+        """The step and the number of each batch that has not ended."""
         return {(batch.step, batch.number) for batch in self.going}
 
     def _add(self, frame: Frame) -> Batch:
@@ -112,16 +117,17 @@ class Batches:
 
     @property
     def read(self) -> bool:
-        """Whether all that were begun have read their rows, and so know what the next one is given."""
+        """Whether all batches that were begun have read their rows, so that the next one's inputs are known."""
         return self.last is None or all(map(self.last.run.has_made, self.outputs))
 
     def left(self) -> list[Any]:
-        """What goes from batch to batch, behind the last one."""
+        """Return what goes from batch to batch, as the last one left it."""
         return self.inputs if self.last is None else [self.last.run.frame.values[name] for name in self.outputs]
 
     def advance(self, only: Ended | None = None) -> list[Batch]:
-        """Lets them go on until something has come of it: those that have ended, in the order in which they were begun,
-        and are not under way any more. only: the others do no more than read their data."""
+        """Let the batches go on until something has come of it. Returns those that have ended, in the order in which
+        they were begun; they are no longer under way. only: the one batch that may go on; the others do no more than
+        read their data."""
         moved, behind = False, False
         for batch in self.going:
             wanted = only is None or only == (batch.step, batch.number)

@@ -1,10 +1,9 @@
-"""Clocks: how the work of nodes that do not wait for each other goes on at the same time.
+"""This module has the clocks: how nodes that do not wait for each other work at the same time.
 
 There are three, and one executor. `InLine` does a node's work at once: one process, one thing after the other.
-`Threads` has a thread for each node that is at work: the processes of a cluster work meanwhile. `Virtual` has
-greenlets instead, of which one runs at a time, and moves its time on when all wait: a simulation, in which the same
-order comes out every time. From one of them to the next it takes less than a microsecond, from thread to thread up to
-a hundred.
+`Threads` has a thread for each node that is at work, while the processes of a cluster do it. `Virtual` has greenlets
+instead, of which one runs at a time, and moves its time on when all wait: a simulation, in which the same order comes
+out every time. To switch between greenlets takes less than a microsecond, between threads up to a hundred.
 """
 
 from __future__ import annotations
@@ -26,66 +25,71 @@ from greenlet import getcurrent, greenlet
 from rlgraph.backends.places import Hold, Joins, Places, always
 
 Event = Callable[[], None]
-"""What is to do because a node made something."""
+"""A callback to run because a node made something."""
 
 
 class Crew(Protocol):
-    """Does the work of a graph's nodes. The thread that runs the graph begins it, and is told what came of it."""
+    """A pool that does the work of a graph's nodes. The thread that runs the graph begins work and runs the events it
+    reports."""
 
     def begin(self, work: Event) -> None:
-        """Work tells of its failures itself."""
+        """Start some work, which reports its own failures."""
         ...
 
     def tell(self, event: Event) -> None:
-        """Called by the work; the event happens in the thread that runs the graph."""
+        """Report an event. Called by the work; the event runs in the thread that runs the graph."""
         ...
 
     @property
     def told(self) -> bool:
-        """Whether something is told already."""
+        """Whether an event is reported already."""
         ...
 
     def next(self) -> Event:
-        """Waits until something is told."""
+        """Wait until an event is reported, and return it."""
         ...
 
     def adopt(self) -> None:
-        """From now on this thread runs the graph."""
+        """Make the calling thread the one that runs the graph."""
         ...
 
 
 class Clock(Protocol):
+    """A way for nodes to work at the same time, or one by one."""
+
     together: bool
-    """Nodes that do not wait for each other are at work at the same time."""
+    """Whether nodes that do not wait for each other work at the same time."""
 
     def crew(self, size: int) -> AbstractContextManager[Crew]:
-        """For a graph of so many nodes. When it is left, all its work has ended."""
+        """Return a crew for a graph of so many nodes. When the context is left, all its work has ended."""
         ...
 
     def lock(self, places: int = 1) -> Lock:
-        """What so many threads at a time may have."""
+        """Return a lock that so many can have at a time."""
         ...
 
 
 class Lock(Protocol):
+    """A lock with numbered places, which are taken one at a time or as a set."""
+
     def take(
         self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
     ) -> AbstractContextManager[int]:
-        """Waits for one of its places, the first that is free, or for all of these at once, and has it meanwhile: which
-        one, or the first of them. Of those that wait for the same the lowest rank is next, and of several the one that
-        came first. All who take of one lock ask in one of the two ways. key: those who want the same places with the
-        same key have them together, up to `TOGETHER` of them, but nobody passes one who waits for such a place. joins:
-        asked whenever that could be, before they have them together; it takes no other lock of a clock."""
+        """Wait for the first free place of the lock, or for all of `wanted` at once, and have it in the context, which
+        gives the place, or the first of them. Of those that wait for the same the lowest rank is next, and among
+        equals the one that came first. All users of a lock ask in the same of the two ways. key: those who want the
+        same places with the same key have them together, up to `TOGETHER` of them, but nobody passes one who waits
+        for such a place. joins: asked each time before they could share places; it takes no other lock of a clock."""
         ...
 
     def hold(
         self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
     ) -> AbstractContextManager[Hold]:
-        """The same, for who may give some of the places back before the others."""
+        """Take places as `take` does, for a user who may give some back before the others."""
         ...
 
     def again(self) -> None:
-        """Those who wait may join now: they are asked again."""
+        """Ask those who wait again whether they may join now."""
         ...
 
 
@@ -93,7 +97,7 @@ class Lock(Protocol):
 
 
 class InLine:
-    """Work is done when it begins."""
+    """A clock that does work when it begins."""
 
     together = False
 
@@ -106,6 +110,8 @@ class InLine:
 
 
 class _InLineCrew:
+    """A crew whose work is over when it has begun."""
+
     def begin(self, work: Event) -> None:
         work()
 
@@ -126,7 +132,7 @@ class _InLineCrew:
 
 
 class Threads:
-    """Work is done in threads, and real time passes."""
+    """A clock that does work in threads, in real time."""
 
     together = True
 
@@ -140,7 +146,7 @@ class Threads:
 
 
 class _Takes:
-    """Who takes places of a lock, and gives none of them back before the others."""
+    """A mixin of locks: `take` for those who give all places back at once."""
 
     @contextmanager
     def take(
@@ -151,43 +157,48 @@ class _Takes:
 
 
 class _Lock(_Takes):
+    """A lock for threads."""
+
     def __init__(self, places: int) -> None:
-        self._mine = threading.Lock()
+        self._mutex = threading.Lock()
         self._places = Places(places)
 
     @contextmanager
     def hold(
         self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
     ) -> Iterator[Hold]:
-        turn: SimpleQueue[frozenset[int]] = SimpleQueue()
-        with self._mine:
-            _put(self._places.ask(rank, wanted, key, joins, turn))
+        granted: SimpleQueue[frozenset[int]] = SimpleQueue()
+        with self._mutex:
+            _put(self._places.ask(rank, wanted, key, joins, granted))
 
         def leave(held: Hold, some: frozenset[int]) -> bool:
-            with self._mine:
-                given = self._places.leave(held.places, some, key)
-                held.places -= some if given is not None else frozenset()
-                _put(given or ())
-            return given is not None
+            with self._mutex:
+                grants = self._places.leave(held.places, some, key)
+                held.places -= some if grants is not None else frozenset()
+                _put(grants or ())
+            return grants is not None
 
-        held = Hold(turn.get(), leave)
+        held = Hold(granted.get(), leave)
         try:
             yield held
         finally:
-            with self._mine:
+            with self._mutex:
                 _put(self._places.back(held.places, key))
 
     def again(self) -> None:
-        with self._mine:
+        with self._mutex:
             _put(self._places.again())
 
 
-def _put(given: Iterable[tuple[Any, frozenset[int]]]) -> None:
-    for who, places in given:
-        who.put(places)
+def _put(grants: Iterable[tuple[Any, frozenset[int]]]) -> None:
+    """Tell each thread that waits which places it gets."""
+    for queue, places in grants:
+        queue.put(places)
 
 
 class _ThreadCrew:
+    """A crew of threads."""
+
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.pool = pool
         self.events: SimpleQueue[Event] = SimpleQueue()
@@ -212,48 +223,49 @@ class _ThreadCrew:
 
 
 class Stopped(BaseException):
-    """The simulation failed elsewhere: what waits in it ends with this."""
+    """The simulation failed elsewhere: this ends each greenlet that waits in it."""
 
 
-class _Turn:
-    """One of those that take turns at running."""
+class _Coroutine:
+    """One of the greenlets that take turns at running."""
 
     def __init__(self, stack: greenlet, since: float, cause: object) -> None:
         self.stack = stack
         self.since, self.cause = since, cause
-        """What it waited for last, and when that was there."""
+        """What it waited for last, and when that had come."""
 
-    def take(self, other: _Turn) -> None:
-        """It could not go on before the other one was here."""
+    def wait_for(self, other: _Coroutine) -> None:
+        """Take over the other one's cause if it is later: this one could not go on before the other was here."""
         if other.since >= self.since:
             self.since, self.cause = other.since, other.cause
 
 
 class Virtual:
-    """Time that passes when everybody waits.
+    """A clock whose time passes when everybody waits.
 
-    Exactly one of those that take turns runs; it gives way where it sleeps, waits for a lock, or waits to be told
-    something. Who was woken first goes on first; when nobody can, the earliest sleeper wakes, of several the one that
-    lay down first. So the order of everything is a function of the seconds that are slept. Who begins the outermost
-    crew is the first to run; all run in its thread.
+    Exactly one greenlet runs at a time; it gives way where it sleeps, waits for a lock, or waits for an event. The one
+    woken first goes on first; when none can, the earliest sleeper wakes, among equals the one that lay down first. So
+    the order of everything is a function of the seconds slept. Whoever begins the outermost crew is the first to run;
+    all run in its thread.
     """
 
     together = True
 
     def __init__(self) -> None:
         self.now = 0.0
-        """Seconds since it began."""
-        self._first = self._me = _Turn(getcurrent(), 0.0, None)
-        self._begun: dict[_Turn, None] = {}
-        """Those beside the first one that have not ended."""
-        self._ready: deque[_Turn] = deque()
-        self._sleepers: list[tuple[float, int, _Turn]] = []
-        self._number = count()
+        """Seconds since the clock began."""
+        self._main = self._current = _Coroutine(getcurrent(), 0.0, None)
+        self._started: dict[_Coroutine, None] = {}
+        """Those that have not ended, without the main one."""
+        self._ready: deque[_Coroutine] = deque()
+        self._sleeping: list[tuple[float, int, _Coroutine]] = []
+        self._counter = count()
         self._failure: BaseException | None = None
 
     def sleep(self, seconds: float) -> None:
+        """Give way for some virtual seconds."""
         assert seconds >= 0
-        heappush(self._sleepers, (self.now + seconds, next(self._number), self._me))
+        heappush(self._sleeping, (self.now + seconds, next(self._counter), self._current))
         self._wait()
 
     def lock(self, places: int = 1) -> Lock:
@@ -266,93 +278,95 @@ class Virtual:
 
     @property
     def cause(self) -> object:
-        """What this one waited for last: itself `noted` it, or who woke it had waited for it."""
-        return self._me.cause
+        """What this greenlet waited for last: it `noted` that itself, or whoever woke it had waited for it."""
+        return self._current.cause
 
     def note(self, cause: object) -> None:
-        """Something is done now, and this one goes on because of it."""
-        self._me.since, self._me.cause = self.now, cause
+        """Note that something is done now, and that this greenlet goes on because of it."""
+        self._current.since, self._current.cause = self.now, cause
 
     # Turns
 
-    def begin(self, work: Event, owner: _Turn) -> None:
-        """Lets somebody else do it, after those who are ready already; that goes on because its owner does."""
+    def begin(self, work: Event, owner: _Coroutine) -> None:
+        """Do some work in a new greenlet, after those that are ready already; its cause is its owner's."""
 
         def run(*_: object) -> None:
-            self._me = mine
+            self._current = coroutine
             try:
                 work()
             except Stopped:
                 pass
             finally:
-                del self._begun[mine]
+                del self._started[coroutine]
             # A greenlet that ends gives way to its parent.
-            mine.stack.parent = self._first.stack if self._failure else self._next().stack
+            coroutine.stack.parent = self._main.stack if self._failure else self._next().stack
 
-        if self._me is self._first:
-            self._first.stack = getcurrent()
-        mine = _Turn(greenlet(run, self._first.stack), owner.since, owner.cause)
-        self._begun[mine] = None
-        self._ready.append(mine)
+        if self._current is self._main:
+            self._main.stack = getcurrent()
+        coroutine = _Coroutine(greenlet(run, self._main.stack), owner.since, owner.cause)
+        self._started[coroutine] = None
+        self._ready.append(coroutine)
 
     def _wait(self) -> None:
-        """Gives way, and goes on when somebody has woken this one."""
-        me = self._me
+        """Give way, and go on when somebody has woken this greenlet."""
+        waiting = self._current
         if self._failure is None:
-            other = self._next()
-            if other is not me:
-                other.stack.switch()
+            following = self._next()
+            if following is not waiting:
+                following.stack.switch()
         if self._failure is not None:
-            raise self._failure if me is self._first else Stopped
-        self._me = me
+            raise self._failure if waiting is self._main else Stopped
+        self._current = waiting
 
-    def _wake(self, turn: _Turn) -> None:
-        turn.take(self._me)
-        self._ready.append(turn)
+    def _wake(self, coroutine: _Coroutine) -> None:
+        coroutine.wait_for(self._current)
+        self._ready.append(coroutine)
 
-    def _next(self) -> _Turn:
-        """Whose turn it is."""
+    def _next(self) -> _Coroutine:
+        """Return the greenlet that runs next."""
         if self._ready:
             return self._ready.popleft()
-        if self._sleepers:
-            self.now, _, turn = heappop(self._sleepers)
-            return turn
+        if self._sleeping:
+            self.now, _, coroutine = heappop(self._sleeping)
+            return coroutine
         self._failure = AssertionError("everybody waits for somebody else")
-        return self._first
+        return self._main
 
     def _stop(self, failure: BaseException) -> None:
-        """Ends the first one with the failure, which ends all others, each where it waits."""
+        """End the main greenlet with the failure, which ends all others, each where it waits."""
         self._failure = self._failure or failure
-        if getcurrent() is not self._first.stack:
+        if getcurrent() is not self._main.stack:
             return
-        for turn in list(self._begun):
-            # Neither those that have not begun to run, nor those that another one has ended.
-            if turn.stack:
-                turn.stack.throw(Stopped)
-        self._begun.clear()
+        for coroutine in list(self._started):
+            # False for those that have not begun to run, and for those that another one has ended.
+            if coroutine.stack:
+                coroutine.stack.throw(Stopped)
+        self._started.clear()
 
 
 class _VirtualLock(_Takes):
+    """A lock for greenlets."""
+
     def __init__(self, clock: Virtual, places: int) -> None:
         self.clock, self.places = clock, Places(places)
-        self.handed: dict[_Turn, frozenset[int]] = {}
+        self.handed: dict[_Coroutine, frozenset[int]] = {}
 
     @contextmanager
     def hold(
         self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
     ) -> Iterator[Hold]:
-        me = self.clock._me
-        self._hand(self.places.ask(rank, wanted, key, joins, me))
-        if me not in self.handed:
+        waiting = self.clock._current
+        self._hand(self.places.ask(rank, wanted, key, joins, waiting))
+        if waiting not in self.handed:
             self.clock._wait()
 
         def leave(held: Hold, some: frozenset[int]) -> bool:
-            given = self.places.leave(held.places, some, key)
-            held.places -= some if given is not None else frozenset()
-            self._hand(given or ())
-            return given is not None
+            grants = self.places.leave(held.places, some, key)
+            held.places -= some if grants is not None else frozenset()
+            self._hand(grants or ())
+            return grants is not None
 
-        held = Hold(self.handed.pop(me), leave)
+        held = Hold(self.handed.pop(waiting), leave)
         try:
             yield held
         finally:
@@ -361,16 +375,18 @@ class _VirtualLock(_Takes):
     def again(self) -> None:
         self._hand(self.places.again())
 
-    def _hand(self, given: Iterable[tuple[_Turn, frozenset[int]]]) -> None:
-        for turn, places in given:
-            self.handed[turn] = places
-            if turn is not self.clock._me:
-                self.clock._wake(turn)
+    def _hand(self, grants: Iterable[tuple[_Coroutine, frozenset[int]]]) -> None:
+        for coroutine, places in grants:
+            self.handed[coroutine] = places
+            if coroutine is not self.clock._current:
+                self.clock._wake(coroutine)
 
 
 class _VirtualCrew:
+    """A crew of greenlets."""
+
     def __init__(self, clock: Virtual) -> None:
-        self.clock, self.owner = clock, clock._me
+        self.clock, self.owner = clock, clock._current
         self.waits, self.working = False, 0
         self.events: deque[Event] = deque()
 
@@ -399,7 +415,7 @@ class _VirtualCrew:
         return self.events.popleft()
 
     def adopt(self) -> None:
-        self.owner = self.clock._me
+        self.owner = self.clock._current
 
     def _await(self) -> None:
         self.waits = True

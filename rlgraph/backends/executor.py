@@ -1,8 +1,8 @@
-"""The executor: moves blocks of rows through a graph.
+"""This module has the executor, which moves blocks of rows through a graph.
 
 A node fires when a block of its unit is ready on all its inputs. With one block for the batch this is the classical
-step, node after node; with small blocks rows stream from one node to the next, and only what is over the whole batch
-waits. A backend says what firing means.
+step, node after node; with small blocks rows stream from one node to the next, and only a node that works on the whole
+batch waits. A backend says what firing means.
 """
 
 from __future__ import annotations
@@ -27,44 +27,46 @@ from rlgraph.ops import NODES, work_of
 from rlgraph.ops.nodes import expected_of, model_of
 
 PIECE = 8
-"""Blocks that a training takes at a time where steps overlap: weights that another step waits for go in between."""
+"""Blocks that a training takes at a time where steps overlap: in between go weights that another step waits for."""
 
 
 @dataclass
 class Made:
-    """What a node made of one block."""
+    """The output of a node for one block."""
 
     values: dict[str, Any] = field(default_factory=dict)
     rows: list[Rows] = field(default_factory=list)
-    """Of axes that are new, outer ones first; parents are counted within the block."""
+    """The rows of new axes, outer ones first; parents are counted within the block."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What it reported."""
+    """What the node reported."""
 
 
 Part = tuple[int, Made]
-"""What was made of some of the rows, with the number of the part that they are."""
+"""A node's output for some of its rows, with the number of this part."""
 
 
 class Backend(Protocol):
+    """The work that the executor asks for when a node fires."""
+
     def fire(self, node: Node, frame: Frame) -> Made:
-        """Does the work of a node on the rows of a frame."""
+        """Do the work of a node on the rows of a frame."""
         ...
 
     def streams(self, node: Node, frame: Frame) -> bool:
-        """Whether the work of this node comes out part by part: `parts` does it."""
+        """Whether the output of this node comes part by part, from `parts`."""
         ...
 
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
-        """Does the work of a node on all rows of a frame: what it made of the first so many rows of its unit, of the
-        next ones, and so on, each as soon as it is there, in whatever order."""
+        """Do the work of a node on all rows of a frame, and yield each part when it is done, in whatever order: that of
+        the first `sizes[0]` rows of its unit, that of the next `sizes[1]`, and so on."""
         ...
 
     def lanes(self, node: Node, frame: Frame) -> int:
-        """On how many blocks a node is at work at the same time, at most: who does its work takes rows one by one."""
+        """Return on how many blocks a node is at work at the same time, at most: its workers take rows one by one."""
         ...
 
     def abort(self, why: BaseException) -> None:
-        """Lets what is fired in other threads fail soon, and tell the same: the run is over."""
+        """Make work that is fired in other threads fail soon, with the same error: the run is over."""
         ...
 
 
@@ -73,40 +75,42 @@ class Together:
     """Trainings that are fired as one piece of work."""
 
     models: Sequence[Sequence[str]]
-    """Of each such piece."""
+    """The models of each such piece."""
     fire: Callable[[Sequence[Node], Frame], Sequence[Made]]
     """Does the work of these nodes, in the order of their models."""
 
 
 @dataclass
 class _Task:
+    """A node of a graph that runs, and how far it has come."""
+
     node: Node
     cuts: tuple[Cut, ...] = ()
     """The tables whose blocks it takes."""
     handed_on: bool = True
-    """Others work on with a block of what it makes, while it does the next one."""
+    """Whether others go on with a block of what it makes, while it does the next one."""
     after: list[_Task] = field(default_factory=list)
-    """Those that read a handle which this node replaces."""
+    """The tasks that read a handle which this node replaces: it fires after them."""
     done: int = 0
     """Rows of its unit whose values are in the frame, from the first one on."""
     begun: int = 0
     """Rows that it was fired on."""
     fired: bool = False
     busy: int = 0
-    """Blocks, or several that come one after the other, that it was fired on and that are not done yet."""
+    """How often it was fired, on a block or on several in a row, without being done yet."""
     ahead: dict[int, tuple[int, Made]] = field(default_factory=dict)
-    """What is done before something that comes first: by its first row each block, by its number each part, with how
-    many rows it has."""
+    """Output that came before something that goes first: blocks by their first row, parts by their number, each with
+    how many rows it has."""
     finished: bool = False
 
     @property
     def changes_a_model(self) -> bool:
-        """Or begins to, with gradients that are added up."""
+        """Whether it changes a model, or begins to, with gradients that are added up."""
         return work_of(self.node.op) == "trains" or any(is_model(value.type) for value in self.node.outputs)
 
 
 Await = Callable[[Node], bool]
-"""Whether an input is there for a node that reads it."""
+"""Whether an input has come for a node that reads it."""
 
 
 class Executor:
@@ -128,13 +132,13 @@ class Executor:
         self._crews, self._lasting = ExitStack(), dict[str, Crew]()
 
     def threads(self, graph: Graph) -> int:
-        """That a graph needs at most; they are started as they are needed."""
+        """Return how many threads a graph needs at most; they are started as they are needed."""
         return len(graph.nodes) * self.lanes
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """While somebody asks for steps. At the end what crews that last are at work on has come to its end, and been
-        told."""
+        """Keep lasting crews while somebody asks for steps. At the end all work of these crews has ended, and been
+        reported."""
         with ExitStack() as self._crews:
             try:
                 yield
@@ -142,19 +146,19 @@ class Executor:
                 self._lasting.clear()
 
     def lasting(self, key: str, size: int) -> Crew:
-        """A crew that does not end with the node for which it works: the same for the same key."""
+        """Return the crew of a key, which does not end with the node for which it works."""
         if key not in self._lasting:
             self._lasting[key] = self._crews.enter_context(_until_told(self.clock, size))
         return self._lasting[key]
 
     def run(self, graph: Graph, frame: Frame) -> None:
-        """Runs every node; the values are in the frame afterwards."""
+        """Run every node; the values are in the frame afterwards."""
         self.run_all(graph, [frame], ())
 
     def run_all(self, graph: Graph, frames: Sequence[Frame], carried: Sequence[Any]) -> list[Any]:
-        """Runs a graph on several frames, which wait for each other where the first inputs of one are the first outputs
-        of the one before; `carried` are those of the first frame. Models are changed by one after the other. What the
-        last one leaves."""
+        """Run a graph on several frames, which wait for each other where the first inputs of one are the first outputs
+        of the one before; `carried` are those of the first frame. They change models one after the other. Returns
+        what the last one leaves of these."""
         frames[0].values.update(zip((value.name for value in graph.inputs), carried, strict=False))
         with self.clock.crew(self.threads(graph) * len(frames)) as crew:
             try:
@@ -186,22 +190,22 @@ class GraphRun:
         self.awaited: dict[str, Await] = {}
         """Inputs of the graph that a step before makes, and has not made yet."""
         self.turn = True
-        """It may change models. Of the steps that are under way only the oldest one may."""
+        """Whether it may change models. Of the steps that are under way only the oldest one may."""
         self.overlaps = False
-        """Other steps sample beside this one's training."""
+        """Whether other steps sample beside this one's training."""
         self.under_way = 0
         """Nodes that are fired and not done."""
-        wanted = cuts(graph, frame.types, self.blocks.tables)
+        cuts_by_node = cuts(graph, frame.types, self.blocks.tables)
         self.tasks = [
-            _Task(node, each, handed)
-            for node, each, handed in zip(graph.nodes, wanted, handed_on(graph), strict=True)
-            # What a frame is given need not be made.
+            _Task(node, node_cuts, handed)
+            for node, node_cuts, handed in zip(graph.nodes, cuts_by_node, handed_on(graph), strict=True)
+            # Values that the frame has already need not be made.
             if not node.outputs or any(value.name not in frame.values for value in node.outputs)
         ]
         self.waiting = list(self.tasks)
         self.fused = executor.fused
         self.beside = self.pieces()
-        """By their numbers the trainings that are fired with others, and these."""
+        """For each training that is fired with others, by its id, all of these."""
         self.maker = {value.name: task for task in self.tasks for value in task.node.outputs}
         self.axis_maker: dict[str, _Task] = {}
         self.starts: dict[str, int] = {}
@@ -215,16 +219,17 @@ class GraphRun:
                     task.after += readers.get(name, [])
                 readers.setdefault(name, []).append(task)
             for value in task.node.outputs:
-                for axis in (above for own in axes_of(value.type) for above in own.path()):
+                for axis in (outer for value_axis in axes_of(value.type) for outer in value_axis.path()):
                     if axis.key not in frame.rows:
                         self.axis_maker.setdefault(axis.key, task)
 
     @property
     def over(self) -> bool:
+        """Whether all nodes are done."""
         return not self.waiting
 
     def advance(self, only: Sequence[str] | None = None) -> bool:
-        """Fires all that can fire; whether anything could, or is over now. only: values, where nobody else is to
+        """Fire all that can fire. Returns whether anything could, or is finished now. only: the values whose nodes may
         work."""
         moved = False
         for task in self.waiting:
@@ -238,7 +243,7 @@ class GraphRun:
         return moved
 
     def follow(self, before: GraphRun, graph: Graph) -> None:
-        """Takes over what the run before it has made by now. Its turn comes when that one is over."""
+        """Take over what the run before this one has made by now. Its turn comes when that one is over."""
         for value, last in zip(graph.inputs, graph.outputs, strict=False):
             if value.name in self.awaited and before.has_made(last):
                 self.frame.values[value.name] = before.frame.values[last]
@@ -246,17 +251,17 @@ class GraphRun:
         self.turn = before.turn and before.over
 
     def has_made(self, name: str) -> bool:
-        """Whether a value is whole."""
+        """Whether a value is complete."""
         return name not in self.awaited and self.all_made([name])
 
     def start(self, task: _Task, work: Callable[[], Iterable[Part]], then: Callable[[int, Made], None]) -> None:
-        """Begins the work; `then` gets each part with its number."""
+        """Begin the work; `then` gets each part with its number."""
         task.busy, self.under_way = task.busy + 1, self.under_way + 1
         self.crew.begin(partial(self.work, task, work, then))
 
     def work(self, task: _Task, work: Callable[[], Iterable[Part]], then: Callable[[int, Made], None]) -> None:
-        """What there is to do is left to the thread that runs the graph: only that one changes the frame. A failure is,
-        too."""
+        """Do the work, and leave the rest to the thread that runs the graph: only that one changes the frame. It gets
+        failures, too."""
         try:
             for number, made in work():
                 self.crew.tell(partial(then, number, made))
@@ -265,11 +270,12 @@ class GraphRun:
             self.crew.tell(partial(_raise, error))
 
     def idle(self, task: _Task) -> None:
+        """Count one piece of a task's work as done."""
         task.busy, self.under_way = task.busy - 1, self.under_way - 1
 
     def advance_task(self, task: _Task) -> bool:
-        """Fires a task on a block if there is one."""
-        if task.finished or any(not other.finished for other in task.after):
+        """Fire a task on a block if there is one."""
+        if task.finished or any(not reader.finished for reader in task.after):
             return False
         if not self.turn and task.changes_a_model:
             return False
@@ -283,18 +289,18 @@ class GraphRun:
         if axis is None:
             if task.busy or not self.all_made(task.node.inputs):
                 return False
-            others = self.beside.get(id(task))
-            if others:
-                return self.start_together(others)
+            partners = self.beside.get(id(task))
+            if partners:
+                return self.start_together(partners)
 
             def all_done(number: int, made: Made) -> None:
                 self.made(self.arrival.laid(made), {})
                 task.finished = True
 
-            whole = self.arrival.sorted(task.node.inputs)
-            # A thread sees the frame as it is now; this one goes on adding to it.
-            seen = whole.child() if self.together else whole
-            self.start(task, lambda: [(0, self.backend.fire(task.node, seen))], all_done)
+            ordered = self.arrival.sorted(task.node.inputs)
+            # A thread sees the frame as it is now, while this thread goes on adding to it.
+            snapshot = ordered.child() if self.together else ordered
+            self.start(task, lambda: [(0, self.backend.fire(task.node, snapshot))], all_done)
             return True
         if axis not in self.frame.rows:
             return False
@@ -320,8 +326,8 @@ class GraphRun:
                 self.fire(task, axis, [ready], last)
             return last
         if self.backend.streams(task.node, self.frame):
-            found = [first, *blocks]
-            self.fire(task, axis, found if found[-1] == ready else [*found, ready], last)
+            block_ends = [first, *blocks]
+            self.fire(task, axis, block_ends if block_ends[-1] == ready else [*block_ends, ready], last)
         elif task.handed_on or self.blocks.each is not None:
             self.fire(task, axis, [first], last)
         else:
@@ -332,28 +338,28 @@ class GraphRun:
         return True
 
     def pieces(self) -> dict[int, list[_Task]]:
-        """Trainings that are one piece of work."""
-        found: dict[int, list[_Task]] = {}
+        """Return for each training that is part of one piece of work, by its id, all tasks of the piece."""
+        pieces: dict[int, list[_Task]] = {}
         for models in self.fused.models if self.fused else ():
-            here: dict[str, _Task] = {}
+            by_model: dict[str, _Task] = {}
             for task in self.tasks:
-                if NODES[task.node.op].trains and is_model(held := self.frame.types[model_of(task.node)]):
-                    here |= {held.name: task} if held.name in models else {}
-            together = [here[model] for model in models if model in here]
-            if len(together) > 1:
-                found |= {id(task): together for task in together}
-        return found
+                if NODES[task.node.op].trains and is_model(handle := self.frame.types[model_of(task.node)]):
+                    by_model |= {handle.name: task} if handle.name in models else {}
+            piece = [by_model[model] for model in models if model in by_model]
+            if len(piece) > 1:
+                pieces |= {id(task): piece for task in piece}
+        return pieces
 
     def start_together(self, tasks: Sequence[_Task]) -> bool:
-        """Fires them on the whole batch, if all can be fired."""
+        """Fire these tasks on the whole batch, if all can be fired."""
         for task in tasks:
             came = not self.awaited or all(self.came(name, task.node) for name in task.node.inputs)
-            if not came or not self.all_made(task.node.inputs) or any(not other.finished for other in task.after):
+            if not came or not self.all_made(task.node.inputs) or any(not reader.finished for reader in task.after):
                 return False
         assert self.fused
         fire = self.fused.fire
-        whole = self.arrival.sorted([name for task in tasks for name in task.node.inputs])
-        seen = whole.child() if self.together else whole
+        ordered = self.arrival.sorted([name for task in tasks for name in task.node.inputs])
+        snapshot = ordered.child() if self.together else ordered
 
         def done(number: int, made: Made) -> None:
             self.made(self.arrival.laid(made), {})
@@ -361,36 +367,39 @@ class GraphRun:
 
         for task in tasks[1:]:
             task.busy += 1
-        self.start(tasks[0], lambda: enumerate(fire([task.node for task in tasks], seen)), done)
+        self.start(tasks[0], lambda: enumerate(fire([task.node for task in tasks], snapshot)), done)
         return True
 
     def share(self, task: _Task, axis: str, ready: int, lanes: int, last: bool) -> int | None:
-        """Where the rows end that who is free takes: a share of what is there, large ones first, and at the end row by
-        row. A model takes no less than a block, and no more where others work on with it."""
-        each = self.blocks.each or -(-(ready - task.begun) // (2 * lanes))
-        end = min(task.begun + each, ready)
+        """Return where the rows end that a free worker takes: a share of those that are ready, large ones first, and at
+        the end row by row. A model takes no less than a block, and no more where others go on with it."""
+        size = self.blocks.each or -(-(ready - task.begun) // (2 * lanes))
+        end = min(task.begun + size, ready)
         if self.blocks.each is not None or not NODES[task.node.op].with_model:
             return end
-        whole = list(self.whole_blocks(task, axis, ready))
-        if last and (not whole or whole[-1] < ready):
-            whole.append(ready)
-        return next((each for each in whole if task.handed_on or each >= end), whole[-1] if whole else None)
+        block_ends = list(self.whole_blocks(task, axis, ready))
+        if last and (not block_ends or block_ends[-1] < ready):
+            block_ends.append(ready)
+        return next(
+            (stop for stop in block_ends if task.handed_on or stop >= end), block_ends[-1] if block_ends else None
+        )
 
     def whole_blocks(self, task: _Task, axis: str, ready: int) -> Iterator[int]:
-        """Where the blocks end that a task could be fired on."""
-        each = self.blocks.each
-        if each is not None:
-            return iter(range(task.begun + each, ready + 1, each))
+        """Yield where the blocks end that a task could be fired on."""
+        size = self.blocks.each
+        if size is not None:
+            return iter(range(task.begun + size, ready + 1, size))
         return ends(task.node, axis, self.frame, task.begun, ready, task.cuts)
 
     def fire(self, task: _Task, axis: str, ends: Sequence[int], last: bool) -> None:
-        """Fires a task on the rows from where it is to the last end; with several ends, it tells of each part."""
+        """Fire a task on the rows from where it is to the last end; with several ends, each part is reported by
+        itself."""
         frame, node, start = self.frame, task.node, task.begun
         block = frame
         if len(ends) > 1 or not (start == 0 and ends[0] == frame.size(axis) and self.closed(axis)):
             block, _ = frame.slice(axis, np.arange(start, ends[-1]), node.inputs)
         task.begun = ends[-1]
-        seen = block.child() if self.together else block
+        snapshot = block.child() if self.together else block
 
         def block_done(number: int, made: Made) -> None:
             task.ahead[start] = ends[0] - start, made
@@ -399,11 +408,11 @@ class GraphRun:
             task.finished = last and task.done == frame.size(axis)
 
         if len(ends) == 1:
-            self.start(task, lambda: [(0, self.backend.fire(node, seen))], block_done)
+            self.start(task, lambda: [(0, self.backend.fire(node, snapshot))], block_done)
             return
         sizes = [b - a for a, b in pairwise([start, *ends])]
         left = dict(enumerate(sizes))
-        """Parts whose rows are not in the frame."""
+        """Parts whose rows are not in the frame yet."""
 
         def part_done(number: int, made: Made) -> None:
             task.ahead[number] = sizes[number], made
@@ -413,61 +422,63 @@ class GraphRun:
                     if not self.may_move(task, axis):
                         break
                     number = next(iter(task.ahead))
-                    before = task.done + sum(rows for other, rows in left.items() if other < number)
+                    before = task.done + sum(rows for part, rows in left.items() if part < number)
                     self.arrival.forward(axis, task.done, before, before + sizes[number], self.whole(frame.values))
                 del left[number]
                 self.add(task, axis, number)
             task.finished = last and task.done == frame.size(axis)
 
-        self.start(task, lambda: self.backend.parts(node, seen, sizes), part_done)
+        self.start(task, lambda: self.backend.parts(node, snapshot, sizes), part_done)
 
     def add(self, task: _Task, axis: str, key: int) -> None:
-        """The next rows of a task are those of a block, or of a part, that is done."""
+        """Make the rows of a block, or of a part, that is done the next rows of a task."""
         rows, made = task.ahead.pop(key)
         start, task.done, task.fired = task.done, task.done + rows, True
         self.made(made, {} if rows == self.frame.size(axis) else self.first(axis, start, task.done))
 
     def admit(self, task: _Task, axis: str) -> None:
-        """Rows that are expected to be longer go before others, if they may: who is free takes the next ones."""
+        """Move rows that are expected to be longer before others, if they may move: who is free takes the next ones."""
         expected = expected_of(task.node)
         if expected and self.may_move(task, axis):
             turn = np.argsort(-np.asarray(self.frame.values[expected]), kind="stable")
             self.arrival.lay(axis, turn, self.whole(self.frame.values))
 
     def may_move(self, task: _Task, axis: str) -> bool:
-        """Whether rows of an axis that a task has not made may change places: nobody has begun with them, and no table
+        """Whether rows of an axis that a task has not made may change places: no work has begun on them, and no table
         is made of them that would not know its rows' order in the data."""
         inside = self.frame.rows[axis].axis
         if inside.parent is not None or not self.closed(axis):
             return False
-        for other in self.tasks:
-            unit = self.unit_of(other)
+        for other_task in self.tasks:
+            unit = self.unit_of(other_task)
             if unit is None or not unit.within(inside):
                 continue
-            if any(not own.within(inside) for value in other.node.outputs for own in axes_of(value.type)):
+            if any(
+                not value_axis.within(inside) for value in other_task.node.outputs for value_axis in axes_of(value.type)
+            ):
                 return False
-            begun = 0 if other.finished or other is task else other.begun
+            begun = 0 if other_task.finished or other_task is task else other_task.begun
             if begun and self.frame.index(unit.key, axis)[begun - 1] >= task.done:
                 return False
         return True
 
     def unit_of(self, task: _Task) -> Axis | None:
-        """The axis by whose rows a task works; None of the batch."""
+        """Return the axis by whose rows a task works; None for the batch."""
         key, types = task.node.unit.axis if task.node.unit else None, self.frame.types
-        above = (axis for name in task.node.inputs for own in axes_of(types[name]) for axis in own.path())
-        return next((axis for axis in above if axis.key == key), None)
+        outer = (axis for name in task.node.inputs for value_axis in axes_of(types[name]) for axis in value_axis.path())
+        return next((axis for axis in outer if axis.key == key), None)
 
     def whole(self, names: Iterable[str]) -> list[str]:
-        """Of the values those that are."""
+        """Return those of the values that are complete."""
         return [name for name in names if self.all_made([name])]
 
     def first(self, axis: str, start: int, end: int) -> dict[str, int]:
-        """The first row of some rows of an axis, and of what lies in them, on each axis."""
+        """Return, for each axis, the first row of some rows of an axis and of what lies in them."""
         _, places = self.frame.slice(axis, np.arange(start, end), ())
         return {key: int(rows[0]) if rows.shape[0] else 0 for key, rows in places.items()}
 
     def made(self, made: Made, first: dict[str, int]) -> None:
-        """Adds what a block made to the frame; `first` is the block's first row on each sliced axis."""
+        """Add the output of a block to the frame; `first` is the block's first row on each sliced axis."""
         frame = self.frame
         before = {
             rows.axis.key: frame.rows[rows.axis.key].size if rows.axis.key in frame.rows else 0 for rows in made.rows
@@ -484,10 +495,11 @@ class GraphRun:
     # What is ready
 
     def came(self, name: str, node: Node) -> bool:
-        """Whether an input of the graph is there, for a node that reads it."""
+        """Whether an input of the graph has come, for a node that reads it."""
         return name not in self.awaited or self.awaited[name](node)
 
     def all_made(self, names: Iterable[str]) -> bool:
+        """Whether all these values are complete."""
         return all(self.maker[name].finished for name in names if name in self.maker)
 
     def closed(self, axis: str) -> bool:
@@ -496,12 +508,13 @@ class GraphRun:
         return maker is None or maker.finished
 
     def ready(self, node: Node, unit: str) -> int:
-        """How many rows of the unit's axis, from the first one on, all inputs have with all that lies in them."""
+        """Return how many rows of the unit's axis, from the first one on, all inputs have with all that lies in
+        them."""
         target = self.frame.rows[unit].axis
         return min((self.has(name, target) for name in node.inputs), default=self.frame.size(unit))
 
     def has(self, name: str, unit: Axis) -> int:
-        """How many rows of an axis a value has: its entries in them, or theirs in it."""
+        """Return how many rows of an axis a value has: its entries in them, or theirs in it."""
         maker, axis = self.maker.get(name), axis_of(self.frame.types[name])
         if maker is None or maker.finished:
             return self.frame.size(unit.key)
@@ -514,7 +527,7 @@ class GraphRun:
         return 0
 
     def through(self, maker: _Task, axis: Axis) -> int:
-        """Of how many rows of an axis a node has made all that it will make."""
+        """Return of how many rows of an axis a node has made all that it will make."""
         if maker.finished or self.axis_maker.get(axis.key) is maker:
             return self.frame.size(axis.key)
         unit = self.frame.rows[maker.node.unit.axis].axis if maker.node.unit and maker.node.unit.axis else None
@@ -524,7 +537,7 @@ class GraphRun:
             return self.before(axis, unit, maker.done)
         if not unit.within(axis):
             return 0
-        # Rows of which all units are there and done.
+        # Count the rows of which all units have come and are done.
         source = self.axis_maker.get(unit.key)
         count = self.frame.size(axis.key) if source is None else self.through(source, axis)
         if maker.done < self.frame.size(unit.key):
@@ -532,13 +545,13 @@ class GraphRun:
         return count
 
     def before(self, child: Axis, ancestor: Axis, count: int) -> int:
-        """How many rows of `child` lie in the first `count` rows of `ancestor`."""
+        """Return how many rows of `child` lie in the first `count` rows of `ancestor`."""
         return int((self.frame.index(child.key, ancestor.key) < count).sum())
 
 
 @contextmanager
 def _until_told(clock: Clock, size: int) -> Iterator[Crew]:
-    """A crew whose last work is told to whoever ends it."""
+    """Yield a crew whose last events are run by whoever ends it."""
     with clock.crew(size) as crew:
         yield crew
         crew.adopt()
@@ -551,15 +564,15 @@ def _raise(error: BaseException) -> None:
 
 
 def wait(runs: Sequence[GraphRun], crew: Crew) -> None:
-    """Until something that one of these fired has come further."""
+    """Wait until something that one of these runs fired has come further."""
     waits = [task.node.name for run in runs for task in run.waiting]
     assert any(run.under_way for run in runs), f"no node can fire: {waits}"
     crew.next()()
-    # Who is behind looks once at all that has come meanwhile.
+    # One look at the tasks is enough for all events that have come meanwhile.
     while crew.told:
         crew.next()()
 
 
 def not_yet(node: Node) -> bool:
-    """Of an input that comes as a whole, whoever reads it."""
+    """Return False: this input comes as a whole, whichever node reads it."""
     return False

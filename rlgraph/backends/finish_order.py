@@ -1,6 +1,7 @@
-"""In what order the batches of a `collect` ended that takes them so: kept in a recording, and read from one.
+"""This module keeps in what order the batches of a `collect` ended that takes them so, in a recording, and reads it
+from one.
 
-The one thing about a run that no row tells. A line of `ended.jsonl`, for each step and each such `collect`:
+No row of a recording tells this. `ended.jsonl` has a line for each step and each such `collect`:
 
     {"step": 3, "data": "prompts", "begun": 4, "ended": [[2, 5], [3, 0], [3, 2]]}
 
@@ -25,7 +26,7 @@ Told = tuple[int, tuple[Ended, ...]]
 
 
 class Endings:
-    """Of one run. Without folders nothing is kept, and nothing known."""
+    """The order in which the batches of one run ended. Without folders it keeps nothing and knows nothing."""
 
     def __init__(self, record: Path | None = None, replay: Path | None = None) -> None:
         self._record, self._replay = record, replay
@@ -33,7 +34,7 @@ class Endings:
         self._lock = Lock()
 
     def tell(self, step: int, data: str, begun: int, ended: Sequence[Ended]) -> None:
-        """Raises RunError where the disk is full."""
+        """Record a `collect` of a step. Raises RunError where the disk is full."""
         if self._record is None:
             return
         line = json.dumps({"step": step, "data": data, "begun": begun, "ended": ended})
@@ -45,7 +46,8 @@ class Endings:
             raise RunError(Diagnostic("E0814", message, NO_SPAN, "take another folder with `--record`")) from None
 
     def told(self, step: int, data: str) -> Told | None:
-        """None: the recording says nothing of it, or there is none. Raises RunError where it is damaged."""
+        """Return what the recording says of a `collect`; None where it says nothing, or there is none. Raises RunError
+        where it is damaged."""
         with self._lock:
             if self._told is None:
                 self._told = {} if self._replay is None else _read(self._replay / FILE)
@@ -53,15 +55,15 @@ class Endings:
 
 
 def _read(path: Path) -> dict[tuple[int, str], Told]:
-    found: dict[tuple[int, str], Told] = {}
+    endings: dict[tuple[int, str], Told] = {}
     lines = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
         try:
-            each = json.loads(line)
-            ended = tuple((int(step), int(batch)) for step, batch in each["ended"])
+            record = json.loads(line)
+            ended = tuple((int(step), int(batch)) for step, batch in record["ended"])
             # A step that failed has begun again.
-            found[int(each["step"]), str(each["data"])] = int(each["begun"]), ended
+            endings[int(record["step"]), str(record["data"])] = int(record["begun"]), ended
         except (ValueError, KeyError, TypeError):
             hint = "take the steps before it, or record again"
             raise RunError(Diagnostic("E0817", f"line {number} of `{path}` is damaged", NO_SPAN, hint)) from None
-    return found
+    return endings

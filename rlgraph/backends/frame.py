@@ -1,4 +1,5 @@
-"""A frame: the values of one run of a graph, and the rows of the axes they lie on. Where a row travels.
+"""This module has the frame, which holds the values of one run of a graph, and the rows of the axes they lie on. A row
+travels in it.
 
 Bodies of loops run in frames of their own, made by slicing; what they export is put together again by the places of the
 rows, so that no order of slices can mix rows up.
@@ -27,19 +28,21 @@ Places = dict[str, np.ndarray]
 
 @dataclass
 class Frame:
+    """The values of one run of a graph, with their rows and the step that they belong to."""
+
     types: Mapping[str, Type]
-    """Of every value of the phase, by name."""
+    """The type of every value of the phase, by name."""
     step: Step
     elsewhere: bool = False
-    """Its values are in other processes."""
+    """Whether its values are in other processes."""
     version: int | None = None
-    """Of the weights that sample, where whoever handed the work out has chosen it."""
+    """The version of the weights that sample, where whoever handed the work out has chosen it."""
     refresh: Refresh | None = None
-    """Where newer ones come while they do."""
+    """Where newer weights come from while they sample."""
     admission: Admission | None = None
-    """How their rows come among those of other work, where somebody else than who does it samples for all."""
+    """How its rows come among those of other work, where another process samples for all."""
     soonest: int | None = None
-    """Of the rows of the data so many are wanted, those whose answers end first; None: all of them."""
+    """How many rows of the data are wanted, those whose answers end first; None: all of them."""
     rows: dict[str, Rows] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -47,6 +50,7 @@ class Frame:
     _indexes: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, repr=False)
 
     def size(self, axis: str) -> int:
+        """Return the number of rows of an axis."""
         return self.rows[axis].size
 
     def counts(self, axis: Axis) -> bool:
@@ -54,29 +58,30 @@ class Frame:
         return not (self.elsewhere and axis.inner)
 
     def index(self, child: str, ancestor: str) -> np.ndarray:
-        """For each row of `child`, the row of `ancestor` that it lies in: int64 [rows of child], ascending."""
+        """Return for each row of `child` the row of `ancestor` that it lies in: int64 [rows of child], ascending."""
         if child == ancestor:
             return np.arange(self.size(child))
         if (child, ancestor) not in self._indexes:
             rows = self.rows[child]
             assert rows.parent is not None and rows.axis.parent is not None, f"{child} does not lie in {ancestor}"
             parent = rows.axis.parent.key
-            above = rows.parent if parent == ancestor else self.index(parent, ancestor)[rows.parent]
-            self._indexes[child, ancestor] = above
+            outer = rows.parent if parent == ancestor else self.index(parent, ancestor)[rows.parent]
+            self._indexes[child, ancestor] = outer
         return self._indexes[child, ancestor]
 
     def greatest(self, axis: str, numbers: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
-        """For each row of an axis the greatest number of the rows that lie in it, float [rows], 0 at least. numbers: of
-        named values, row by row."""
-        found = np.zeros(self.size(axis))
-        for name, each in numbers:
-            own = axis_of(self.types[name])
-            assert own is not None
-            np.maximum.at(found, self.index(own.row.key, axis), each)
-        return found
+        """Return for each row of an axis the greatest number of the rows that lie in it, float [rows], 0 at least.
+        numbers: of named values, row by row."""
+        largest = np.zeros(self.size(axis))
+        for name, row_numbers in numbers:
+            value_axis = axis_of(self.types[name])
+            assert value_axis is not None
+            np.maximum.at(largest, self.index(value_axis.row.key, axis), row_numbers)
+        return largest
 
     def add_rows(self, rows: Rows) -> None:
-        """Rows of a new axis, or more rows of a known one (their parents counted from the first row of all)."""
+        """Add rows of a new axis, or more rows of an axis that it has (their parents counted from the first row of
+        all)."""
         key, old = rows.axis.key, self.rows.get(rows.axis.key)
         if old is not None:
             parent = None if rows.parent is None or old.parent is None else np.concatenate([old.parent, rows.parent])
@@ -87,21 +92,22 @@ class Frame:
             del self._indexes[pair]
 
     def forget(self) -> None:
-        """Rows have changed places: what was worked out of them before is not so any more."""
+        """Forget what was worked out of the rows' places, which have changed."""
         self._indexes.clear()
 
     def child(self) -> Frame:
-        """A frame that sees the same rows and values and can add its own."""
+        """Return a frame that sees the same rows and values and can add its own."""
         return replace(self, rows=dict(self.rows), values=dict(self.values), metrics={}, _indexes=dict(self._indexes))
 
     def slice(self, axis: str, places: np.ndarray, names: Iterable[str]) -> tuple[Frame, Places]:
-        """The named values for some rows of an axis and all that lies in them; outer axes stay whole."""
+        """Return a frame with the named values for some rows of an axis and all that lies in them; outer axes stay
+        whole. Also returns which rows it has of each axis."""
         chosen: Places = {}
-        kept: dict[str, Rows] = {}
+        rows_left: dict[str, Rows] = {}
         for key, rows in self._outer_first():
             if key == axis:
                 chosen[key] = places
-                kept[key] = rows.take(places, None if rows.parent is None else rows.parent[places])
+                rows_left[key] = rows.take(places, None if rows.parent is None else rows.parent[places])
             elif rows.axis.parent and rows.axis.parent.key in chosen:
                 # Children lie one behind the other under their parent, whatever the parents' order becomes.
                 above = chosen[rows.axis.parent.key]
@@ -109,13 +115,13 @@ class Frame:
                 starts = counts.cumsum() - counts
                 chosen[key] = ragged_places(starts[above], counts[above])
                 parent = np.repeat(np.arange(above.shape[0]), counts[above])
-                kept[key] = rows.take(chosen[key], parent)
+                rows_left[key] = rows.take(chosen[key], parent)
             else:
-                kept[key] = rows
-        found = replace(self, rows=kept, values={}, metrics={}, _indexes={})
+                rows_left[key] = rows
+        sliced = replace(self, rows=rows_left, values={}, metrics={}, _indexes={})
         for name in names:
-            found.values[name] = self._take(name, chosen)
-        return found, chosen
+            sliced.values[name] = self._take(name, chosen)
+        return sliced, chosen
 
     def _outer_first(self) -> list[tuple[str, Rows]]:
         return sorted(self.rows.items(), key=lambda item: item[1].axis.depth)
@@ -126,6 +132,7 @@ class Frame:
         return rows.parent
 
     def _take(self, name: str, chosen: Places) -> Any:
+        """Return the chosen entries of a value."""
         value, kind = self.values[name], self.types[name]
         axis = axis_of(kind)
         if axis is not None and isinstance(value, Elsewhere):
@@ -136,8 +143,10 @@ class Frame:
         return value.take(kind, chosen) if isinstance(kind, Table) else pick(value, chosen[axis.key])
 
     def append(self, parts: Sequence[Frame], names: Sequence[str]) -> None:
-        """Adds the named values of frames that have their root rows one after the other (rounds of `collect`)."""
-        fresh = {axis.key: axis for name in names for own in axes_of(self.types[name]) for axis in own.path()}
+        """Add the named values of frames that have their root rows one after the other (rounds of `collect`)."""
+        fresh = {
+            axis.key: axis for name in names for value_axis in axes_of(self.types[name]) for axis in value_axis.path()
+        }
         for key in sorted(filter(lambda key: self.counts(fresh[key]), fresh), key=lambda key: fresh[key].depth):
             start = 0
             for part in parts:
@@ -151,30 +160,31 @@ class Frame:
             self.values[name] = join([part.values[name] for part in parts])
 
     def assemble(self, parts: Sequence[tuple[Frame, Places]], axis: str, names: Mapping[str, str]) -> None:
-        """Puts together what slices of an axis made; `names` maps the slices' values to this frame's.
+        """Put together what slices of an axis made; `names` maps the slices' values to this frame's.
 
         A value that lies outside the axis is the last slice's.
         """
         order: Places = {}
         for inner, outer in names.items():
             kind = self.types[inner]
-            own = axis_of(kind)
-            if own is None or not any(above.key == axis for above in own.path()):
+            value_axis = axis_of(kind)
+            if value_axis is None or not any(ancestor.key == axis for ancestor in value_axis.path()):
                 self.values[outer] = parts[-1][0].values[inner]
                 continue
-            for each in axes_of(kind):
-                self._order(parts, each if self.counts(each) else each.row, order)
+            for entry_axis in axes_of(kind):
+                self._order(parts, entry_axis if self.counts(entry_axis) else entry_axis.row, order)
             value = join([part.values[inner] for part, _ in parts])
             if isinstance(value, Elsewhere):
-                self.values[outer] = value.pick(order[own.row.key])
+                self.values[outer] = value.pick(order[value_axis.row.key])
             elif isinstance(value, TableData):
                 assert isinstance(kind, Table)
                 self.values[outer] = value.take(kind, order)
             else:
-                self.values[outer] = pick(value, order[own.key])
+                self.values[outer] = pick(value, order[value_axis.key])
 
     def _order(self, parts: Sequence[tuple[Frame, Places]], axis: Axis, order: Places) -> None:
-        """In what order the joined rows of an axis are this frame's rows; rows of a new axis are added."""
+        """Fill `order` for an axis: the joined row of the slices that each row of this frame is; rows of a new axis are
+        added."""
         key = axis.key
         if key in order:
             return
@@ -187,16 +197,16 @@ class Frame:
         parents = np.concatenate([up[self._parent(part.rows[key])] for up, (part, _) in zip(above, parts, strict=True)])
         order[key] = parents.argsort(kind="stable")
         ids = [part.rows[key].ids for part, _ in parts]
-        kept = None if any(part is None for part in ids) else pick(join(ids), order[key])
+        row_ids = None if any(part_ids is None for part_ids in ids) else pick(join(ids), order[key])
         if key not in self.rows:
-            self.add_rows(Rows(axis, int(parents.shape[0]), parents[order[key]], kept))
+            self.add_rows(Rows(axis, int(parents.shape[0]), parents[order[key]], row_ids))
 
     @staticmethod
     def _places(parts: Sequence[tuple[Frame, Places]], axis: Axis, order: Places) -> list[np.ndarray]:
-        """Where each slice's rows of an axis are in this frame."""
+        """Return where each slice's rows of an axis are in this frame."""
         if all(axis.key in places for _, places in parts):
             return [places[axis.key] for _, places in parts]
-        # Made in the slices: `order` says which of their joined rows each row of this frame is.
+        # These rows were made in the slices: `order` says which of their joined rows each row of this frame is.
         sizes = [part.size(axis.key) for part, _ in parts]
         return np.split(order[axis.key].argsort(), np.cumsum(sizes)[:-1])
 
@@ -206,22 +216,23 @@ class Surplus:
     """What a `collect` leaves to the next step that takes batches as they end."""
 
     rows: Frame | None
-    """Of batches that have ended, in the order in which they did."""
+    """Rows of batches that have ended, in the order in which they did."""
     going: tuple[Batch, ...] = ()
     """Batches that go on."""
 
     @property
     def steps(self) -> list[int]:
-        """Those that began what goes on."""
+        """The steps that began the batches that go on."""
         return [batch.step for batch in self.going]
 
 
 def all_over(step: Step, things: Mapping[str, Any]) -> Step:
-    """The last step up to which nothing goes on: what a step has made is needed as long as batches do that it has
-    begun. things: as a step left them, which is over."""
+    """Return the last step up to which nothing goes on: what a step has made is needed as long as batches go on that it
+    began. things: as a step that is over left them."""
     going = [began for thing in things.values() if isinstance(thing, Surplus) for began in thing.steps]
     return replace(step, number=min([step.number, *(began - 1 for began in going)]))
 
 
 def is_handle(kind: Type) -> bool:
+    """Whether a value is a handle of something that lives across steps."""
     return isinstance(kind, Handle)

@@ -1,12 +1,13 @@
-"""Steps in flight: when one begins, what it waits for, and whose turn it is to change models.
+"""This module runs steps in flight: it decides when one begins, what it waits for, and whose turn it is to change
+models.
 
 A step begins when there is credit: `step async(lag=k)`, or `staleness=k`, lets it begin before the k steps before it
 are over. What it reads of things that live across steps comes from the step before as soon as that has made it, and
-weights from the step that made the version which it works with. Models are changed by the oldest step alone, once
-whoever runs the steps has seen the end of the one before: between two steps there are no weights but those that the
-first one left. So all that overlaps is what does not depend on it, and with `lag` the numbers are those of one step
-after the other. With `staleness` a step that samples waits for the oldest weights that it may have, and gets the newest
-that are there when it begins to.
+weights from the step that made the version which it works with. Models are changed by the oldest step alone, once the
+caller has seen the end of the one before: between two steps there are no weights but those that the first one left. So
+all that overlaps does not depend on this change, and with `lag` the numbers are those of one step after the other. With
+`staleness` a step that samples waits for the oldest weights that it may have, and gets the newest that there are when
+it begins to.
 """
 
 from __future__ import annotations
@@ -34,35 +35,36 @@ Coming = tuple[Phase, int]
 
 
 @dataclass(eq=False)
-class _Flight:
-    """A step that is under way."""
+class _InFlightStep:
+    """A step that has begun and has not ended."""
 
     phase: Phase
     frame: Frame
     run: GraphRun
     lasts: Mapping[str, str]
-    """For each thing that the step has to do with, its last value."""
-    sources: dict[str, tuple[_Flight, str]] = field(default_factory=dict)
-    """Inputs that a step before makes: which one, and the value there."""
+    """For each thing that the step uses, the name of its last value."""
+    sources: dict[str, tuple[_InFlightStep, str]] = field(default_factory=dict)
+    """Inputs that an earlier step makes: which step, and the value there."""
 
     @property
     def number(self) -> int:
+        """The number of the step."""
         return self.frame.step.number
 
     def take(self) -> None:
-        """Takes what the steps before have made by now."""
+        """Take what the steps before have made by now."""
         for name, (maker, value) in list(self.sources.items()):
             if maker.run.has_made(value):
                 self.frame.values[name] = maker.frame.values[value]
                 del self.sources[name], self.run.awaited[name]
 
     def left(self) -> dict[str, Any]:
-        """Things after it, when it is over."""
+        """Return the values of things after the step, when it is over."""
         return {thing: self.frame.values[last] for thing, last in self.lasts.items()}
 
 
 class Flights:
-    """The steps of a program that are under way. Who stops asking for them can ask again: they go on."""
+    """The steps in flight of a program. A caller that stops asking for them can ask again: they go on."""
 
     def __init__(
         self,
@@ -72,28 +74,28 @@ class Flights:
         versions: Versions,
         published: Callable[[str], None],
     ) -> None:
-        """published: is told of each new version of a model, beside the work of nodes."""
+        """published: is told of each new version of a model, while nodes work."""
         self.executor, self.frame, self.versions, self.published = executor, frame, versions, published
-        self.under_way: deque[_Flight] = deque()
-        """The oldest first."""
+        self.under_way: deque[_InFlightStep] = deque()
+        """The steps in flight, the oldest first."""
         self.failed = 0
-        """How often steps failed: those under way then begin again."""
+        """How often steps failed: those in flight then begin again."""
         self.threads = max(executor.threads(phase.graph) * self.credit(phase) for phase in program.phases)
         self.threads += len(versions.newest)
 
     def credit(self, phase: Phase) -> int:
-        """How many steps may be under way when one of a phase has begun: the oldest, those that may be ahead of it, and
-        one that has all but the weights it waits for, so that it gets them before the next training begins, and while
-        the one before it is evaluated. Where one node runs at a time, nothing is gained by more than one."""
+        """Return how many steps may be in flight when one of a phase has begun: the oldest, those that may be ahead of
+        it, and one that has all but the weights it waits for, so that it gets them before the next training begins,
+        and while the one before it is evaluated. Where one node runs at a time, nothing is gained by more than one."""
         return 2 + phase.staleness.steps if self.executor.clock.together else 1
 
     def run(self, coming: Iterable[Coming], things: Things) -> Iterator[tuple[Frame, Things]]:
-        """Runs steps: for each, in their order, its frame and what it left. coming: the first ones are those that are
-        under way. things: as the last step that is over left them."""
+        """Run steps, and yield for each, in order, its frame and what it left. coming: the first ones are those in
+        flight. things: as the last step that is over left them."""
         more, wanted = iter(coming), deque[Coming]()
         with self.executor.clock.crew(self.threads) as crew, self.executor.at_work():
-            for flight in self.under_way:
-                flight.run.crew = crew
+            for step in self.under_way:
+                step.run.crew = crew
             try:
                 while self._begin(more, wanted, things, crew):
                     oldest = self.under_way[0]
@@ -103,25 +105,26 @@ class Flights:
                     things = {**things, **oldest.left()}
                     yield oldest.frame, things
             except GeneratorExit:
-                # Nobody wants more now. What is fired comes to its end, and nothing is lost.
+                # The caller wants no more steps now. What is fired comes to its end, and nothing is lost.
                 try:
-                    while any(flight.run.under_way for flight in self.under_way):
+                    while any(step.run.under_way for step in self.under_way):
                         crew.next()()
                 except BaseException as error:
-                    # Nobody asks what became of it, either.
+                    # The caller does not ask for this failure, either.
                     self._fail(error)
             except BaseException as error:
                 self._fail(error)
                 raise
 
     def _fail(self, error: BaseException) -> None:
-        """Of a step that failed nothing is over: asked again, it begins again, and so do those ahead of it."""
+        """Give up all steps in flight after a failure: asked for again, the step begins again, and so do those ahead of
+        it."""
         self.under_way.clear()
         self.failed += 1
         self.executor.backend.abort(error)
 
     def _begin(self, more: Iterator[Coming], wanted: deque[Coming], things: Things, crew: Crew) -> bool:
-        """Begins all steps for which there is credit; whether any is under way that is wanted."""
+        """Begin all steps for which there is credit. Returns whether any step is in flight that is wanted."""
         while True:
             if len(wanted) <= len(self.under_way):
                 wanted.extend(islice(more, 1))
@@ -137,51 +140,54 @@ class Flights:
         run = GraphRun(self.executor, graph, frame, crew)
         run.turn, run.overlaps = False, phase.staleness.steps > 0
         names = [thing_name(value) for value in graph.inputs]
-        flight = _Flight(phase, frame, run, dict(zip(names, graph.outputs, strict=True)))
+        step = _InFlightStep(phase, frame, run, dict(zip(names, graph.outputs, strict=True)))
         for value, name in zip(graph.inputs, names, strict=True):
-            maker = next((each for each in reversed(self.under_way) if name in each.lasts), None)
+            maker = next((earlier for earlier in reversed(self.under_way) if name in earlier.lasts), None)
             if is_model(value.type):
                 frame.values[value.name] = things[name]
-                run.awaited[value.name] = self._weights(value.name, name, flight)
+                run.awaited[value.name] = self._weights(value.name, name, step)
             elif maker is None:
                 frame.values[value.name] = things[name]
             else:
-                flight.sources[value.name], run.awaited[value.name] = (maker, maker.lasts[name]), not_yet
-        self.under_way.append(flight)
+                step.sources[value.name], run.awaited[value.name] = (maker, maker.lasts[name]), not_yet
+        self.under_way.append(step)
 
-    def _weights(self, handle: str, model: str, flight: _Flight) -> Await:
-        """The version of a model that a node works with has been made."""
-        makers: dict[int, _Flight | None] = {}
-        for node in flight.phase.graph.nodes:
+    def _weights(self, handle: str, model: str, step: _InFlightStep) -> Await:
+        """Return a check whether the version of a model that a node works with has been made."""
+        makers: dict[int, _InFlightStep | None] = {}
+        for node in step.phase.graph.nodes:
             if handle in node.inputs:
-                version = self.versions.at(model, flight.frame.step, distance(node, handle))
+                version = self.versions.at(model, step.frame.step, distance(node, handle))
                 made_in = self.versions.made_in(model, version)
-                makers[id(node)] = next((each for each in self.under_way if each.number == made_in), None)
+                makers[id(node)] = next(
+                    (candidate for candidate in self.under_way if candidate.number == made_in), None
+                )
 
-        def there(node: Node) -> bool:
+        def has_come(node: Node) -> bool:
             maker = makers[id(node)]
             return maker is None or maker.run.has_made(maker.lasts[model])
 
-        return there
+        return has_come
 
-    def _end(self, oldest: _Flight) -> None:
-        """Lets all of them go on until the oldest one is over."""
+    def _end(self, oldest: _InFlightStep) -> None:
+        """Let all steps go on until the oldest one is over."""
         oldest.run.turn = True
         oldest.take()
-        # All that it waited for was there when the step before it was over.
+        # All that it waited for was made when the step before it was over.
         oldest.run.awaited.clear()
         while not oldest.run.over:
             moved = False
             self._note(oldest)
-            for flight in self.under_way:
-                flight.take()
-                moved |= flight.run.advance()
+            for step in self.under_way:
+                step.take()
+                moved |= step.run.advance()
             if not moved and not oldest.run.over:
-                wait([flight.run for flight in self.under_way], oldest.run.crew)
+                wait([step.run for step in self.under_way], oldest.run.crew)
         self._note(oldest)
 
-    def _note(self, oldest: _Flight) -> None:
-        """Which weights are there: of a model that changes several times in a step, those after the last one."""
+    def _note(self, oldest: _InFlightStep) -> None:
+        """Note which weights have been made: of a model that changes several times in a step, those after the last
+        change."""
         for model in self.versions.newest:
             if model in oldest.lasts and oldest.run.has_made(oldest.lasts[model]):
                 version = self.versions.after(model, oldest.number)
@@ -201,5 +207,5 @@ def _raise(error: BaseException) -> None:
 
 
 def thing_name(value: Value) -> str:
-    """Of the thing that lives across steps, by a value of it."""
+    """Return the name of the thing that lives across steps, of a value of it."""
     return value.type.name if isinstance(value.type, Handle) else value.name.rsplit("@", 1)[0]

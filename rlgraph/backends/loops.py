@@ -1,4 +1,5 @@
-"""Loops: how often the region of a node runs, and on which rows. A loop is a policy (`rlgraph.backends.regions`)."""
+"""This module has the loops, which decide how often the region of a node runs, and on which rows. A loop is a policy
+(`rlgraph.backends.regions`)."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from rlgraph.ops.nodes import NODES, OnSteps
 
 
 def once(loop: Loop) -> Frame:
-    """On the rows that there are; nothing is exported."""
+    """Run the region once, on the rows of the frame; it exports nothing."""
     loop.run(loop.frame.child())
     return loop.frame
 
 
 def minibatch(loop: Loop) -> Frame:
-    """For each slice of an axis, in every epoch. Exports are the rows of the last epoch."""
+    """Run the region for each slice of an axis, in every epoch. Exports are the rows of the last epoch."""
     node, frame = loop.node, loop.frame
     axis = node.attr("axis")
     size = frame.size(axis)
@@ -36,6 +37,7 @@ def minibatch(loop: Loop) -> Frame:
 
 
 def _on(steps: OnSteps) -> Policy:
+    """Return the policy of a loop that runs on some steps."""
     return Policy(once, lambda node, step: steps.when(step.number, node.attr("steps")))
 
 
@@ -44,4 +46,4 @@ LOOPS: Mapping[str, Policy] = {
     "collect": Policy(collect),
     **{name: _on(op.on_steps) for name, op in NODES.items() if op.on_steps},
 }
-"""By operation."""
+"""The policy of each loop, by its operation."""

@@ -1,7 +1,7 @@
-"""What a run notes of its rows where `async` lets steps overlap: its trace.
+"""This module keeps the trace of a run: what is done with its rows where `async` lets steps overlap.
 
-Whoever has rows in hand notes what is done with them: who reads, samples, drops or trains on them. The notes of a step
-are put together when it is over, as plain data:
+Whoever works on rows notes what is done with them: which node reads, samples, drops or trains on them. The notes of a
+step are put together when it is over, as plain data:
 
     {"step": 3, "phase": "step", "changed": {"actor": 8}, "ended": [["prompts", 2, 1], ["prompts", 3, 0]],
      "read":    [{"node": "prompts", "rows": [["prompts", 0, 17], ...]}],
@@ -10,13 +10,13 @@ are put together when it is over, as plain data:
      "trained": [{"node": "actor@2", "table": "rollout", "rows": [["prompts", 0, 17, 0], ...]}]}
 
 A row is its identity: the data, the pass, the row, the sample. `versions` has for each row which weights made how many
-of its tokens, one after the other. Rows inside of dropped ones are dropped, too; a row that is trained on twice stands
-there twice, by the weights that the body of the `train` is given. What a `collect` has carried over until it was too
-old, `recent` drops. Samples that `first=` gives up never were rows.
+of its tokens, one after the other. Rows inside of dropped ones are dropped, too; a row that is trained on twice is
+listed twice, by the weights that the body of the `train` is given. `recent` drops what a `collect` has carried over
+until it was too old. Samples that `first=` gives up never were rows.
 `changed` are the models that have new weights after the step, with how often they were updated in it. `ended` is there
-where a `collect` takes batches as they end: those that it took notice of in this step, one after the other, each by the
-data, the step that began it and its number there. What is noted in such a batch says so, `"batch": [2, 1]`; it may be
-told in a later step than the one that began it.
+where a `collect` takes batches as they end: those whose end it saw in this step, one after the other, each by the data,
+the step that began it and its number there. A note of such a batch says so, `"batch": [2, 1]`; it may be in the trace
+of a later step than the one that began it.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ Kind = Literal["read", "sampled", "dropped", "trained"]
 
 @dataclass(frozen=True)
 class Note:
-    """Something was done with rows."""
+    """A note that something was done with rows."""
 
     step: int
     kind: Kind
     node: str
-    """Who did it; of what samples its key, of what trains the weights that its body is given."""
+    """The node that did it: for sampling its key, for training the weights that its body is given."""
     rows: tuple[RowId, ...]
     versions: tuple[Runs, ...] = ()
-    """Of sampled rows."""
+    """The versions that made the tokens of sampled rows."""
     table: str = ""
-    """Of those that are trained on, the value that has them."""
+    """The value that has the rows that are trained on."""
     batch: int | None = None
-    """Of a `collect`, as the step has it."""
+    """The batch of a `collect`, as the step has it."""
 
 
 class Notes:
-    """Those of one process, until somebody takes them; of the one that runs the steps, until they are over."""
+    """The notes of one process, until somebody takes them; in the one that runs the steps, until these are over."""
 
     def __init__(self, program: Program) -> None:
         self.wanted = ages(program)
@@ -73,41 +73,44 @@ class Notes:
         versions: Sequence[Runs] = (),
         table: str = "",
     ) -> None:
+        """Note that something was done with rows, if a trace is wanted."""
         if self.wanted and rows:
             self.extend([Note(step.number, kind, node, tuple(rows), tuple(versions), table, step.batch)])
 
     def extend(self, notes: Iterable[Note]) -> None:
+        """Add notes of other processes."""
         with self._lock:
             self._notes += notes
 
     def changed(self, step: Step, model: str) -> None:
-        """A model has new weights."""
+        """Note that a model has new weights."""
         with self._lock:
             self._changed[step.number, model] += 1
 
     def ended(self, step: Step, data: str, batches: Iterable[Ended]) -> None:
-        """Batches of a `collect` that takes them as they end, in the order in which they did; [] too."""
+        """Note the batches of a `collect` that takes them as they end, in the order in which they ended; [] counts,
+        too."""
         with self._lock:
-            self._ended.setdefault(step.number, []).extend((data, *each) for each in batches)
+            self._ended.setdefault(step.number, []).extend((data, *batch) for batch in batches)
 
     def take(self, step: int | None = None) -> tuple[Note, ...]:
-        """All that there are, or those of a step, which are forgotten here."""
+        """Return all notes, or those of a step, and forget them here."""
         with self._lock:
             taken = tuple(note for note in self._notes if step in (None, note.step))
             self._notes = [note for note in self._notes if step not in (None, note.step)]
         return taken
 
     def clear(self) -> None:
-        """No step that is under way will be over."""
+        """Forget all notes: no step in flight will be over."""
         self.take()
         with self._lock:
             self._changed.clear()
             self._ended.clear()
 
     def finish(self, step: Step) -> dict[str, Any] | None:
-        """A step is over: what was done in it, as plain data; None where nobody wants to know."""
+        """Return what was done in a step that is over, as plain data; None where no trace is wanted."""
         with self._lock:
-            # A batch that a step before has begun may be at work in this one.
+            # A batch that an earlier step has begun may be at work in this one.
             notes = [note for note in self._notes if note.step <= step.number]
             self._notes = [note for note in self._notes if note.step > step.number]
             changed = {model: times for (number, model), times in self._changed.items() if number == step.number}
@@ -116,19 +119,19 @@ class Notes:
             ended = self._ended.pop(step.number, None)
         if not self.wanted:
             return None
-        told: dict[str, Any] = {"step": step.number, "phase": step.phase, "changed": dict(sorted(changed.items()))}
-        told |= {} if ended is None else {"ended": ended}
-        return told | {kind: _together(note for note in notes if note.kind == kind) for kind in KINDS}
+        trace: dict[str, Any] = {"step": step.number, "phase": step.phase, "changed": dict(sorted(changed.items()))}
+        trace |= {} if ended is None else {"ended": ended}
+        return trace | {kind: _merged(note for note in notes if note.kind == kind) for kind in KINDS}
 
 
-def _together(notes: Iterable[Note]) -> list[dict[str, Any]]:
-    """Those of the same node, table and batch as one."""
-    found: dict[tuple[str, str, Ended | None], dict[str, Any]] = {}
+def _merged(notes: Iterable[Note]) -> list[dict[str, Any]]:
+    """Merge the notes of the same node, table and batch."""
+    entries: dict[tuple[str, str, Ended | None], dict[str, Any]] = {}
     for note in notes:
         batch = None if note.batch is None else (note.step, note.batch)
         more = ({"table": note.table} if note.table else {}) | ({"batch": batch} if batch else {})
-        entry = found.setdefault((note.node, note.table, batch), {"node": note.node, **more, "rows": []})
+        entry = entries.setdefault((note.node, note.table, batch), {"node": note.node, **more, "rows": []})
         entry["rows"] += note.rows
         if note.versions:
             entry.setdefault("versions", []).extend(note.versions)
-    return list(found.values())
+    return list(entries.values())

@@ -1,4 +1,4 @@
-"""The places of a lock: which are free, who has which, and who waits for which."""
+"""This module keeps the places of a lock: which are free, who has which, and who waits for which."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ from itertools import count
 from typing import Any
 
 Joins = Callable[[], bool]
-"""Whether somebody may have places together with those who have them now. If so he gets them at once."""
+"""Whether a user may share places with those who have them now. If so they are given at once."""
 
 
 def always() -> bool:
+    """Return True: places may always be shared."""
     return True
 
 
 @dataclass(eq=False)
 class Hold:
-    """Places of a lock that somebody has."""
+    """Places of a lock that a user has."""
 
     places: frozenset[int]
     _leave: Callable[[Hold, frozenset[int]], bool]
 
     def leave(self, some: frozenset[int]) -> bool:
-        """Gives some of them back, if nobody has them together with this one: whether that is so."""
+        """Give some of them back, unless others share them. Returns whether they were given back."""
         return self._leave(self, some)
 
 
 TOGETHER = 8
-"""Who has the same places at the same time, at most."""
+"""How many users share the same places, at most."""
 
 
 @dataclass(order=True)
 class _Waiting:
+    """A user who waits for places of a lock; `wanted` is None for any one."""
+
     rank: int
     number: int
     wanted: frozenset[int] | None = field(compare=False)
@@ -49,22 +52,23 @@ class Places:
     def __init__(self, places: int) -> None:
         self._free = set(range(places))
         self._shared: Counter[tuple[Hashable, frozenset[int] | None]] = Counter()
-        """How many have the same places together, by their key."""
+        """How many users share the same places, by their key."""
         self._waiting: list[_Waiting] = []
         self._number = count()
 
     def ask(
         self, rank: int, wanted: frozenset[int] | None, key: Hashable, joins: Joins, who: Any
     ) -> list[tuple[Any, frozenset[int]]]:
-        """Who gets some places now, and which. Who asks may not be among them, and others may."""
+        """Ask for places. Returns who gets some now, and which: others may be among them, and the one who asks may
+        not."""
         insort(self._waiting, _Waiting(rank, next(self._number), wanted, key, joins, who))
         return self.again()
 
     def leave(
         self, places: frozenset[int], some: frozenset[int], key: Hashable
     ) -> list[tuple[Any, frozenset[int]]] | None:
-        """Some of the places that somebody has are given back: who gets some of them, and which. None: others have them
-        with the same key."""
+        """Give back some of the places that a user has. Returns who gets some now, and which; None, and nothing is
+        given back, where others have the places with the same key."""
         if key is not None:
             if self._shared[key, places] > 1:
                 return None
@@ -73,7 +77,7 @@ class Places:
         return self.back(some, None)
 
     def back(self, places: frozenset[int], key: Hashable) -> list[tuple[Any, frozenset[int]]]:
-        """Places are given back: who gets some of them, and which."""
+        """Give places back. Returns who gets some now, and which."""
         if key is not None:
             self._shared[key, places] -= 1
             if self._shared[key, places]:
@@ -83,31 +87,31 @@ class Places:
         return self.again()
 
     def again(self) -> list[tuple[Any, frozenset[int]]]:
-        """Who gets some places now, and which."""
+        """Return who gets some places now, and which."""
         return list(self._served())
 
     def _served(self) -> Iterator[tuple[Any, frozenset[int]]]:
         claimed: set[int] = set()
-        """What others want that come first: it is kept for them."""
+        """Places that users before this one wait for, and which are reserved for them."""
         left = []
-        for at, each in enumerate(self._waiting):
+        for position, waiting in enumerate(self._waiting):
             if not self._free and not self._shared:
-                left += self._waiting[at:]
+                left += self._waiting[position:]
                 break
-            if each.wanted is None:
+            if waiting.wanted is None:
                 given = frozenset({min(self._free)})
-            elif claimed.isdisjoint(each.wanted) and (each.wanted <= self._free or self._joins(each)):
-                given = each.wanted
+            elif claimed.isdisjoint(waiting.wanted) and (waiting.wanted <= self._free or self._may_join(waiting)):
+                given = waiting.wanted
             else:
-                claimed |= each.wanted
-                left.append(each)
+                claimed |= waiting.wanted
+                left.append(waiting)
                 continue
-            if each.key is not None:
-                self._shared[each.key, given] += 1
+            if waiting.key is not None:
+                self._shared[waiting.key, given] += 1
             self._free -= given
-            yield each.who, given
+            yield waiting.who, given
         self._waiting = left
 
-    def _joins(self, each: _Waiting) -> bool:
-        """Whether those who have the places have them with the same key, and it may have them, too."""
-        return each.key is not None and 0 < self._shared[each.key, each.wanted] < TOGETHER and each.joins()
+    def _may_join(self, waiting: _Waiting) -> bool:
+        """Whether those who have the places have them with the same key, and this user may share them."""
+        return waiting.key is not None and 0 < self._shared[waiting.key, waiting.wanted] < TOGETHER and waiting.joins()

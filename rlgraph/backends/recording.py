@@ -1,4 +1,5 @@
-"""Recordings: everything that was sampled in a run, kept in a folder, and given to another run in place of sampling.
+"""This module keeps recordings: everything that was sampled in a run, in a folder, to be given to another run in place
+of sampling.
 
 A recorded row is known by the node that sampled it, the step, the turn of its episode and its own identity, and by
 nothing else. So a run with any other plan, backend, block size or number of processes finds its rows.
@@ -16,8 +17,8 @@ it, and the sample. `turn` is null but in an episode. `prompt` is a hash of the 
 is asked something else is not answered from the recording. `prompt_tokens` says how many these are. Where nothing was
 asked, `start` has the tokens that the engine began with instead. `versions` says which weights made the tokens: the
 first 3 of them version 4 here. `batch`, where there is one, is the batch of a `collect` that takes them as they end.
-Numbers are written so that reading them gives the same bits. Each row is there once: what is sampled again takes the
-place of what was (`rlgraph.backends.replayed`).
+Numbers are written so that reading them gives the same bits. Each row is there once: what is sampled again replaces
+what was there (`rlgraph.backends.replayed`).
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ HEADER = "recording.json"
 
 @contextmanager
 def recording(folder: Path, program: str, seed: int, after: int | None = None) -> Iterator[None]:
-    """Claims a folder, new or empty, for a run whose processes then write into it. after: that of a run which is gone
-    on with, and of which the steps up to this one stay. Raises UsageMistake."""
+    """Claim a folder, new or empty, for a run whose processes then write into it. after: for a run that goes on, the
+    step up to which its folder keeps what it has. Raises UsageMistake."""
     if after is None:
-        _begin(folder, program, seed)
+        _write_header(folder, program, seed)
     else:
         read_header(folder, program)
         _cut(folder, after)
@@ -63,18 +64,19 @@ def recording(folder: Path, program: str, seed: int, after: int | None = None) -
         yield
     finally:
         if not any(folder.glob("step-*")):
-            # The run did not begin: the folder can be taken again.
+            # The run did not begin: give the folder free.
             with suppress(OSError):
                 (folder / HEADER).unlink()
                 folder.rmdir()
 
 
 def is_recording(folder: Path) -> bool:
-    """Whether a run has begun to record there."""
+    """Whether a run has begun to record in a folder."""
     return (folder / HEADER).exists()
 
 
-def _begin(folder: Path, program: str, seed: int) -> None:
+def _write_header(folder: Path, program: str, seed: int) -> None:
+    """Make the folder and write its header. Raises UsageMistake."""
     from importlib.metadata import version
 
     from rlgraph import __version__
@@ -104,23 +106,23 @@ def _cut(folder: Path, step: int) -> None:
 
 
 def read_header(folder: Path, program: str | None) -> dict[str, Any]:
-    """What is said about a recording. Raises UsageMistake where it cannot be replayed by this program, or for None
-    where it is none."""
+    """Return the header of a recording. Raises UsageMistake where it cannot be replayed by this program, or, for None,
+    where it is no recording."""
     try:
-        found = json.loads((folder / HEADER).read_text("utf-8"))
-        form, recorded, _ = found["format"], found["program"], found["seed"]
+        header = json.loads((folder / HEADER).read_text("utf-8"))
+        version, recorded, _ = header["format"], header["program"], header["seed"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise _not_for_this(f"`{folder}` is no recording", "give a folder that `--record` wrote") from None
-    if form != FORMAT:
-        raise _not_for_this(
-            f"`{folder}` has format {form}, and this version of rlgraph reads {FORMAT}", "record it again"
+        raise _cannot_replay(f"`{folder}` is no recording", "give a folder that `--record` wrote") from None
+    if version != FORMAT:
+        raise _cannot_replay(
+            f"`{folder}` has format {version}, and this version of rlgraph reads {FORMAT}", "record it again"
         )
     if program is not None and recorded != program:
-        raise _not_for_this(
+        raise _cannot_replay(
             f"`{folder}` was recorded by `{recorded}`, and this program is `{program}`",
             "replay it with the program that recorded it",
         )
-    return dict(found)
+    return dict(header)
 
 
 class Recorder:
@@ -129,14 +131,14 @@ class Recorder:
     def __init__(self, folder: Path, who: str = "") -> None:
         """who: the name of this process, if it has one."""
         self.folder = folder
-        # Of two recorders in one process each has its own files, too.
+        # Two recorders in one process have different files, too.
         self._writer = f"{who or f'{socket.gethostname()}-{os.getpid()}'}-{secrets.token_hex(3)}"
         self._lock = Lock()
-        """Rows of several orders may come at the same time."""
+        """Rows of several requests may come at the same time."""
         self._attempt = 0
 
     def begin_again(self, attempt: int) -> None:
-        """Nothing is kept any more of what steps sample that were begun before this attempt."""
+        """Keep nothing more of what is sampled in steps that were begun before this attempt."""
         with self._lock:
             self._attempt = attempt
 
@@ -150,7 +152,7 @@ class Recorder:
         made: Generation,
         versions: Sequence[Runs],
     ) -> None:
-        """Keeps the responses to `prompts`, a list of tokens for each row. Raises RunError where the disk is full."""
+        """Keep the responses to `prompts`, a list of tokens for each row. Raises RunError where the disk is full."""
         chances, sequences = iter(made.logprobs.tolist()), made.sequences
         responses = zip(sequences.rows(), sequences.scored_rows(), made.finished.tolist(), versions, strict=True)
         lines = []
@@ -197,33 +199,33 @@ class Replay:
         self._hint += f"its seed was {recorded}"
         self._hint += f", this run's is {seed}" if recorded != seed else ""
         self._rows: dict[int, dict[_Key, dict[str, Any]]] = {}
-        """By step."""
+        """The recorded rows, by step."""
         self._lock = Lock()
 
     def read(
         self, node: Node, step: int, turn: int | None, ids: Sequence[RowId], prompts: Sequence[Sequence[int]]
     ) -> tuple[Generation, list[Runs]]:
-        """The recorded responses to `prompts`, a list of tokens for each row, and the versions that made their tokens;
-        log-probabilities as float64.
+        """Return the recorded responses to `prompts`, a list of tokens for each row, and the versions that made their
+        tokens; log-probabilities as float64.
 
         Raises RunError for a row that was not recorded, or was asked something else, and where a file is damaged.
         """
-        rows = self._of_step(step)
-        found = [self._row(rows, node, step, turn, row, prompt) for row, prompt in zip(ids, prompts, strict=True)]
-        asked = [list(prompt) or record["start"] for prompt, record in zip(prompts, found, strict=True)]
+        rows = self._rows_of(step)
+        records = [self._row(rows, node, step, turn, row, prompt) for row, prompt in zip(ids, prompts, strict=True)]
+        asked = [list(prompt) or record["start"] for prompt, record in zip(prompts, records, strict=True)]
         made = Generation(
-            Sequences.from_pairs(asked, [record["tokens"] for record in found]),
-            torch.tensor([chance for record in found for chance in record["logprobs"]], dtype=torch.float64),
-            torch.tensor([record["finished"] for record in found], dtype=torch.bool),
+            Sequences.from_pairs(asked, [record["tokens"] for record in records]),
+            torch.tensor([chance for record in records for chance in record["logprobs"]], dtype=torch.float64),
+            torch.tensor([record["finished"] for record in records], dtype=torch.bool),
         )
-        return made, [record["versions"] for record in found]
+        return made, [record["versions"] for record in records]
 
     def has(self, node: Node, step: int, turn: int | None, row: RowId) -> bool:
         """Whether a row was recorded."""
-        return (node.attr("key"), turn, row) in self._of_step(step)
+        return (node.attr("key"), turn, row) in self._rows_of(step)
 
     def finish(self, step: Step) -> None:
-        """This step and those before are over."""
+        """Forget the rows of this step and those before, which are over."""
         with self._lock:
             self._rows = {number: rows for number, rows in self._rows.items() if number > step.number}
 
@@ -236,7 +238,8 @@ class Replay:
         row: RowId,
         prompt: Sequence[int],
     ) -> dict[str, Any]:
-        who = show_id(row) + (f", turn {turn + 1}" if turn is not None else "")
+        """Return the record of a row. Raises RunError where there is none, or it has another prompt."""
+        shown = show_id(row) + (f", turn {turn + 1}" if turn is not None else "")
         record = rows.get((node.attr("key"), turn, row))
         if not rows:
             raise RunError(
@@ -248,16 +251,16 @@ class Replay:
                 )
             )
         if record is None:
-            message = f"the recording has no `{node.attr('key')}` for {who} in step {step}"
+            message = f"the recording has no `{node.attr('key')}` for {shown} in step {step}"
             raise RunError(Diagnostic("E0816", message, node.span, self._hint))
         if record["prompt"] != _hash(prompt):
-            message = f"{who} of step {step} was recorded with another prompt"
+            message = f"{shown} of step {step} was recorded with another prompt"
             raise RunError(
                 Diagnostic("E0816", message, node.span, "replay with the data and the tokenizer that were recorded")
             )
         return record
 
-    def _of_step(self, step: int) -> dict[_Key, dict[str, Any]]:
+    def _rows_of(self, step: int) -> dict[_Key, dict[str, Any]]:
         with self._lock:
             if step not in self._rows:
                 self._rows[step] = dict(_lines(self.folder, step))
@@ -268,19 +271,19 @@ class Replay:
 
 
 class Sampled(NamedTuple):
-    """How long a row of a recording is; of an episode, all its turns."""
+    """The length of a row of a recording; of an episode, that of all its turns."""
 
     asked: str
-    """Rows that were asked the same have the same."""
+    """A hash of what the row was asked."""
     prompt: int | None
     """Tokens before the response, where the recording says so."""
     response: int
     finished: bool
-    """The last of its responses came to its end, and was not cut."""
+    """Whether the last of its responses came to its end, and was not cut."""
 
 
 def sampled_in(folder: Path) -> Iterator[Sampled]:
-    """Every row of a recording. Raises UsageMistake where it is none, RunError where it is damaged."""
+    """Yield every row of a recording. Raises UsageMistake where it is none, RunError where it is damaged."""
     read_header(folder, None)
     for step in sorted(_steps(folder)):
         episodes: dict[tuple[str, RowId], list[tuple[int, dict[str, Any]]]] = {}
@@ -308,25 +311,26 @@ def _lines(folder: Path, step: int) -> Iterator[tuple[_Key, dict[str, Any]]]:
 
 
 def _record(line: str) -> tuple[_Key, dict[str, Any]]:
-    """Raises ValueError, KeyError or TypeError for what no recorder wrote."""
-    found = json.loads(line)
-    if len(found["tokens"]) != len(found["logprobs"]):
+    """Return the record of a line, and its key. Raises ValueError, KeyError or TypeError for a line that no recorder
+    wrote."""
+    record = json.loads(line)
+    if len(record["tokens"]) != len(record["logprobs"]):
         raise ValueError("a log-probability for each token")
-    versions = tuple((version, tokens) for version, tokens in found["versions"])
-    if not versions or sum(tokens for _, tokens in versions) != len(found["tokens"]):
+    versions = tuple((version, tokens) for version, tokens in record["versions"])
+    if not versions or sum(tokens for _, tokens in versions) != len(record["tokens"]):
         raise ValueError("a version for each token")
-    kept = {name: found[name] for name in ("prompt", "tokens", "logprobs", "finished")}
-    start = found.get("start", [])
-    asked = len(start) or found.get("prompt_tokens")
+    main_fields = {name: record[name] for name in ("prompt", "tokens", "logprobs", "finished")}
+    start = record.get("start", [])
+    asked = len(start) or record.get("prompt_tokens")
     if not isinstance(asked, int | None):
         raise ValueError("how many tokens the prompt has")
-    more = {"versions": versions, "start": start, "prompt_tokens": asked}
-    return (found["node"], found["turn"], tuple(found["row"])), kept | more
+    extra_fields = {"versions": versions, "start": start, "prompt_tokens": asked}
+    return (record["node"], record["turn"], tuple(record["row"])), main_fields | extra_fields
 
 
 def _hash(tokens: Sequence[int]) -> str:
     return hashlib.blake2b(np.asarray(tokens, dtype="<i8").tobytes(), digest_size=8).hexdigest()
 
 
-def _not_for_this(message: str, hint: str) -> UsageMistake:
+def _cannot_replay(message: str, hint: str) -> UsageMistake:
     return UsageMistake(Diagnostic("E0815", message, NO_SPAN, hint))

@@ -1,4 +1,4 @@
-"""Rows at run time: which there are on an axis, and the tables made of them."""
+"""This module has the rows at run time: which rows an axis has, and the tables made of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlgraph.backends.engines.sequences import Sequences
 
 RowId = tuple[Any, ...]
-"""Where a row comes from: (data, epoch, place in the data, sample, ...). Filters, shuffles and splits do not change
+"""The identity of a row: (data, epoch, place in the data, sample, ...). Filters, shuffles and splits do not change
 it."""
 
 
@@ -26,11 +26,11 @@ class Elsewhere(ABC):
 
     @abstractmethod
     def pick(self, places: np.ndarray) -> Elsewhere:
-        """Some of them; `places` is int64."""
+        """Return some of them; `places` is int64."""
 
     @abstractmethod
     def join(self, others: Sequence[Elsewhere]) -> Elsewhere:
-        """These and the others, one after the other."""
+        """Return these and the others, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,27 @@ class Rows:
     axis: Axis
     size: int
     parent: np.ndarray | None = None
-    """int64 [size]: the row of the parent axis that each lies in, ascending; None for a root."""
+    """int64 [size]: the row of the parent axis that each row lies in, ascending; None for a root axis."""
     ids: tuple[RowId, ...] | Elsewhere | None = None
-    """Of row axes; rows of inner axes are known by their place."""
+    """The identities of rows; those of inner axes are known by their place."""
 
     @property
     def known(self) -> tuple[RowId, ...]:
-        """Their identities, as far as they are here."""
+        """The identities of the rows, as far as they are in this process."""
         return self.ids if isinstance(self.ids, tuple) else ()
 
     def who(self, place: int) -> str:
-        """A row, for a message."""
+        """Return a row's name for a message."""
         return show_id(self.known[place]) if self.known else f"row {place}"
 
     def take(self, places: np.ndarray, parent: np.ndarray | None) -> Rows:
-        """Some rows, with their places in the parent's rows that are left."""
+        """Return some rows, with their places among the remaining rows of the parent."""
         ids = None if self.ids is None else pick(self.ids, places)
         return Rows(self.axis, int(places.shape[0]), parent, ids)
 
 
 def show_id(row: RowId) -> str:
-    """A row's identity for a message: `prompts row 17, sample 2`."""
+    """Return a row's identity for a message: `prompts row 17, sample 2`."""
     data, epoch, place, *samples = row
     again = f" (pass {epoch + 1})" if epoch else ""
     return f"{data} row {place}{again}" + "".join(f", sample {sample}" for sample in samples)
@@ -68,7 +68,7 @@ def show_id(row: RowId) -> str:
 
 @dataclass(frozen=True)
 class TableData:
-    """A table's rows: what they were asked, their tokens, their columns."""
+    """The rows of a table: what they were asked, their tokens, their columns."""
 
     data: tuple[Mapping[str, Any], ...]
     """For each row, the row of the data source it came from."""
@@ -81,21 +81,21 @@ class TableData:
     """The model whose tokenizer made the tokens; of sampled rows, the one that sampled them."""
 
     def take(self, kind: Table, places: Mapping[str, np.ndarray]) -> TableData:
-        """Some rows; `places` has those of the table's axis, of its tokens and of its turns."""
-        own = places[kind.axis.key]
-        listed = own.tolist()
+        """Return some rows; `places` has those of the table's axis, of its tokens and of its turns."""
+        row_places = places[kind.axis.key]
+        indices = row_places.tolist()
         axes = _column_axes(kind)
         return TableData(
-            tuple(self.data[i] for i in listed),
-            tuple(self.prompts[i] for i in listed) if self.prompts else (),
-            None if self.sequences is None else self.sequences.take(_tensor(own)),
+            tuple(self.data[i] for i in indices),
+            tuple(self.prompts[i] for i in indices) if self.prompts else (),
+            None if self.sequences is None else self.sequences.take(_tensor(row_places)),
             {name: pick(value, places[axes[name]]) for name, value in self.columns.items()},
             self.owner,
         )
 
     @staticmethod
     def concat(parts: Sequence[TableData]) -> TableData:
-        """The rows of all parts, in order."""
+        """Return the rows of all parts, in order."""
         if len(parts) == 1:
             return parts[0]
         first = parts[0]
@@ -114,17 +114,17 @@ def _column_axes(kind: Table) -> dict[str, str]:
 
 
 def pick(value: Any, places: np.ndarray) -> Any:
-    """Entries of a tensor, a list or a tuple; `places` is int64."""
+    """Return some entries of a tensor, a list or a tuple; `places` is int64."""
     if isinstance(value, Elsewhere):
         return value.pick(places)
     if isinstance(value, list | tuple):
-        found = [value[i] for i in places.tolist()]
-        return tuple(found) if isinstance(value, tuple) else found
+        picked = [value[i] for i in places.tolist()]
+        return tuple(picked) if isinstance(value, tuple) else picked
     return value[_tensor(places)]
 
 
 def join(parts: Sequence[Any]) -> Any:
-    """Tensors, lists, tuples or tables, one after the other."""
+    """Join tensors, lists, tuples or tables, one after the other."""
     if len(parts) == 1:
         return parts[0]
     if isinstance(parts[0], Elsewhere):
@@ -132,15 +132,15 @@ def join(parts: Sequence[Any]) -> Any:
     if isinstance(parts[0], TableData):
         return TableData.concat(parts)
     if isinstance(parts[0], list | tuple):
-        found = [item for part in parts for item in part]
-        return tuple(found) if isinstance(parts[0], tuple) else found
+        joined = [item for part in parts for item in part]
+        return tuple(joined) if isinstance(parts[0], tuple) else joined
     import torch
 
     return torch.cat(list(parts))
 
 
 def _tensor(places: np.ndarray) -> Tensor:
-    """For values that are tensors: who has none, because others compute, needs no torch."""
+    """Return a tensor of these places. Imports torch only here: where other processes compute, there are no tensors."""
     import torch
 
     return torch.from_numpy(places)

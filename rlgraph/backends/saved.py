@@ -1,11 +1,12 @@
-"""What a run is between two steps, so that another process can go on with it.
+"""This module describes the models in a checkpoint, which is what a run is between two steps, so that another process
+can go on with it.
 
-Beside the values of things that live across steps these are the models. Nothing else is left of a step: random numbers
-are a function of the seed, the node, the step and the row, and steps that had begun before their turn begin again with
-the weights that they began with, which are kept as long as a step may sample with them.
+Beside the models a checkpoint has the values of things that live across steps. Nothing else is left of a step: random
+numbers are a function of the seed, the node, the step and the row, and steps that had begun before their turn begin
+again with the weights that they began with, which are kept as long as a step may sample with them.
 
-Of a model there are files of tensors by the names of the Hugging Face model (of one with adapters these, and its head),
-each written by a rank that has it, or a part of it:
+A model has files of tensors by the names of the Hugging Face model (one with adapters has these, and its head), each
+written by a rank that has the tensor, or a part of it:
 
 weights          as they are
 moments          what the optimizer keeps: `KIND:NAME`, of the kinds that it has (`exp_avg`, `exp_avg_sq`, `step`), and
@@ -26,12 +27,12 @@ from rlgraph.digests import Damaged, Digests
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 
 MODELS = "models"
-"""Where in a checkpoint each model has a folder."""
+"""The part of a checkpoint in which each model has a folder."""
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model whose weights have changed since they were loaded."""
+    """A model in a checkpoint whose weights have changed since they were loaded."""
 
     place: Path
     """The folder of its files."""
@@ -40,56 +41,57 @@ class SavedModel:
     changed: int
     """The last step that changed its weights."""
     version: int
-    """Of the weights."""
+    """The version of its weights."""
     past: tuple[int, ...]
-    """The versions before that are there, too."""
+    """The earlier versions that are saved, too."""
     digests: Mapping[str, Digests]
-    """Of each of its files."""
+    """The digests of each of its files."""
 
     def files(self, kind: str) -> dict[Path, Digests]:
-        """`weights`, `moments` or `past-VERSION`: one file, or those of several ranks."""
+        """Return the files of `weights`, `moments` or `past-VERSION`: one, or those of several ranks."""
         names = [name for name in sorted(self.digests) if name.startswith((f"{kind}.", f"{kind}-rank"))]
         return {self.place / name: self.digests[name] for name in names}
 
 
 class Kept(Protocol):
-    """What a step left of a model. Steps that come may read it, and wait before they change it until it is written."""
+    """What a step left of a model, to be saved. Later steps may read it, and wait until it is written before they
+    change it."""
 
     def begin(self, place: Path) -> None:
-        """Whoever has it may begin to write it into a folder."""
+        """Let whoever has it begin to write it into a folder."""
         ...
 
     def end(self) -> SavedModel:
-        """Waits until it is written. Raises OSError, Diverged, RunError."""
+        """Wait until it is written. Raises OSError, Diverged, RunError."""
         ...
 
     def free(self) -> None:
-        """Nobody waits for it any more, written or not."""
+        """Let steps change it: nobody waits for it any more, written or not."""
         ...
 
 
 class Torn(Exception):
-    """A model that a step has begun to change."""
+    """A model cannot be saved, because a step has begun to change it."""
 
 
 class Diverged(ValueError):
-    """Weights that are NaN or infinite: the name of the first such tensor."""
+    """Weights are NaN or infinite; the message is the name of the first such tensor."""
 
 
 def damaged(checkpoint: Path, why: Exception) -> UsageMistake:
-    """A checkpoint that is not as it was written."""
-    said = (why.strerror if isinstance(why, OSError) else None) or str(why) or type(why).__name__
+    """Return the error for a checkpoint that is not as it was written."""
+    reason = (why.strerror if isinstance(why, OSError) else None) or str(why) or type(why).__name__
     if isinstance(why, OSError) and why.filename:
-        said = f"`{os.path.relpath(why.filename, checkpoint)}`: {said}"
+        reason = f"`{os.path.relpath(why.filename, checkpoint)}`: {reason}"
     if isinstance(why, Damaged):
-        said = f"`{os.path.relpath(why.path, checkpoint)}` {why.why}"
+        reason = f"`{os.path.relpath(why.path, checkpoint)}` {why.why}"
     hint = f"remove `{checkpoint.name}`, and the run goes on from the checkpoint before it, if there is one"
-    return UsageMistake(Diagnostic("E0827", f"the checkpoint `{checkpoint}` is damaged: {said}", NO_SPAN, hint))
+    return UsageMistake(Diagnostic("E0827", f"the checkpoint `{checkpoint}` is damaged: {reason}", NO_SPAN, hint))
 
 
 @contextmanager
 def undamaged(saved: SavedModel) -> Iterator[None]:
-    """While files of a model are read. Raises UsageMistake where one is not as it was written."""
+    """Guard the reading of a model's files. Raises UsageMistake where one is not as it was written."""
     try:
         yield
     except (OSError, Damaged) as error:

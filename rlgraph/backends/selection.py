@@ -1,4 +1,5 @@
-"""What operations make that only select some rows, once it is known which: wherever the rows are, the frame says it."""
+"""This module computes operations that only select some rows, once it is known which: the frame suffices, wherever the
+rows are."""
 
 from __future__ import annotations
 
@@ -14,27 +15,29 @@ from rlgraph.ir.types import Axis, Table, axes_of
 
 
 def selected(node: Node, frame: Frame, places: np.ndarray) -> Made:
-    """What a node makes that only selects rows; `places`, int64: which it takes."""
+    """Return the output of a node that only selects rows; `places`, int64: which it takes."""
     return _SELECT[node.op](node, frame, places)
 
 
 def _kept(node: Node, frame: Frame, places: np.ndarray) -> Made:
+    """Select rows, which then lie on new axes."""
     inside, _ = frame.slice(node.attr("axis"), places, node.inputs[1:])
     made = Made()
-    names: dict[str, Axis] = {}
+    new_axes: dict[str, Axis] = {}
     for source, value in zip(node.inputs[1:], node.outputs, strict=True):
         made.values[value.name] = inside.values[source]
         for old, new in zip(axes_of(frame.types[source]), axes_of(value.type), strict=True):
             for before, after in zip(old.path(), new.path(), strict=True):
-                names[before.key] = after
+                new_axes[before.key] = after
     for key in inside.rows:
-        if key in names and names[key].key != key:
-            made.rows.append(replace(inside.rows[key], axis=names[key]))
+        if key in new_axes and new_axes[key].key != key:
+            made.rows.append(replace(inside.rows[key], axis=new_axes[key]))
     made.rows.sort(key=lambda rows: rows.axis.depth)
     return made
 
 
 def _picked(node: Node, frame: Frame, places: np.ndarray) -> Made:
+    """Select rows of a table, which stay on their axes."""
     kind = frame.types[node.inputs[0]]
     assert isinstance(kind, Table)
     picked, _ = frame.slice(kind.axis.key, places, [node.inputs[0]])
@@ -42,4 +45,4 @@ def _picked(node: Node, frame: Frame, places: np.ndarray) -> Made:
 
 
 _SELECT: Mapping[str, Callable[[Node, Frame, np.ndarray], Made]] = {"keep": _kept, "pick": _picked}
-"""By operation."""
+"""How each operation selects, by its name."""

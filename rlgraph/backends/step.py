@@ -1,4 +1,4 @@
-"""A step as a value: whatever belongs to a step carries it, so that steps need not come one after the other."""
+"""This module has the step as a value: whatever belongs to a step carries it, so that steps may overlap."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ Ended = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """A step of a run: its number, its phase, and the source of its random numbers."""
+
     number: int
-    """Counted from 1 over all phases."""
+    """The number of the step, counted from 1 over all phases."""
     phase: str
     seed: int = 0
-    """Of the run: random numbers are a function of it, the node, the step and the row, and of nothing else."""
+    """The seed of the run: random numbers are a function of it, the node, the step and the row, and of nothing else."""
 
     attempt: int = 0
-    """How many steps of the run failed before it was begun: what they have left behind is not its own. No number
+    """How many steps of the run failed before it was begun: what they have left behind does not belong to it. No number
     depends on it."""
     batch: int | None = None
-    """Of a `collect` that takes batches as they end: which of those that it has begun in this step. No number depends
-    on it."""
+    """The batch of a `collect` that takes them as they end: which of those that it has begun in this step. No number
+    depends on it."""
 
     def row_keys(self, name: str, rows: Sequence[object], extra: object = "") -> np.ndarray:
-        """A random number for each row of the node that is called so, uint64."""
+        """Return a random number for each row of the node of this name, uint64."""
         head = f"{self.seed}/{name}/{self.number}/{extra}/".encode()
         raw = b"".join(hashlib.blake2b(head + repr(row).encode(), digest_size=8).digest() for row in rows)
         return np.frombuffer(raw, dtype=np.uint64)
 
     def sampler(self, name: str) -> random.Random:
-        """Picks rows for the node that is called so."""
+        """Return a generator that picks rows for the node of this name."""
         return random.Random(f"{self.seed}/{name}/{self.number}")
 
     def shuffler(self, name: str, epoch: int) -> random.Random:
-        """Shuffles the rows of a pass of the loop that is called so."""
+        """Return a generator that shuffles the rows of a pass of the loop of this name."""
         return random.Random(f"{self.seed}/{self.number}/{name}/{epoch}")

@@ -1,4 +1,4 @@
-"""Phases and steps: the same on every backend. Who watches a run is told here, too."""
+"""This module runs phases and steps, the same on every backend, and says what observers of a run are told."""
 
 from __future__ import annotations
 
@@ -27,11 +27,15 @@ from rlgraph.ir.types import is_model
 
 
 class Observer(Protocol):
-    """Who watches a run. Pools are named where there are several."""
+    """An observer of a run. Pools are named where there are several."""
 
-    def opening(self, what: str) -> None: ...
+    def opening(self, what: str) -> None:
+        """Tell what the run does now, or how far it is."""
+        ...
 
-    def firing(self, node: Node, pool: str = "") -> None: ...
+    def firing(self, node: Node, pool: str = "") -> None:
+        """A node begins to work on a block."""
+        ...
 
     def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         """A node was done with a block; `tokens`: those that it generated."""
@@ -47,7 +51,7 @@ class Observer(Protocol):
     def span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
-        """Work of one process, in seconds since 1970; its number, for `flow`."""
+        """A process has done some work, in seconds since 1970. Returns its number, for `flow`."""
         ...
 
     def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
@@ -56,7 +60,7 @@ class Observer(Protocol):
 
 
 class Silent:
-    """Nobody."""
+    """An observer that does nothing."""
 
     def opening(self, what: str) -> None: ...
 
@@ -81,12 +85,12 @@ class StepResult:
     """What one step reported."""
 
     number: int
-    """Counted from 1 over all phases."""
+    """The number of the step, counted from 1 over all phases."""
     phase: str
     seconds: float
     metrics: dict[str, float] = field(default_factory=dict)
     extra: dict[str, float] = field(default_factory=dict)
-    """About the machine, not about the algorithm: `sync/seconds`, `sync/bytes`, `sync/peak_bytes`."""
+    """Numbers about the machine, not about the algorithm: `sync/seconds`, `sync/bytes`, `sync/peak_bytes`."""
     trace: Mapping[str, Any] | None = None
     """Where steps may overlap, what became of its rows: see `rlgraph.backends.notes`."""
 
@@ -94,7 +98,8 @@ class StepResult:
 class Steps:
     """Runs a program's phases one after the other. A backend says what nodes do, and what there is to do after a step.
 
-    All that a step has is in its frame; what it leaves to the next one are the values of things."""
+    All that a step has is in its frame; what it leaves to the next one are the values of things.
+    """
 
     program: Program
     seed: int
@@ -102,25 +107,26 @@ class Steps:
     observer: Observer
     endings = Endings()
     elsewhere = False
-    """The values of its frames are in other processes."""
+    """Whether the values of its frames are in other processes."""
     first: Things
-    """As they are before the first step."""
+    """The things as they are before the first step."""
     loops: Mapping[str, Policy] = LOOPS
-    """By operation."""
+    """The policy of each loop, by its operation."""
     lasting: Sequence[str] = ()
-    """Names of what it keeps from step to step beside the program's things: `kept` has it, and who goes on gets it."""
+    """Names of what it keeps from step to step beside the program's things: `kept` has it, and a run that goes on gets
+    it."""
     done = 0
     """The number of the last step that was run."""
     left: Things | None = None
-    """What it left; None before the first one."""
+    """The things as that step left them; None before the first one."""
     record: Path | None = None
     """A folder for all that is sampled."""
 
     def steps(self, wanted: int | None) -> Generator[StepResult]:
-        """Runs phase after phase, then the main step `wanted` times (None: for ever). Asked again, it goes on: phases
+        """Run phase after phase, then the main step `wanted` times (None: for ever). Called again, it goes on: phases
         that are over do not come again.
 
-        A step's seconds are those from the end of the one before, for which nobody outside is to blame.
+        A step's seconds are those from the end of the one before, without the time that the caller takes.
         """
         began = self.now()
         for frame, extra in self.run_steps(self.coming(wanted)):
@@ -129,7 +135,7 @@ class Steps:
             began = self.now()
 
     def coming(self, wanted: int | None) -> Iterator[Coming]:
-        """The steps after the last one that was run."""
+        """Yield the steps after the last one that was run."""
         first, before = self.done + 1, 0
         for phase in self.program.phases:
             if phase.steps is not None:
@@ -140,14 +146,14 @@ class Steps:
             yield from ((phase, number) for number in numbers)
 
     def run_steps(self, coming: Iterable[Coming]) -> Generator[tuple[Frame, dict[str, float]]]:
-        """Runs steps, as many at a time as the program lets: for each, in their order, its frame, and what there is to
-        say about the machine."""
+        """Run steps, as many at a time as the program lets. Yields for each, in order, its frame, and numbers about the
+        machine."""
         for frame, left in self.flown(coming):
             self.done, self.left = frame.step.number, left
             yield frame, self.finish(frame.step, left)
 
     def flown(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, Things]]:
-        """Runs steps: for each, in their order, its frame and what it left."""
+        """Run steps, and yield for each, in order, its frame and what it left."""
         things, flights = self.first if self.left is None else self.left, self._flights
         if self.record is not None and not flights.under_way:
             begin_again(self.record, self.done, things, flights.failed)
@@ -159,18 +165,20 @@ class Steps:
 
     @cached_property
     def versions(self) -> Versions:
+        """The versions of all models."""
         return Versions(self.program, self.loops)
 
     @cached_property
     def notes(self) -> Notes:
+        """The notes on the rows of this process."""
         return Notes(self.program)
 
     def frame(self, phase: Phase, number: int) -> Frame:
-        """For a step of a phase."""
+        """Return a frame for a step of a phase."""
         return Frame(phase.graph.values(), Step(number, phase.name, self.seed, self._flights.failed), self.elsewhere)
 
     def fire(self, node: Node, frame: Frame) -> Made:
-        """Does the work of a node on the rows of a frame."""
+        """Do the work of a node on the rows of a frame."""
         policy = self.loops.get(node.op)
         if policy is not None:
             return run_loop(policy, node, frame, self)
@@ -179,41 +187,43 @@ class Steps:
         return made
 
     def changed(self, node: Node, frame: Frame) -> None:
-        """A node is done: notes are taken of the models that have other weights now."""
+        """Note, when a node is done, the models that have other weights now."""
         for value in node.outputs:
             if is_model(value.type):
                 self.notes.changed(frame.step, value.type.name)
 
     def note(self, text: str) -> None:
+        """Tell the observer how far the run is."""
         self.observer.opening(text)
 
     def ended(self, step: Step, data: str, begun: int, batches: Sequence[Ended]) -> None:
+        """Note and record the batches of a `collect` that ended in a step."""
         self.notes.ended(step, data, batches)
         self.endings.tell(step.number, data, begun, batches)
 
     def kept(self, name: str) -> Any:
-        """The value of a thing as the last step that is over left it, in this process."""
+        """Return the value of a thing as the last step that is over left it, in this process."""
         assert self.left is not None
         return self.left[name]
 
-    # Of a backend
+    # What a backend defines
 
     def work(self, node: Node, frame: Frame) -> Made:
-        """Does the work of a node that is no loop."""
+        """Do the work of a node that is no loop."""
         raise NotImplementedError
 
     def choose(self, node: Node, frame: Frame) -> np.ndarray:
-        """Which rows of a frame a node leaves that chooses rows, int64."""
+        """Return which rows of a frame a node that chooses rows leaves, int64."""
         raise NotImplementedError
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
-        """A step is over, and left these things; all else that it made can be forgotten. What there is to say about the
-        machine."""
+        """Note that a step is over, and left these things; all else that it made can be forgotten. Returns numbers
+        about the machine."""
         raise NotImplementedError
 
     def published(self, model: str) -> None:
-        """There is a new version of a model, while steps are under way."""
+        """Note that there is a new version of a model, while steps are in flight."""
 
     def now(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         return time.perf_counter()

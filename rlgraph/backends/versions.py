@@ -1,9 +1,10 @@
-"""Versions of a model's weights: which there is after which step, and which of them are still needed.
+"""This module has the versions of a model's weights: which there is after which step, and which of them are still
+needed.
 
 Version 0 are the first weights; every step that changes a model makes its next version. Which steps do is read off the
 program. So every process knows the version that a step works with, also of steps that are not over, and nobody has to
 be told. But where a program only bounds the age of weights that sample, whoever hands the work out chooses the version
-and says it.
+and tells it.
 """
 
 from __future__ import annotations
@@ -26,34 +27,34 @@ if TYPE_CHECKING:
 
 
 Runs = tuple[tuple[int, int], ...]
-"""Which versions of a model's weights made the tokens of a row, in their order: a version, and how many tokens it made
-before another one went on. Of a row without tokens, the version that would have made them."""
+"""Which versions of a model's weights made the tokens of a row, in order: a version, and how many tokens it made before
+another one went on. For a row without tokens, the version that would have made them."""
 
 
 def joined(runs: Iterable[tuple[int, int]]) -> Runs:
-    """Neighbours of the same version as one."""
-    found: list[tuple[int, int]] = []
+    """Merge neighbours of the same version."""
+    runs_left: list[tuple[int, int]] = []
     for version, tokens in runs:
-        before = found.pop()[1] if found and found[-1][0] == version else 0
-        found.append((version, before + tokens))
-    return tuple(found)
+        earlier = runs_left.pop()[1] if runs_left and runs_left[-1][0] == version else 0
+        runs_left.append((version, earlier + tokens))
+    return tuple(runs_left)
 
 
 class Versions:
-    """Those of all models of a program."""
+    """The versions of all models of a program."""
 
     def __init__(self, program: Program, loops: Mapping[str, Policy] = LOOPS) -> None:
         self._reach = reach(program)
-        self._coming = _changes(program, loops)
+        self._coming = _models_changed_by_step(program, loops)
         self._seen = 0
         self._changed: dict[str, list[int]] = {model.name: [] for model in program.models}
-        """The steps up to the last one seen that change a model."""
+        """For each model the steps up to the last one seen that change it."""
         self._lock = Lock()
         self.newest = dict.fromkeys(self._changed, 0)
-        """Of each model the last version that has been made: whoever runs the steps notes it."""
+        """For each model the last version that has been made: whoever runs the steps notes it."""
 
     def after(self, model: str, number: int) -> int:
-        """The version that a step leaves; step 0 is before the first one."""
+        """Return the version that a step leaves; step 0 is before the first one."""
         with self._lock:
             while self._seen < number:
                 for name in next(self._coming):
@@ -62,30 +63,31 @@ class Versions:
         return bisect_right(self._changed[model], number)
 
     def at(self, model: str, step: Step, distance: int = 1) -> int:
-        """The version that an edge of this length brings into a step."""
+        """Return the version that an edge of this length brings into a step."""
         return max(0, self.after(model, step.number - 1) + 1 - distance)
 
     def granted(self, model: str, step: Step, node: Node) -> range:
-        """The versions that a node of a step may sample with now: where only a bound is said of their age, all from the
-        oldest of them to the newest that there is."""
+        """Return the versions that a node of a step may sample with now: where only their age is bounded, all from the
+        oldest one allowed to the newest that there is."""
         last, first = self.at(model, step), self.at(model, step, 1 + oldest(node))
         if not node.attr("staleness", 0):
             return range(first, first + 1)
-        # A batch that goes on in later steps is trained on in one of these.
+        # A batch that goes on is trained on in a later step, so it may have versions newer than this step's last one.
         newest = self.newest[model] if step.batch is not None else min(last, self.newest[model])
         return range(first, max(first, newest) + 1)
 
     def chosen(self, model: str, step: Step, node: Node) -> int:
-        """The newest of them."""
+        """Return the newest version that a node may sample with."""
         return self.granted(model, step, node)[-1]
 
     def made_in(self, model: str, version: int) -> int:
-        """The step that made a version which `after` or `at` has told of; 0: it was there before the first one."""
+        """Return the step that made a version which `after` or `at` has returned; 0: it was there before the first
+        step."""
         with self._lock:
             return self._changed[model][version - 1] if version else 0
 
     def oldest(self, model: str, number: int) -> int:
-        """The oldest version that a step or a later one may read."""
+        """Return the oldest version that a step or a later one may read."""
         return max(0, self.after(model, number - 1) + 1 - self._reach.get(model, 1))
 
     def kept(self, model: str) -> bool:
@@ -94,8 +96,8 @@ class Versions:
 
 
 class PastWeights:
-    """A model's weights before the present ones, by version, as long as a step may read them. What is about to change
-    is copied before."""
+    """The weights of a model before the present ones, by version, as long as a step may read them. Weights are copied
+    before they change."""
 
     def __init__(self, model: str, versions: Versions) -> None:
         self.model, self.versions = model, versions
@@ -106,7 +108,7 @@ class PastWeights:
         """A step ends while a later one is at work."""
 
     def changing(self, step: Step, state: Callable[[], State]) -> None:
-        """The weights are about to change in a step."""
+        """Copy the weights, if needed, before a step changes them."""
         if self.changed < step.number:
             self.changed = step.number
             if self.versions.kept(self.model):
@@ -115,39 +117,40 @@ class PastWeights:
                     self._past[version] = copied
 
     def get(self, version: int) -> State | None:
-        """None: these are the present ones."""
+        """Return the weights of a version; None: these are the present ones."""
         return self._past.get(version)
 
     def kept(self, number: int) -> dict[int, State]:
-        """Those that a step after this one may read; nobody writes into them."""
+        """Return the weights that a step after this one may read; nobody writes into them."""
         oldest = self.versions.oldest(self.model, number + 1)
         with self._lock:
             return {version: state for version, state in self._past.items() if version >= oldest}
 
     def restore(self, changed: int, past: Mapping[int, State]) -> None:
-        """As another process has left it: the last step that changed the weights, and those before them."""
+        """Restore what another process has left: the last step that changed the weights, and the weights before
+        these."""
         self.changed, self._past = changed, dict(past)
 
     def finish(self, step: Step) -> None:
-        """This step and those before are over."""
+        """Forget what is needed no more when this step and those before are over."""
         oldest = self.versions.oldest(self.model, step.number + 1)
         with self._lock:
             self._past = {version: state for version, state in self._past.items() if version >= oldest}
 
 
-def _changes(program: Program, loops: Mapping[str, Policy]) -> Iterator[set[str]]:
-    """For each step the models that it changes."""
+def _models_changed_by_step(program: Program, loops: Mapping[str, Policy]) -> Iterator[set[str]]:
+    """Yield for each step the models that it changes."""
     number = 0
     for phase in program.phases:
         for _ in count() if phase.steps is None else range(phase.steps):
             number += 1
-            yield set(_changed(phase.graph, Step(number, phase.name), loops))
+            yield set(_changed_models(phase.graph, Step(number, phase.name), loops))
 
 
-def _changed(graph: Graph, step: Step, loops: Mapping[str, Policy]) -> Iterator[str]:
+def _changed_models(graph: Graph, step: Step, loops: Mapping[str, Policy]) -> Iterator[str]:
     for node in graph.nodes:
         policy = loops.get(node.op)
         if policy is None:
             yield from (value.type.name for value in node.outputs if is_model(value.type))
         elif policy.when(node, step):
-            yield from _changed(node.region, step, loops)
+            yield from _changed_models(node.region, step, loops)

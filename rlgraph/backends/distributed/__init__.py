@@ -1,1 +1,1 @@
-"""From a node to orders for the group that has it, and back to results: who works on which rows and weights."""
+"""This package runs a graph on the groups of a plan: from a node to requests for its group, and back to results."""

@@ -1,4 +1,5 @@
-"""A backend whose work is done by the groups of a plan: which of them does a node's work, and with what weights."""
+"""This module has the backend whose work is done by the groups of a plan: it decides which of them does a node's work,
+and with what weights."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ from rlgraph.ir.types import Type
 from rlgraph.ops.nodes import NODES, code_of, model_of, planned_as
 
 HANDS = 2
-"""Blocks that a copy has in hand which is dealt freely, where it samples rows of several orders together: those of the
-second one come in where rows of the first have ended."""
+"""Blocks that a replica has at a time where they go to free replicas and it samples rows of several requests together:
+those of the second block come in where rows of the first have ended."""
 
 
 class Placed(Steps):
-    """Its frames have stand-ins for the rows that its groups have."""
+    """A backend on groups of processes. In its frames stand remote rows for those that the groups have."""
 
     elsewhere = True
 
@@ -48,36 +49,38 @@ class Placed(Steps):
         block: int | None = None,
         replays: bool = False,
     ) -> None:
-        """program: a numbered one. first: stand-ins for the things that live across steps, by name. block: rows of its
-        unit that every node takes at a time; None: what the plan says of tables. replays: what is generated comes from
-        a recording."""
+        """program: a numbered one. first: remote values for the things that live across steps, by name. block: rows of
+        its unit that every node takes at a time; None: what the plan says of tables. replays: what is generated
+        comes from a recording."""
         self.program, self.plan, self.transport, self.observer = program, plan, transport, observer
         self.seed, self.replays = seed, replays
-        # A model is known by its name, wherever it is; what `collect` has left over is a frame.
+        # The value of a model is its name, wherever it is; the surplus of a `collect` is a frame, and none at first.
         named: dict[str, Any] = {model.name: model.name for model in program.models}
-        surplus = {each.name: None for each in program.outside if each.record.name == "surplus"}
+        surplus = {thing.name: None for thing in program.outside if thing.record.name == "surplus"}
         self.first = {**first, **named, **surplus}
         self.weights = Weights(program, plan, transport, clock, observer, self.versions)
         blocks = Blocks(block) if block else Blocks(tables=dict(plan.blocks))
-        self._dealt = _dealt(program, plan)
+        self._to_free_replica = _nodes_for_free_replicas(program, plan)
         self._copies = {
             (group.name, together): clock.lock(group.mesh.length("dp") * (HANDS if together else 1))
             for group in plan.groups
             for together in (False, True)
         }
-        most = HANDS * max((group.mesh.length("dp") for group in plan.groups), default=1) if self._dealt else 1
-        together = Together([each.models for each in plan.fused], self.fire_together) if plan.fused else None
+        most = (
+            HANDS * max((group.mesh.length("dp") for group in plan.groups), default=1) if self._to_free_replica else 1
+        )
+        together = Together([fused.models for fused in plan.fused], self.fire_together) if plan.fused else None
         self.executor = Executor(self, blocks, clock, max(most, *(pool.places for pool in plan.pools)), together)
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
         return self.weights.finish(step, all_over(step, things)) | self.transport.finish(step, things)
 
     def trained(self) -> dict[str, int]:
-        """For each model how many optimizer steps it took."""
+        """Return for each model how many optimizer steps it took."""
         return dict(self.weights.updates)
 
     def save(self, model: str, folder: Path) -> None:
-        """Writes a folder that a model source can name; also after a failure, if the model is whole."""
+        """Write a folder that a model source can name; also after a failure, if the model is whole."""
         self.transport.save(model, self.plan.owner(model), folder.resolve())
 
     def abort(self, why: BaseException) -> None:
@@ -85,20 +88,22 @@ class Placed(Steps):
         self.transport.abort(why)
 
     def close(self) -> None:
+        """Stop the transport."""
         self.transport.stop()
 
     # Nodes
 
     def streams(self, node: Node, frame: Frame) -> bool:
-        """Rows leave some engines as soon as they end; a recording is there at once."""
+        """Whether rows leave the engine as soon as they end; a recording is read at once."""
         if not NODES[node.op].streams or self.replays:
             return False
         return engine(self._group(node, frame).engine).streams
 
     def lanes(self, node: Node, frame: Frame) -> int:
-        """Ranks that run the user's code take rows each by itself, and copies of a model where the plan says so."""
+        """Return how many ranks that run the user's code take rows by themselves, or how many replicas of a model,
+        where the plan says so."""
         if NODES[node.op].with_model:
-            if node.id not in self._dealt:
+            if node.id not in self._to_free_replica:
                 return 1
             group = self._group(node, frame)
             copies = group.mesh.length("dp")
@@ -138,7 +143,7 @@ class Placed(Steps):
             return Made({node.name: target})
         if op.counts and node.attr("axis") in frame.rows:
             return Made({node.name: frame.size(node.attr("axis"))})
-        # An age is that of a step, which who has the rows is not told when he is asked for them.
+        # An age depends on the step, which the process that has the rows does not learn when these are fetched.
         if op.selects and op.chooses is None and node.attr("name") != "age":
             table = frame.values[node.inputs[0]]
             if isinstance(table, StandIn):
@@ -154,28 +159,28 @@ class Placed(Steps):
         return self.transport.choose(Order(node, frame, self._group(node, frame)))
 
     def fire_together(self, nodes: Sequence[Node], frame: Frame) -> Sequence[Made]:
-        """Does the work of trainings that share a pipeline, all of one group."""
-        made = self._trained(nodes, frame, self.transport.fire_together)
+        """Do the work of trainings that share a pipeline, all of one group."""
+        made = self._fire_with_weights(nodes, frame, self.transport.fire_together)
         for node in nodes:
             self.changed(node, frame)
         return made
 
     def _compute(self, node: Node, frame: Frame) -> Made:
-        """Work with a model's weights, where the plan puts it, once the weights are there."""
-        [made] = self._trained([node], frame, lambda orders: [self.transport.fire(orders[0])])
+        """Do work with a model's weights, where the plan puts it, once the weights have come."""
+        [made] = self._fire_with_weights([node], frame, lambda requests: [self.transport.fire(requests[0])])
         return made
 
-    def _trained(
+    def _fire_with_weights(
         self, nodes: Sequence[Node], frame: Frame, fire: Callable[[Sequence[Order]], Sequence[Made]]
     ) -> Sequence[Made]:
-        """Has nodes fired with their models' weights; then some have other ones."""
+        """Fire nodes with their models' weights, and note which models have other weights then."""
         updated = [frame.values[model_of(node)] for node in nodes if NODES[node.op].updates]
-        with ExitStack() as held:
-            orders = [self._order(node, frame, held) for node in nodes]
+        with ExitStack() as stack:
+            requests = [self._request(node, frame, stack) for node in nodes]
             try:
-                made = fire(orders)
+                made = fire(requests)
             except KeyboardInterrupt:
-                # It comes at the end of an update, whose weights are new ones: they are worth saving.
+                # It is raised at the end of an update, whose weights are new ones: they are worth saving.
                 for model in updated:
                     self.weights.trained(model, frame.step)
                 raise
@@ -183,66 +188,70 @@ class Placed(Steps):
             self.weights.trained(model, frame.step)
         return made
 
-    def _order(self, node: Node, frame: Frame, held: ExitStack) -> Order:
-        """With the weights that it works with, which are lent meanwhile."""
+    def _request(self, node: Node, frame: Frame, stack: ExitStack) -> Order:
+        """Return the request for a node, with the weights that it works with, which are lent until the stack is
+        closed."""
         group, model = self._group(node, frame), frame.values[model_of(node)]
         refreshes = self._refreshes(node, model, group)
         together = self._together(node, frame, group)
-        copy = None
-        if node.id in self._dealt and group.mesh.length("dp") > 1:
-            place = held.enter_context(self._copies[group.name, together].take(frame.step.number))
-            copy = place % group.mesh.length("dp")
-        lent = held.enter_context(self.weights.lent(model, group, node, frame.step, refreshes, copy, together))
-        shifting = self.weights.beds.shifting(model, group, copy)
-        sampled = lent.version, lent.sampling, copy, lent.arrived, lent.key, shifting
+        replica = None
+        if node.id in self._to_free_replica and group.mesh.length("dp") > 1:
+            place = stack.enter_context(self._copies[group.name, together].take(frame.step.number))
+            replica = place % group.mesh.length("dp")
+        lent = stack.enter_context(self.weights.lent(model, group, node, frame.step, refreshes, replica, together))
+        shifting = self.weights.beds.shifting(model, group, replica)
+        sampled = lent.version, lent.sampling, replica, lent.arrived, lent.key, shifting
         return Order(node, frame, group, *sampled)
 
     def _refreshes(self, node: Node, model: str, group: Group) -> bool:
-        """Newer weights come to a group while it does a node's work: the program lets rows span versions, and the plan
-        says so."""
+        """Whether newer weights come to a group while it does a node's work: the program lets rows span versions, and
+        the plan says so."""
         if node.attr("span", "row") == "row" or self.replays or not self.executor.clock.together:
             return False
         return self.plan.holding(model, group.name).refreshes
 
     def _together(self, node: Node, frame: Frame, group: Group) -> bool:
-        """A group takes rows of other orders that may have the same weights while it does a node's work."""
+        """Whether a group takes rows of other requests that may have the same weights while it does a node's work."""
         if not NODES[node.op].generates or self.replays or not self.executor.clock.together:
             return False
-        # Where newer weights come at the beginning of a turn, those of others that are in the middle of one would wait.
+        # Newer weights that come at the beginning of a turn would wait for other rows that are in the middle of one.
         turns = node.attr("span", "row") == "turn" and self._refreshes(node, frame.values[model_of(node)], group)
         return engine(group.engine).admits and not turns
 
     def _tail(self, node: Node, group: Group) -> Tail | None:
-        """What becomes of the last rows of a node; of those that get new weights meanwhile nothing, nor where models
+        """Return what becomes of the last rows of a node: nothing where they get new weights meanwhile, or where models
         take turns in a device's memory."""
-        here = (each for each in self.plan.holdings if self.plan.group(each.group).pool == group.pool)
-        return None if any(each.offload for each in here) else self.plan.tail(node.name.split(".")[0])
+        holdings = (holding for holding in self.plan.holdings if self.plan.group(holding.group).pool == group.pool)
+        return None if any(holding.offload for holding in holdings) else self.plan.tail(node.name.split(".")[0])
 
     def published(self, model: str) -> None:
+        """Send a new version of a model to the groups that sample with it."""
         self.weights.refresh(model)
 
     def _group(self, node: Node, frame: Frame) -> Group:
+        """Return the group that does the work of a node."""
         model = frame.values[model_of(node)] if NODES[node.op].with_model else ""
         return self.plan.doer(model, planned_as(node.op), code_of(node))
 
 
-def _dealt(program: Program, plan: Plan) -> frozenset[int]:
-    """The nodes, by number, whose rows go to the data-parallel copy that is free. All copies train together, and have
-    rows from the beginning whose last ones move."""
+def _nodes_for_free_replicas(program: Program, plan: Plan) -> frozenset[int]:
+    """Return the nodes, by number, whose rows go to the data-parallel replica that is free. In training all replicas
+    work together, and a table with a tail has its rows distributed from the beginning, and the last ones move."""
     free = {table: rows for table, rows in plan.blocks if table in plan.free}
     phases = program.phases if free else ()
     return frozenset(
         node.id
         for phase in phases
-        for node in _taking(phase.graph, phase.graph.values(), free)
+        for node in _working_with_model(phase.graph, phase.graph.values(), free)
         if node.id is not None and plan.tail(node.name.split(".")[0]) is None
     )
 
 
-def _taking(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> Iterator[Node]:
-    for node, own in zip(graph.nodes, cuts(graph, types, tables), strict=True):
+def _working_with_model(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> Iterator[Node]:
+    """Yield the nodes that work with a model, without training it, on blocks of these tables."""
+    for node, node_cuts in zip(graph.nodes, cuts(graph, types, tables), strict=True):
         op = NODES[node.op]
-        if own and op.with_model and not op.trains:
+        if node_cuts and op.with_model and not op.trains:
             yield node
         for region in node.regions if not op.trains else ():
-            yield from _taking(region, types, tables)
+            yield from _working_with_model(region, types, tables)

@@ -1,8 +1,9 @@
-"""Which models of a plan sleep, and who has to before another one works on the same devices.
+"""This module decides which models of a plan are off-loaded, and which have to be before another one works on the same
+devices.
 
-A model that the plan off-loads is awake from its work, or from the weights that come for it, until anything else is
-done on a device that it has. Who wants that has the turn of these devices, so that nobody works with a model that is
-put to sleep.
+A model that the plan off-loads is on its devices from its work, or from the weights that come for it, until anything
+else is done on one of them. Whoever does that has the turn of these devices, so that nobody works with a model that is
+off-loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rlgraph.ir.plan import Group, Plan
 
 @dataclass(frozen=True)
 class Bed:
-    """Where a model sleeps: on a data-parallel copy of a group."""
+    """The data-parallel replica of a group on which a model is off-loaded."""
 
     model: str
     group: Group
@@ -26,7 +27,7 @@ class Bed:
 
     @property
     def seats(self) -> Seats:
-        """Its devices."""
+        """The devices of the replica."""
         return seats(self.group, self.copy)
 
 
@@ -35,25 +36,26 @@ class Shift:
     """What has to be done before some work."""
 
     sleep: tuple[tuple[Bed, bool], ...] = ()
-    """Who goes to sleep first, and whether its weights are needed again: else they are brought before it works."""
+    """The models to off-load first, and whether their weights are needed again: else weights are brought before they
+    work."""
     wake: tuple[Bed, ...] = ()
-    """Who wakes up then."""
+    """The models to load back then."""
 
 
 Shifting = Callable[[], AbstractContextManager[Shift]]
-"""Asked by who has the turn of the devices, and left when all of it is done."""
+"""Called by whoever has the turn of the devices; the context is left when all of it is done."""
 
 
 def nobody() -> AbstractContextManager[Shift]:
-    """All models are where they work."""
+    """Return a shift that does nothing: all models are where they work."""
     return nullcontext(Shift())
 
 
 class Beds:
-    """Those of a plan. All models that are off-loaded sleep at first."""
+    """The off-loaded models of a plan. At first all of them are off-loaded."""
 
     def __init__(self, plan: Plan, forgets: Callable[[Bed], bool] = lambda bed: False) -> None:
-        """forgets: whether a model that goes to sleep need not keep its weights; if so they are brought again."""
+        """forgets: whether a model that is off-loaded need not keep its weights; if so they are brought again."""
         self._forgets = forgets
         self._beds: dict[tuple[str, str], tuple[Bed, ...]] = {}
         for holding in plan.holdings:
@@ -65,7 +67,7 @@ class Beds:
         self._locks = {pool.name: threading.Lock() for pool in plan.pools}
 
     def shifting(self, model: str, group: Group, copy: int | None = None) -> Shifting:
-        """Before a group, or one of its copies, does something with a model."""
+        """Return the shift before a group, or one of its replicas, does something with a model."""
         return lambda: self._shift(model, group, copy)
 
     @contextmanager
@@ -73,11 +75,11 @@ class Beds:
         if not self._beds:
             yield Shift()
             return
-        own = [bed for bed in self._beds.get((model, group.name), ()) if copy in (None, bed.copy)]
-        here = seats(group, copy)
-        # Another one that waits for the same model to sleep goes on when it does.
+        beds = [bed for bed in self._beds.get((model, group.name), ()) if copy in (None, bed.copy)]
+        devices = seats(group, copy)
+        # Other work that waits for the same model to be off-loaded goes on when it is.
         with self._locks[group.pool]:
-            leaving = [bed for bed in self._awake if bed not in own and bed.seats.meets(here)]
-            coming = [bed for bed in own if bed not in self._awake]
+            leaving = [bed for bed in self._awake if bed not in beds and bed.seats.meets(devices)]
+            coming = [bed for bed in beds if bed not in self._awake]
             yield Shift(tuple((bed, not self._forgets(bed)) for bed in leaving), tuple(coming))
             self._awake = [bed for bed in self._awake if bed not in leaving] + coming

@@ -1,4 +1,4 @@
-"""Of the rows that an order asks those whose answers end first: beyond how many tokens nobody need go on.
+"""This module limits a request to those of its rows whose answers end first: beyond how many tokens none need go on.
 
 A row of the data has ended when the longest of its answers has. Once as many have as are wanted, the longest of these
 is as long as any that is taken: an answer that has as many tokens, and has not ended, is of a row that is not.
@@ -11,19 +11,21 @@ from collections.abc import Sequence
 
 
 class Race:
+    """The rows of a request of which a number is wanted, those that end first."""
+
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
         self._ends: list[int] = []
-        """The wanted ones of those that have ended: tokens of the longest answer of each, ascending."""
+        """Of those that have ended the wanted ones: tokens of the longest answer of each, ascending."""
 
     @property
     def limit(self) -> int | None:
-        """An answer that has not ended with so many tokens is not needed; None: any may be."""
+        """How many tokens an answer can have without an end before it is not needed; None: any may be needed."""
         return self._ends[-1] if len(self._ends) == self.wanted else None
 
     def ended(self, longest: Sequence[int]) -> bool:
-        """Rows have, with so many tokens in their longest answers; 0: it was given up. Whether the limit is another
-        one now."""
+        """Note rows that have ended, with so many tokens in their longest answers; 0: the row was given up. Returns
+        whether the limit has changed."""
         before = self.limit
         for tokens in longest:
             if tokens:

@@ -1,5 +1,5 @@
-"""What of an order has to be where its work is done, and how its rows are shared out between the copies of a model and
-put together again."""
+"""This module shards the rows of a request over the replicas of a model, and puts their results together again. It also
+says what of a frame has to be where the work is done."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from rlgraph.ops.nodes import NODES, needed
 
 @dataclass(frozen=True)
 class Needs:
+    """What of a frame a node's work needs."""
+
     names: tuple[str, ...]
-    """Of the values."""
+    """The names of the values."""
     axes: Sequence[Axis]
-    """Of rows, outer ones first."""
+    """The axes of rows, outer ones first."""
     ids: bool
-    """Who the rows are matters, too."""
+    """Whether the identities of the rows are needed, too."""
 
 
 def needs(node: Node, frame: Frame, axes: Mapping[str, Axis], *, notes: bool) -> Needs:
-    """Of a node's work on the rows of a frame; `axes` are all axes of the program. notes: it is told which rows are
-    trained on."""
+    """Return what a node's work on the rows of a frame needs; `axes` are all axes of the program. notes: whether it is
+    told which rows are trained on."""
     op, names = NODES[node.op], needed(node)
     about = {axis: axes[axis] for axis in (split_axis(node), node.attr("axis")) if axis}
     if op.chooses is not None and op.unit == "group":
@@ -41,105 +43,106 @@ def needs(node: Node, frame: Frame, axes: Mapping[str, Axis], *, notes: bool) ->
 
 
 def split_axis(node: Node) -> str | None:
-    """The axis whose rows can be shared out."""
+    """Return the axis whose rows can be sharded."""
     return node.attr("micro") or (node.unit.axis if node.unit else None)
 
 
 def row_axes(frame: Frame, names: Iterable[str], more: Iterable[Axis]) -> list[Axis]:
-    """The axes of rows that some values need to be understood, outer ones first; `more` are needed in any case."""
-    found: dict[str, Axis] = {}
-    for own in [*(axis for name in names for axis in axes_of(frame.types[name])), *(axis.row for axis in more)]:
-        for axis in own.path():
+    """Return the axes of rows that some values need to be understood, outer ones first; `more` are needed in any
+    case."""
+    by_key: dict[str, Axis] = {}
+    for value_axis in [*(axis for name in names for axis in axes_of(frame.types[name])), *(axis.row for axis in more)]:
+        for axis in value_axis.path():
             if not axis.inner:
-                found[axis.key] = axis
-    return sorted(found.values(), key=lambda axis: axis.depth)
+                by_key[axis.key] = axis
+    return sorted(by_key.values(), key=lambda axis: axis.depth)
 
 
-# Shares
+# Shards
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Which rows each copy of an order's group gets."""
+    """The rows that each replica of a request's group gets."""
 
     node: Node
     frame: Frame
     axis: str | None
-    """Whose rows are shared out; None: one copy does the work."""
+    """The axis whose rows are sharded; None: one replica does the work."""
     frames: Mapping[int, Frame | None]
-    """By copy; one without a frame takes part in an update to which it has nothing to add, and who is not named does
-    nothing."""
+    """The frame of each replica; one with None takes part in an update to which it has nothing to add, and one that is
+    not listed does nothing."""
     places: Mapping[int, Places]
-    """Of each copy's rows among all rows."""
+    """The places of each replica's rows among all rows."""
 
     def together(self, made: Mapping[int, Made]) -> Made:
-        """What the copies that had rows made, as one."""
+        """Put together what the replicas that had rows made."""
         if self.axis is None:
             return made[min(made)]
         metrics: dict[str, float] = {}
         parts: list[tuple[Frame, Places]] = []
-        for copy, own in made.items():
-            body = self.frames[copy]
+        for replica, replica_made in made.items():
+            body = self.frames[replica]
             assert body is not None
-            for rows in own.rows:
+            for rows in replica_made.rows:
                 body.add_rows(rows)
-            body.values.update(own.values)
-            metrics.update(own.metrics)
-            parts.append((body, self.places[copy]))
-        whole, outputs = self.frame.child(), self.node.outputs
+            body.values.update(replica_made.values)
+            metrics.update(replica_made.metrics)
+            parts.append((body, self.places[replica]))
+        joined, outputs = self.frame.child(), self.node.outputs
         names = {value.name: value.name for value in outputs if axis_of(value.type) is not None}
         single = {value.name: parts[0][0].values[value.name] for value in outputs if value.name not in names}
-        whole.assemble(parts, self.axis, names)
-        rows_ = [found for key, found in whole.rows.items() if key not in self.frame.rows]
-        rows_.sort(key=lambda found: found.axis.depth)
-        return Made(single | {name: whole.values[name] for name in names}, rows_, metrics)
+        joined.assemble(parts, self.axis, names)
+        new_rows = [rows for key, rows in joined.rows.items() if key not in self.frame.rows]
+        new_rows.sort(key=lambda rows: rows.axis.depth)
+        return Made(single | {name: joined.values[name] for name in names}, new_rows, metrics)
 
 
 def shares(order: Order, axes: Mapping[str, Axis], living: Sequence[int] | None = None) -> Shares:
-    """For each data-parallel copy of a group its part of the rows; `axes` are all axes of the program. living: the
-    copies that there are; None: all."""
+    """Shard the rows of a request over the data-parallel replicas of a group; `axes` are all axes of the program.
+    living: the replicas that there are; None: all."""
     node, frame = order.node, order.frame
     living = range(order.group.mesh.length("dp")) if living is None else living
     copies = len(living)
     axis, trains = split_axis(node), NODES[node.op].trains
     if trains and not node.regions:
-        # The step itself: each has gradients of its own, and needs to know what all know.
+        # The optimizer step itself: each replica has gradients of its own, and needs the whole frame.
         return Shares(node, frame, None, dict.fromkeys(living, frame), {})
-    # All copies of a model take the same step, those without rows too.
+    # All replicas of a model take the same step, those without rows too.
     idle: dict[int, Frame | None] = dict.fromkeys(living) if trains else {}
     if copies == 1 or axis is None:
-        # A loss that cannot be split is worked out by one copy.
+        # A loss that cannot be split is computed by one replica.
         return Shares(node, frame, None, idle | {living[0]: frame}, {})
-    # In a later block the axes that the node makes are there already, without rows of this block.
-    wanted = {own.key for own in row_axes(frame, node.inputs, [axes[axis]])}
+    # In a later block the frame has the axes that the node makes already, without rows of this block.
+    wanted = {row_axis.key for row_axis in row_axes(frame, node.inputs, [axes[axis]])}
     frame = frame.child()
     frame.rows = {key: rows for key, rows in frame.rows.items() if key in wanted}
-    dealt = zip(living, rows_of(order, frame.size(axis), copies), strict=True)
-    parts = {copy: part(frame, axis, rows, node.inputs) for copy, rows in dealt}
-    busy = {copy: body for copy, (body, _) in parts.items() if copy == living[0] or body.size(axis)}
-    return Shares(node, frame, axis, idle | busy, {copy: parts[copy][1] for copy in busy})
+    sharded = zip(living, rows_of(order, frame.size(axis), copies), strict=True)
+    parts = {replica: part(frame, axis, rows, node.inputs) for replica, rows in sharded}
+    busy = {replica: body for replica, (body, _) in parts.items() if replica == living[0] or body.size(axis)}
+    return Shares(node, frame, axis, idle | busy, {replica: parts[replica][1] for replica in busy})
 
 
 def rows_of(order: Order, size: int, copies: int) -> list[np.ndarray]:
-    """Of each copy the rows of an axis that it gets, ascending, int64: one behind the other and as even as can be;
+    """Return the rows of an axis that each replica gets, ascending, int64: one behind the other and as even as can be;
     where it is known how long they are expected to be, as even by that."""
     if order.expected is not None:
-        return [np.array(sorted(mine), dtype=np.int64) for mine in dealt(order.expected, copies)]
+        return [np.array(sorted(shard), dtype=np.int64) for shard in dealt(order.expected, copies)]
     return [np.arange(*share(size, copies, index)) for index in range(copies)]
 
 
 def part(frame: Frame, axis: str, rows: np.ndarray, names: Sequence[str]) -> tuple[Frame, Places]:
-    """Some rows of an axis, ascending, with all that lies in them, and of the outer axes only the rows that these lie
-    in. Names without rows are as they are."""
-    path = [above.key for above in frame.rows[axis].axis.path()]
+    """Return a frame with some rows of an axis, ascending, with all that lies in them, and of the outer axes only the
+    rows that these lie in. Values without rows stay as they are. Also returns the places of its rows."""
+    path = [ancestor.key for ancestor in frame.rows[axis].axis.path()]
     used: Places = {axis: rows}
     for outer in path[1:]:
         used[outer] = np.unique(frame.index(axis, outer)[rows])
-    kept: Places = {}
+    rows_left: Places = {}
     for key in reversed(path):
-        # Outer cuts have moved the rows: what is left of them is ascending.
-        here = np.searchsorted(kept[key], used[key]) if key in kept else used[key]
-        frame, chosen = frame.slice(key, here, names)
-        for other, places in chosen.items():
-            kept[other] = kept[other][places] if other in kept else places
-    return frame, kept
+        # Outer cuts have changed the places of rows; those that are left are ascending.
+        remaining = np.searchsorted(rows_left[key], used[key]) if key in rows_left else used[key]
+        frame, chosen = frame.slice(key, remaining, names)
+        for sliced_key, places in chosen.items():
+            rows_left[sliced_key] = rows_left[sliced_key][places] if sliced_key in rows_left else places
+    return frame, rows_left

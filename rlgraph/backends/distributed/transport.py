@@ -1,8 +1,9 @@
-"""What a transport has to do: carry orders to the groups of a plan, and weights between them.
+"""This module has the requests to the groups of a plan, and says what a transport has to do: carry requests to the
+groups, and weights between them.
 
 The backend decides who does what, on which rows, with which weights; a transport decides how it gets there. It takes
-the turns of the pools that it has work done on (`rlgraph.backends.clocks.Queues`), because what is on its way needs
-none.
+the turns of the pools on which it has work done (`rlgraph.backends.clocks.Queues`), because nothing has to wait for a
+turn while it is on its way.
 """
 
 from __future__ import annotations
@@ -34,63 +35,66 @@ class StandIn(Elsewhere):
 
     @abstractmethod
     def select(self, column: int) -> StandIn:
-        """Of the tables that these are, what the node of this number asks for: worked out where it is needed, or where
-        the rows are."""
+        """Return what the node of this number asks of these tables: it is computed where it is needed, or where the
+        rows are."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sampling:
-    """Of an order to which newer weights may come while it is done."""
+    """The state of a request to which newer weights may come while it is done."""
 
     versions: dict[int, int] = field(default_factory=dict)
-    """By data-parallel copy the version that is there when it is sent, where copies get them apart."""
+    """By data-parallel replica the version that it has when the request is sent, where replicas get them one by one."""
     sent: Future[None] = field(default_factory=Future)
-    """Whether it has been, or never will be."""
+    """Is done when the request has been sent, or never will be."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Do the work of a node on the rows of a frame."""
+    """A request to a group to do the work of a node on the rows of a frame."""
 
     node: Node
     frame: Frame
-    """Its values are what the transport made of earlier orders: stand-ins, or the values themselves."""
+    """The frame, whose values are what the transport made of earlier requests: remote rows, or the values
+    themselves."""
     group: Group
-    """Who does it."""
+    """The group that does it."""
     version: int | None = None
-    """Of the weights that it samples with."""
+    """The version of the weights that it samples with."""
     sampling: Sampling | None = None
-    """Newer ones may come meanwhile."""
+    """Given where newer weights may come meanwhile."""
     copy: int | None = None
-    """Of the group's data-parallel copies the one that does it; None: all of them share the rows."""
+    """The data-parallel replica of the group that does it; None: all of them share the rows."""
     arrived: Callable[[], None] = lambda: None
     """Waits for the weights that it works with, which were sent before it."""
     key: Hashable = None
-    """Of the weights that it samples with, where rows of other orders with the same ones come in between its own."""
+    """A key of the weights that it samples with, where rows of other requests with the same ones come in between its
+    own."""
     shifting: Shifting = nobody
-    """Who sleeps and who wakes up before it is done."""
+    """The models to off-load and to load back before it is done."""
     tail: Tail | None = None
     """What becomes of the last rows that it samples."""
 
     @property
     def step(self) -> Step:
+        """The step to which it belongs."""
         return self.frame.step
 
     @property
     def expected(self) -> Sequence[float] | None:
-        """How long the rows that it samples are expected to be, for each that is asked; None: nobody says."""
+        """How long the rows that it samples are expected to be, for each that is asked; None: this is not known."""
         name = expected_of(self.node)
         return self.frame.values[name] if name else None
 
     @property
     def race(self) -> int | None:
-        """Of the rows that are asked so many are wanted, those whose answers end first: who samples gives the others
-        up. None: all are wanted, or nobody can tell who samples."""
+        """How many of the rows that are asked are wanted, those whose answers end first: the sampler gives the others
+        up. None: all are wanted, or the sampler cannot be told."""
         return None if self.key is None else self.frame.soonest
 
     @property
     def copies(self) -> int | None:
-        """How many data-parallel copies do it; None: as many as the group has."""
+        """How many data-parallel replicas do it; None: as many as the group has."""
         return None if self.copy is None else 1
 
     @property
@@ -101,7 +105,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Move:
-    """Weights of a model go from the group that owns them to another one."""
+    """A transfer of a model's weights from the group that owns them to another one."""
 
     source: str
     sender: Group
@@ -109,25 +113,25 @@ class Move:
     """The model that gets them: the same one, or one that is updated from it."""
     receiver: Group
     node: Node
-    """Who needs them."""
+    """The node that needs them."""
     step: Step
-    """In which step."""
+    """The step in which it needs them."""
     version: int | None = None
     """Which weights; None: as they are now."""
     average: float | None = None
-    """The target moves towards them: the share of its own that it keeps."""
+    """The share of its own weights that the target keeps where it moves towards them, as a moving average."""
     update: Step | None = None
-    """The step in which this changes the target; None: it is only brought there."""
+    """The step in which this changes the target; None: the weights are only brought there."""
     copy: int | None = None
-    """Of the receiver's data-parallel copies the one that they go to; None: all."""
+    """The data-parallel replica of the receiver that they go to; None: all."""
     sampling: Sampling | None = None
     """What the receiver is at work on, where they come meanwhile."""
     shifting: Shifting = nobody
-    """Who sleeps and who wakes up before they come."""
+    """The models to off-load and to load back before they come."""
 
     @property
     def copies(self) -> int | None:
-        """How many data-parallel copies they go to; None: as many as the receiver has."""
+        """How many data-parallel replicas they go to; None: as many as the receiver has."""
         return None if self.copy is None else 1
 
     @property
@@ -138,7 +142,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Moved:
-    """What a move took."""
+    """The cost of a transfer of weights."""
 
     seconds: float
     sent: int = 0
@@ -148,59 +152,63 @@ class Moved:
 
 
 Coming = Callable[[], Moved]
-"""Weights on their way: waits until they are there, and says what that took."""
+"""A function that waits for weights on their way, and returns what the transfer cost."""
 
 
 class Transport(Protocol):
+    """Carries requests to groups, and weights between them."""
+
     def fire(self, order: Order) -> Made:
-        """Has an order done: what was made, as stand-ins."""
+        """Have a request done, and return its output as remote rows."""
         ...
 
     def fire_together(self, orders: Sequence[Order]) -> Sequence[Made]:
-        """The same of trainings that share the pipeline of a group."""
+        """Have requests done, as `fire`, that are trainings which share the pipeline of a group."""
         ...
 
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
-        """Has an order done part by part: what was made of the first so many rows of the node's unit, of the next ones,
-        and so on, each as soon as it is there, in whatever order."""
+        """Have a request done part by part, and yield each part when it is done, in whatever order: the output of the
+        first `sizes[0]` rows of the node's unit, of the next `sizes[1]`, and so on."""
         ...
 
     def choose(self, order: Order) -> np.ndarray:
-        """Which rows a node takes that only selects some, int64. The rows themselves stay where they are."""
+        """Return which rows a node takes that only selects some, int64. The rows themselves stay where they are."""
         ...
 
     def weigh(self, order: Order) -> Sequence[float]:
-        """A number for each row, by which rows are shared out. The rows themselves stay where they are."""
+        """Return a number for each row, by which rows are sharded. The rows themselves stay where they are."""
         ...
 
     def move(self, move: Move) -> Coming:
-        """Sends weights. Both ends take part before any order that is given to them from now on: nobody need wait."""
+        """Send weights. Both ends take part before any request that is given to them from now on: the caller need not
+        wait."""
         ...
 
     def connect(self, move: Move) -> None:
-        """Sees to all that has to be done before a move can be made while its receiver is at work."""
+        """Do all that has to be done before a transfer can be made while its receiver is at work."""
         ...
 
     def refresh(self, move: Move, going: AbstractContextManager[int | None]) -> Moved | None:
-        """Makes a move to a group that samples with the model, between two tokens. `going` is entered once the sender
-        is free, and says which version goes then: None where the receiver has no use for it any more."""
+        """Make a transfer to a group that samples with the model, between two tokens. `going` is entered once the
+        sender is free, and says which version goes then: None where the receiver has no use for it any more."""
         ...
 
     def adopt(self, move: Move) -> None:
-        """A model gets the weights of another one of the same group, as an `update` says."""
+        """Give a model the weights of another one of the same group, as an `update` says."""
         ...
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
-        """A step is over: all that it made can be forgotten, but for what these things need. What there is to say about
-        the machine."""
+        """Forget what a step that is over made, but for what these things need. Returns numbers about the machine."""
         ...
 
     def save(self, model: str, owner: Group, folder: Path) -> None:
-        """Writes a folder that a model source can name; also after a failure, if the model is whole."""
+        """Write a folder that a model source can name; also after a failure, if the model is whole."""
         ...
 
     def abort(self, why: BaseException) -> None:
-        """Whoever waits for an answer gives up."""
+        """Make all give up that wait for an answer."""
         ...
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """End the processes of the groups."""
+        ...

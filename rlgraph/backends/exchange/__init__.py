@@ -1,1 +1,1 @@
-"""From the weights of one process to those of another, by the transfers of a plan."""
+"""This package sends weights from one process to another, by the transfers of a plan."""

@@ -1,8 +1,8 @@
-"""Of a message only what changed since the same one of the last time, to the bit.
+"""This module sends of a message only what changed since the last time the same one was sent, exact to the bit.
 
-Where an element changed is told by how many did not since the last one that did: a byte each, and 255 for 255 elements
-of which none did. So an element that changed takes a byte beside itself, and 255 others at most one. Where that is more
-than the message, it goes whole.
+Where elements changed is told by gaps: how many elements did not change since the last one that did, in a byte each,
+and 255 for 255 elements of which none did. So an element that changed costs one byte more, and 255 others at most one.
+Where that is more than the message, it goes whole.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rlgraph.backends.exchange.link import Post
 from rlgraph.backends.exchange.mailbox import Kind, Mailbox
 
 _HEAD = 3
-"""Numbers that say what comes: which time it is, elements that changed, bytes that say where."""
+"""Numbers in the head of a message: which time it is sent, elements that changed, bytes that say where."""
 _NONE = 255
 _ALL = -1
-"""In the place of the bytes that say where: the message is whole."""
+"""In place of the number of bytes that say where: the message is whole."""
 
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -31,7 +31,7 @@ _Key = tuple[int, int]
 
 class Changes:
     """Sends and receives the same messages again and again. Both ends keep the last of each, on the CPU, whatever
-    becomes of the tensors that it was taken from or went to."""
+    happens to the tensors that it was taken from or went to."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
@@ -39,11 +39,13 @@ class Changes:
         self.receivers: dict[_Key, Receiver] = {}
 
     def run(self) -> _Run:
-        """For messages that go once each, in the same order every time."""
+        """Return a link for messages that go once each, in the same order every time."""
         return _Run(self)
 
 
 class _Run:
+    """The link of one transfer."""
+
     direct = True
 
     def __init__(self, changes: Changes) -> None:
@@ -54,7 +56,7 @@ class _Run:
         raise AssertionError("messages go from where they lie")
 
     def go(self) -> None:
-        """Nothing is put off."""
+        """Do nothing: messages go at once."""
 
     def send(self, message: Tensor, to: int) -> Post:
         key = to, self._sent[to]
@@ -74,6 +76,8 @@ class _Run:
 
 
 class _Leaving:
+    """A message that is sent as a head and a body."""
+
     def __init__(self, message: Tensor, *parts: Post) -> None:
         self.message, self._parts = message, parts
 
@@ -86,11 +90,11 @@ class _Leaving:
             part.wait()
 
     def release(self) -> None:
-        """Nothing was received."""
+        """Do nothing: no message was received."""
 
 
 class _Arriving:
-    """Those from the same peer are waited for in their order."""
+    """A message that is received. Those from the same peer are waited for in their order."""
 
     def __init__(self, message: Tensor, mailbox: Mailbox, source: int, receiver: Receiver, head: Post) -> None:
         self.message, self.size = message, 0
@@ -104,20 +108,20 @@ class _Arriving:
         self.size = self._head.size + body.size
 
     def release(self) -> None:
-        """Both ends have copies of their own."""
+        """Do nothing: both ends have copies of their own."""
 
 
 class Sender:
-    """One end of messages of one shape and dtype."""
+    """The sending end of messages of one shape and dtype."""
 
     def __init__(self) -> None:
         self._time = 0
         self._last: np.ndarray | None = None
-        """The bits of the last message, a copy."""
+        """A copy of the bits of the last message."""
 
     def next(self, message: Tensor) -> tuple[Tensor, Tensor]:
-        """What travels: the head, int64 [3], and the body, uint8: the elements that changed, then where. message:
-        contiguous, on the CPU."""
+        """Return the head, int64 [3], and the body, uint8, of a message: the elements that changed, then where.
+        message: contiguous, on the CPU."""
         now = _bits(message)
         self._time += 1
         last, self._last = self._last, now.copy()
@@ -131,7 +135,7 @@ class Sender:
 
 
 class Receiver:
-    """The other end."""
+    """The receiving end of messages of one shape and dtype."""
 
     def __init__(self, message: Tensor) -> None:
         """message: of the shape and dtype of those that will come."""
@@ -139,7 +143,7 @@ class Receiver:
         self._last = torch.empty(message.numel(), dtype=message.dtype)
 
     def room(self, head: Tensor) -> Tensor:
-        """For the body. Raises EngineError where it says what changed since a message that never came."""
+        """Return a buffer for the body. Raises EngineError where it has changes since a message that never came."""
         time, changed, where = head.tolist()
         if where != _ALL and time != self._time + 1:
             raise EngineError(
@@ -148,30 +152,30 @@ class Receiver:
         return torch.empty(changed * self._last.element_size() + max(where, 0), dtype=torch.uint8)
 
     def next(self, head: Tensor, body: Tensor) -> Tensor:
-        """The message, flat; valid until the next one."""
+        """Return the message, flat; valid until the next one."""
         self._time, changed, where = head.tolist()
-        last, got = _bits(self._last), body.numpy()
-        elements = got[: changed * last.itemsize].view(last.dtype)
-        last[slice(None) if where == _ALL else _places(got[elements.nbytes :])] = elements
+        last, received = _bits(self._last), body.numpy()
+        elements = received[: changed * last.itemsize].view(last.dtype)
+        last[slice(None) if where == _ALL else _places(received[elements.nbytes :])] = elements
         return self._last
 
 
 def _bits(message: Tensor) -> np.ndarray:
-    """Flat, sharing memory."""
+    """Return the bits of a message, flat, sharing its memory."""
     return message.detach().view(-1).view(torch.uint8).numpy().view(_BITS[message.element_size()])
 
 
 def _gaps(places: np.ndarray) -> np.ndarray:
-    """Ascending numbers of elements as bytes."""
+    """Return ascending numbers of elements as bytes."""
     gaps = np.diff(places, prepend=-1) - 1
     lengths = gaps // _NONE + 1
-    found = np.full(lengths.sum(), _NONE, dtype=np.uint8)
-    found[np.cumsum(lengths) - 1] = gaps % _NONE
-    return found
+    encoded = np.full(lengths.sum(), _NONE, dtype=np.uint8)
+    encoded[np.cumsum(lengths) - 1] = gaps % _NONE
+    return encoded
 
 
 def _places(gaps: np.ndarray) -> np.ndarray:
-    """What `_gaps` was made of."""
+    """Return the numbers of which `_gaps` made bytes."""
     ends = gaps != _NONE
-    found: np.ndarray = np.cumsum(gaps + ends.astype(np.int64))[ends] - 1
-    return found
+    places: np.ndarray = np.cumsum(gaps + ends.astype(np.int64))[ends] - 1
+    return places

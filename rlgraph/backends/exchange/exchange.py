@@ -1,8 +1,8 @@
-"""Carries out a transfer: what one place sends and receives, round by round.
+"""This module carries out a transfer: what one place sends and receives, round by round.
 
 Messages are cut by what travels alone, so that both ends cut them alike. A large message that lies in one piece of
-memory is sent from where it is, and received where it belongs, by links that can; the others go through a buffer, which
-is kept for the next time. Where only changes travel, both ends keep the last messages.
+memory is sent from where it is, and received where it belongs, by links that can do so; the others go through a buffer,
+which is kept for the next time. Where only changes travel, both ends keep the last messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlgraph.ir.layout import Box, Local, Piece, at_layer, common, volume, witho
 from rlgraph.ir.transfer import TensorBox, Transfer
 
 _ALONE = 1 << 18
-"""Bytes from which on a part of one tensor is a message of its own."""
+"""Bytes from which on a part of one tensor is a message by itself."""
 
 _Slices = tuple[slice, ...]
 _NO_WAYS = Ways()
@@ -34,7 +34,7 @@ _NO_WAYS = Ways()
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What a place did."""
+    """What a place sent and received, and what that cost."""
 
     sent: int
     """Bytes."""
@@ -43,17 +43,17 @@ class Moved:
     peak: int
     """The most bytes of buffers that a round used."""
     start: float = 0.0
-    """By the process's clock, in seconds since 1970."""
+    """Seconds since 1970, by the process's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A message at which a place is, for whoever asks meanwhile: it may wait for the other end."""
+    """The message that a place works on, for other threads: the place may be waiting for the other end."""
 
     about: str
-    """What it has, from whom it goes to whom, in which round, over what."""
+    """What the message has, from whom it goes to whom, in which round, by which carrier."""
     peer: str
-    """As messages call the other end."""
+    """The name of the other end in messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +63,35 @@ class _Copy:
     tensor: str
     at: _Slices
     start: int
-    """The first element in the message of the part that the box belongs to."""
+    """The first element, in the message, of the part that the box belongs to."""
     shape: tuple[int, ...]
-    """Of that part."""
+    """The shape of that part."""
     inner: _Slices | None
-    """Which of its elements these are; None for all of them."""
+    """The elements of the part that the box has; None for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
+    """A message between two places."""
+
     elements: int
     peer: int
-    """From whom it comes, or to whom it goes first."""
+    """The place that it comes from, or goes to first."""
     forwarded: bool
     """Whether it is taken from the destination's tensors, where it arrived."""
     copies: tuple[_Copy, ...]
     about: str
-    """What is in it, for messages."""
+    """What it has, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
+    """The messages of this place in one round of a transfer."""
+
     sends: tuple[_Message, ...]
     posts: tuple[tuple[int, int], ...]
-    """To whom each send goes: peer, number of the message. What several peers get is packed once, if it is in the same
-    memory for them."""
+    """The peer that each send goes to, and the number of the message. A message for several peers is packed once, if it
+    is in the same memory for them."""
     receives: tuple[_Message, ...]
 
 
@@ -107,9 +111,9 @@ class Exchange:
         ways: Ways = _NO_WAYS,
     ) -> None:
         """The layouts are those of this place on both sides, and `dtype` is the one that travels: the narrower of both
-        sides'. delta: from the second time on only the elements that changed travel; the same at all places, and by the
-        mailbox. links: by peer, what carries messages to and from it; the mailbox, to and from all others. ways: what
-        messages call the places."""
+        sides'. delta: from the second time on only the elements that changed travel; the same at all places, and by
+        the mailbox. links: by peer, what carries messages to and from it; the mailbox does for all others. ways: the
+        names of places in messages."""
         if dtype.itemsize != transfer.itemsize:
             raise EngineError(
                 f"the transfer was planned for elements of {transfer.itemsize} bytes, and {dtype} has {dtype.itemsize}"
@@ -118,13 +122,13 @@ class Exchange:
         self._links: Mapping[int, Link] = {} if delta else links or {}
         self._ways = ways
         self._held, self._needed = _Holding(source), _Holding(destination)
-        self._kept = tuple(_kept(self._held, destination))
+        self._local_copies = tuple(_local_copies(self._held, destination))
         self._routes = [(move, route) for move in transfer.moves for route in move.routes if mailbox.place in route[:2]]
         self._rounds = tuple(self._scheduled(index) for index in range(transfer.rounds)) if self._routes else ()
         self._buffers: dict[torch.device, Tensor] = {}
         self._changes = Changes(mailbox) if delta else None
         self.pending: Pending | None = None
-        """While `run` is at a message. Another thread may read it."""
+        """The message at which `run` is. Another thread may read it."""
 
     @torch.no_grad()
     def run(
@@ -140,12 +144,12 @@ class Exchange:
                 "a moving average needs a transfer in which no place passes on what it got: plan it with forward=False"
             )
         start, began = time.time(), time.perf_counter()
-        for have, need in self._kept:
+        for have, need in self._local_copies:
             _store(destination[need.tensor][need.at], source[have.tensor][have.at], ema)
         mail: Link = self._changes.run() if self._changes else self._mailbox
         sent = received = peak = 0
-        for number, each in enumerate(self._rounds, start=1):
-            leaving, arriving, used = self._round(number, each, mail, source, destination, ema)
+        for number, round_ in enumerate(self._rounds, start=1):
+            leaving, arriving, used = self._round(number, round_, mail, source, destination, ema)
             sent += sum(post.size for post in leaving)
             received += sum(post.size for post in arriving)
             peak = max(peak, used)
@@ -154,8 +158,8 @@ class Exchange:
     # Schedule
 
     def _scheduled(self, index: int) -> _Round:
-        """What this place does in a round. What it has passed to it, and what others had first, are told apart at both
-        ends."""
+        """Return what this place does in a round. Messages that were passed on to it are kept apart from those of their
+        first sender, at both ends."""
         outgoing: dict[tuple[int, bool], list[TensorBox]] = {}
         incoming: dict[tuple[int, bool], list[TensorBox]] = {}
         for move, (source, destination, hop) in self._routes:
@@ -189,60 +193,61 @@ class Exchange:
     def _round(
         self,
         number: int,
-        each: _Round,
+        round_: _Round,
         mail: Link,
         source: Mapping[str, Tensor],
         destination: Mapping[str, Tensor],
         ema: float | None,
     ) -> tuple[list[Post], list[Post], int]:
-        """Run one round: what left, what arrived, and how many bytes of buffers it took."""
+        """Run one round. Returns what left, what arrived, and how many bytes of buffers it took."""
 
         def link(peer: int) -> Link:
             return self._links.get(peer, mail)
 
-        places = [destination if message.forwarded else source for message in each.sends]
+        places = [destination if message.forwarded else source for message in round_.sends]
         ready = [
             self._direct(message, link(message.peer), tensors)
-            for message, tensors in zip(each.sends, places, strict=True)
+            for message, tensors in zip(round_.sends, places, strict=True)
         ]
-        open_ = [
-            self._direct(message, link(message.peer), destination) if ema is None else None for message in each.receives
+        in_place = [
+            self._direct(message, link(message.peer), destination) if ema is None else None
+            for message in round_.receives
         ]
-        # What a link that is not direct brings lies with the sender.
-        lacking = [message for message, direct in zip(each.sends, ready, strict=True) if direct is None]
+        # Messages that come by a link that is not direct lie in the sender's memory.
+        lacking = [message for message, direct in zip(round_.sends, ready, strict=True) if direct is None]
         lacking += [
             message
-            for message, direct in zip(each.receives, open_, strict=True)
+            for message, direct in zip(round_.receives, in_place, strict=True)
             if direct is None and link(message.peer).direct
         ]
         buffers, used = self._rooms(number, [(link(message.peer), message) for message in lacking])
         arriving: list[Post] = []
-        for message, direct in zip(each.receives, open_, strict=True):
-            with self._told(number, message.about, message.peer, link(message.peer), sends=False):
+        for message, direct in zip(round_.receives, in_place, strict=True):
+            with self._naming(number, message.about, message.peer, link(message.peer), sends=False):
                 arriving.append(self._receiving(message, link(message.peer), buffers.get(id(message), direct)))
         leaving: list[Post] = []
         packed: dict[int, Tensor] = {}
-        for peer, index in each.posts:
+        for peer, index in round_.posts:
             if index not in packed:
-                message, direct = each.sends[index], ready[index]
+                message, direct = round_.sends[index], ready[index]
                 packed[index] = buffers[id(message)] if direct is None else direct
                 if direct is None:
                     for view, part in _views(message, packed[index], places[index]):
                         part.copy_(view)
-            with self._told(number, each.sends[index].about, peer, link(peer), sends=True):
+            with self._naming(number, round_.sends[index].about, peer, link(peer), sends=True):
                 leaving.append(link(peer).send(packed[index], peer))
         for carrier in dict.fromkeys([*self._links.values(), mail]):
-            with self._told(number, "all messages", None, carrier, sends=True):
+            with self._naming(number, "all messages", None, carrier, sends=True):
                 carrier.go()
-        for message, direct, post in zip(each.receives, open_, arriving, strict=True):
-            with self._told(number, message.about, message.peer, link(message.peer), sends=False):
+        for message, direct, post in zip(round_.receives, in_place, arriving, strict=True):
+            with self._naming(number, message.about, message.peer, link(message.peer), sends=False):
                 post.wait()
                 if direct is None:
                     for view, part in _views(message, post.message, destination):
                         _store(view, part, ema)
                 post.release()
-        for (peer, index), post in zip(each.posts, leaving, strict=True):
-            with self._told(number, each.sends[index].about, peer, link(peer), sends=True):
+        for (peer, index), post in zip(round_.posts, leaving, strict=True):
+            with self._naming(number, round_.sends[index].about, peer, link(peer), sends=True):
                 post.wait()
         return leaving, arriving, used
 
@@ -252,7 +257,7 @@ class Exchange:
         return link.receive(into, message.peer)
 
     def _direct(self, message: _Message, link: Link, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """Where the message lies in one piece of memory, as it travels."""
+        """Return the message where it lies in one piece of memory, as it travels; None where it does not."""
         if not link.direct or len(message.copies) != 1 or message.elements * self._dtype.itemsize < _ALONE:
             return None
         copy = message.copies[0]
@@ -261,37 +266,37 @@ class Exchange:
         return view.detach() if fits else None
 
     def _rooms(self, number: int, wanted: Sequence[tuple[Link, _Message]]) -> tuple[dict[int, Tensor], int]:
-        """A buffer for each message, by its identity, and the bytes of all."""
+        """Return a buffer for each message, by its identity, and the bytes of all."""
         sizes: dict[Link | torch.device, int] = {}
         for link, message in wanted:
             owner = _owner(link)
             sizes[owner] = sizes.get(owner, 0) + message.elements * self._dtype.itemsize
         rooms = {owner: self._kept_buffer(number, owner, size) for owner, size in sizes.items()}
-        found: dict[int, Tensor] = {}
+        buffers: dict[int, Tensor] = {}
         for link, message in wanted:
             owner, size = _owner(link), message.elements * self._dtype.itemsize
-            found[id(message)], rooms[owner] = rooms[owner][:size].view(self._dtype), rooms[owner][size:]
-        return found, sum(sizes.values())
+            buffers[id(message)], rooms[owner] = rooms[owner][:size].view(self._dtype), rooms[owner][size:]
+        return buffers, sum(sizes.values())
 
     def _kept_buffer(self, number: int, owner: Link | torch.device, size: int) -> Tensor:
-        """So many bytes, of a link or of our own."""
+        """Return a buffer of so many bytes, of a link or of this place."""
         if not isinstance(owner, torch.device):
-            with self._told(number, "all messages", None, owner, sends=True):
-                there = owner.room(size)
-            return there
-        kept = self._buffers.get(owner)
-        if kept is None or kept.nbytes < size:
-            kept = self._buffers[owner] = torch.empty(size, dtype=torch.uint8, device=owner)
-        return kept
+            with self._naming(number, "all messages", None, owner, sends=True):
+                memory = owner.room(size)
+            return memory
+        buffer = self._buffers.get(owner)
+        if buffer is None or buffer.nbytes < size:
+            buffer = self._buffers[owner] = torch.empty(size, dtype=torch.uint8, device=owner)
+        return buffer
 
     @contextmanager
-    def _told(self, number: int, about: str, peer: int | None, link: Link, *, sends: bool) -> Iterator[None]:
-        """Says in which move a link has failed, and at which this place is meanwhile."""
+    def _naming(self, number: int, about: str, peer: int | None, link: Link, *, sends: bool) -> Iterator[None]:
+        """Name in errors the message at which a link has failed, and set `pending` meanwhile."""
         ways = self._ways
         ends = [ways.name(self._mailbox.place), "its peers" if peer is None else ways.name(peer)]
-        one, other = ends if sends else ends[::-1]
+        start, end = ends if sends else ends[::-1]
         where = (
-            f"{about} of {ways.what} from {one} to {other} (round {number} of {len(self._rounds)}, over {link.name})"
+            f"{about} of {ways.what} from {start} to {end} (round {number} of {len(self._rounds)}, over {link.name})"
         )
         self.pending = None if peer is None else Pending(where, ways.name(peer))
         try:
@@ -303,12 +308,12 @@ class Exchange:
 
 
 def _owner(link: Link) -> Link | torch.device:
-    """Whose memory messages are packed in."""
+    """Return the link, or the device, in whose memory messages are packed."""
     return link.device if link.direct else link
 
 
 class _Holding:
-    """Where the boxes of global tensors lie in a place's own."""
+    """The places of the boxes of global tensors in a place's own tensors."""
 
     def __init__(self, layout: Sequence[Local]) -> None:
         self.pieces: dict[str, list[tuple[str, Piece]]] = {}
@@ -317,7 +322,7 @@ class _Holding:
                 self.pieces.setdefault(piece.name, []).append((local.name, piece))
 
     def copies(self, parts: Iterable[TensorBox]) -> Iterator[_Copy]:
-        """For parts that lie behind each other in a message."""
+        """Yield the copies for parts that lie one behind the other in a message."""
         start = 0
         for name, box in parts:
             shape = _shape(box)
@@ -330,19 +335,19 @@ class _Holding:
             start += math.prod(shape)
 
 
-def _kept(held: _Holding, destination: Sequence[Local]) -> Iterator[tuple[_Copy, _Copy]]:
-    """What a place needs and has itself: where it is, and where it goes."""
+def _local_copies(held: _Holding, destination: Sequence[Local]) -> Iterator[tuple[_Copy, _Copy]]:
+    """Yield what a place needs and has itself: where it is, and where it goes."""
     for local in destination:
         for piece in local.pieces:
             left = [piece.box]
-            for name, other in held.pieces.get(piece.name, ()):
-                for box in filter(None, [common(each, other.box) for each in left]):
+            for name, held_piece in held.pieces.get(piece.name, ()):
+                for box in filter(None, [common(missing, held_piece.box) for missing in left]):
                     for layer in _layers(name + local.name, box):
                         yield (
-                            _Copy(*_located(name, other, layer), 0, _shape(layer), None),
+                            _Copy(*_located(name, held_piece, layer), 0, _shape(layer), None),
                             _Copy(*_located(local.name, piece, layer), 0, _shape(layer), None),
                         )
-                left = [rest for each in left for rest in without(each, other.box)]
+                left = [rest for missing in left for rest in without(missing, held_piece.box)]
 
 
 def _message(content: Sequence[TensorBox], peer: int, forwarded: bool, holding: _Holding) -> _Message:
@@ -353,7 +358,7 @@ def _message(content: Sequence[TensorBox], peer: int, forwarded: bool, holding: 
 
 
 def _messages(parts: Iterable[TensorBox], itemsize: int) -> Iterator[tuple[TensorBox, ...]]:
-    """What travels together: large parts of one tensor alone, all the others in one message."""
+    """Yield what travels together: large parts of one tensor alone, all the others in one message."""
     together = []
     for name, box in parts:
         for layer in _layers(name, box):
@@ -366,14 +371,14 @@ def _messages(parts: Iterable[TensorBox], itemsize: int) -> Iterator[tuple[Tenso
 
 
 def _layers(name: str, box: Box) -> list[Box]:
-    """A tensor for each layer cannot be copied at once."""
+    """Return a box for each layer of tensors that have one tensor for each, since they cannot be copied at once."""
     if "*" not in name:
         return [box]
     return [((layer, layer + 1), *box[1:]) for layer in range(*box[0])]
 
 
 def _located(local: str, piece: Piece, box: Box) -> tuple[str, _Slices]:
-    """The tensor that a box inside a piece lies in, and where."""
+    """Return the tensor in which a box inside a piece lies, and where."""
     starts = [at + low - first for at, (low, _), (first, _) in zip(piece.at, box, piece.box, strict=True)]
     slices = tuple(slice(start, start + high - low) for start, (low, high) in zip(starts, box, strict=True))
     if "*" not in local:
@@ -394,7 +399,7 @@ def _elements(parts: Iterable[TensorBox]) -> int:
 
 
 def _views(message: _Message, buffer: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each copy the part of the local tensor and the part of the message."""
+    """Yield for each copy the part of the local tensor and the part of the message."""
     for copy in message.copies:
         part = buffer[copy.start : copy.start + math.prod(copy.shape)].view(copy.shape)
         if copy.inner is not None:

@@ -1,4 +1,5 @@
-"""Messages between any two of some processes, whatever their own torch groups are."""
+"""This module has the mailbox, which carries messages between any two of some processes, whatever their torch groups
+are."""
 
 from __future__ import annotations
 
@@ -21,21 +22,21 @@ from rlgraph.backends.exchange.link import LinkError
 from rlgraph.ir.carriers import GLOO
 
 _THREADS = 2
-"""Of gloo's own."""
+"""Threads that gloo starts."""
 
 
 class Kind(IntEnum):
-    """Messages of each kind have an order of their own."""
+    """The kind of a message; messages of each kind arrive in an order of their own."""
 
     WHOLE = 7
     HEAD = 8
-    """How long another message is."""
+    """The length of another message."""
     NOTICE = 9
-    """Where in memory that both ends have a message is."""
+    """The place of a message in memory that both ends have."""
     HANDLE = 10
-    """Of such memory."""
+    """A handle of such memory."""
     READ = 11
-    """It has been read there."""
+    """The message has been read there."""
 
 
 class Mailbox:
@@ -49,7 +50,7 @@ class Mailbox:
     ) -> None:
         """All `places` make one, at the same time, with the same store and name. No wait is longer than `seconds`."""
         self.place = place
-        self._ranks = {each: rank for rank, each in enumerate(sorted(places))}
+        self._ranks = {member: rank for rank, member in enumerate(sorted(places))}
         self.seconds = seconds
         self._limit = timedelta(seconds=seconds)
         # The group itself does not keep a store that is written in Python.
@@ -71,13 +72,13 @@ class Mailbox:
         return self._post("recv", message, source, kind)
 
     def go(self) -> None:
-        """Nothing is put off."""
+        """Do nothing: messages go at once."""
 
     def _post(self, call: str, message: Tensor, peer: int, kind: Kind) -> Whole:
         began = time.monotonic()
         try:
             work = getattr(self._group, call)([message], self._ranks[peer], kind)
-        except RuntimeError as error:  # With the first one they are connected.
+        except RuntimeError as error:  # The first message connects the two places.
             raise lost(error, time.monotonic() - began) from None
         return Whole(work, message, self._limit)
 
@@ -87,8 +88,8 @@ def _options(limit: timedelta) -> Any:
     options = gloo._Options()
     options._timeout, options._threads = limit, _THREADS
     # As torch's default group does, which looks for the variable itself.
-    named = [each for each in os.environ.get(INTERFACES, "").split(",") if each]
-    options._devices = [gloo.create_device(interface=each, lazy_init=True) for each in named] or [
+    interfaces = [interface for interface in os.environ.get(INTERFACES, "").split(",") if interface]
+    options._devices = [gloo.create_device(interface=interface, lazy_init=True) for interface in interfaces] or [
         gloo.create_default_device(lazy_init=True)
     ]
     return options
@@ -113,11 +114,11 @@ class Whole:
             raise lost(error, time.monotonic() - began) from None
 
     def release(self) -> None:
-        """It is the receiver's own."""
+        """Do nothing: what was received belongs to the receiver."""
 
 
 def lost(error: RuntimeError, seconds: float = 0.0) -> LinkError:
-    """Why a message does not come to its end. seconds: that somebody has waited for it."""
+    """Return the error for a message that does not arrive. seconds: how long it has been waited for."""
     # Without the line of torch's source, and its general advice.
     reason = re.sub(r"^\[\S+:\d+\] |\. This is typically .*", "", str(error).strip().splitlines()[0])
     return LinkError(f"the other end is gone or does not answer, after {seconds:.1f} s: {reason}")

@@ -1,8 +1,8 @@
-"""Messages from GPU to GPU. NCCL has a stream of its own, which waits by an event for what this process has given to
-its device before a message goes, and for which what comes after it waits by another one: no tensor passes through the
-memory of a host.
+"""This module carries messages from GPU to GPU. NCCL has a stream of its own: an event makes it wait for what this
+process has queued on its device before a message goes, and another one makes what follows wait for it. No tensor
+passes through the memory of a host.
 
-All messages of a round are one group of calls: two that send to each other would wait for ever otherwise.
+All messages of a round are one group of calls: otherwise two places that send to each other would wait for ever.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rlgraph.backends.exchange.mailbox import lost
 from rlgraph.ir.carriers import NCCL
 
 _LATER = 600.0
-"""Seconds longer than we do NCCL's own watchdog waits, which ends the process."""
+"""Seconds that NCCL's own watchdog, which ends the process, waits longer than we do."""
 _LOOK = 1e-4
-"""Seconds between two looks at whether messages are through."""
+"""Seconds between two checks whether messages have arrived."""
 
 Backend = Callable[[Store, int, int, timedelta], Any]
-"""One of torch's: by a store, a rank, how many ranks, and how long it waits."""
+"""A constructor of a torch backend: takes a store, a rank, how many ranks there are, and how long it waits."""
 
 
 def backend(store: Store, rank: int, ranks: int, limit: timedelta) -> Any:
-    """Torch's NCCL, which its builds for CPUs do not have."""
+    """Return torch's NCCL backend, which its builds for CPUs do not have."""
     nccl: Any = dist.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = limit + timedelta(seconds=_LATER)
@@ -40,7 +40,7 @@ def backend(store: Store, rank: int, ranks: int, limit: timedelta) -> Any:
 
 
 class Nccl:
-    """One place's end of all that goes so."""
+    """One place's end of the NCCL carrier."""
 
     name, direct = NCCL.name, True
 
@@ -57,26 +57,26 @@ class Nccl:
     ) -> None:
         """All places of a club make it at the same time; those that are in several have them in the same order."""
         self.device = device
-        self._clubs = [_Club(place, club, store, device, name, seconds, backend) for club in clubs]
-        self._of = {peer: club for club in self._clubs for peer in club.ranks if peer != place}
+        self._clubs = [_Communicator(place, club, store, device, name, seconds, backend) for club in clubs]
+        self._club_of = {peer: club for club in self._clubs for peer in club.ranks if peer != place}
 
     def room(self, size: int) -> Tensor:
         raise AssertionError("messages go from where they lie")
 
     def send(self, message: Tensor, to: int) -> Post:
-        return self._of[to].post("send", message, to)
+        return self._club_of[to].post("send", message, to)
 
     def receive(self, message: Tensor, source: int) -> Post:
-        return self._of[source].post("recv", message, source)
+        return self._club_of[source].post("recv", message, source)
 
     def go(self) -> None:
-        # In the same order everywhere: the first pair of all that have not exchanged yet waits for nobody else.
+        # In the same order everywhere, so that no two pairs of places wait for each other.
         for club in self._clubs:
             club.go()
 
 
-class _Club:
-    """A communicator."""
+class _Communicator:
+    """A NCCL communicator of some places."""
 
     def __init__(
         self,
@@ -88,37 +88,39 @@ class _Club:
         seconds: float,
         backend: Backend,
     ) -> None:
-        self.ranks = {each: rank for rank, each in enumerate(places)}
+        self.ranks = {member: rank for rank, member in enumerate(places)}
         self._device, self._seconds = device, seconds
-        own = PrefixStore(f"{name} {NCCL.name} {'-'.join(map(str, places))}", store)
+        own_store = PrefixStore(f"{name} {NCCL.name} {'-'.join(map(str, places))}", store)
         rank, ranks = self.ranks[place], len(places)
         try:
-            self._backend = backend(own, rank, ranks, timedelta(seconds=seconds))
-            self._group: Any = dist.ProcessGroup(own, rank, ranks)
+            self._backend = backend(own_store, rank, ranks, timedelta(seconds=seconds))
+            self._group: Any = dist.ProcessGroup(own_store, rank, ranks)
             kind = getattr(dist.ProcessGroup.BackendType, self._backend.name().upper())
             self._group._register_backend(device, kind, self._backend)
             self._group._set_default_backend(kind)
             if device.type == "cuda":
-                # Who has nothing to send in the first round is waited for here, and not in the midst of it.
+                # Places that have nothing to send in the first round are waited for here, and not in the round.
                 self._backend.eager_connect_single_device(device)
         except RuntimeError as error:
             raise lost(error) from None
         self._batch = _Batch(seconds)
 
     def post(self, call: str, message: Tensor, peer: int) -> Post:
+        """Add a message to the batch of this round."""
         self._batch.calls.append((call, message, self.ranks[peer]))
         return _Message(message, self._batch)
 
     def go(self) -> None:
+        """Begin all messages of the batch."""
         batch, self._batch = self._batch, _Batch(self._seconds)
         if not batch.calls:
             return
-        together = self._backend.supports_coalescing
+        coalesces = self._backend.supports_coalescing
         try:
-            if together:
+            if coalesces:
                 self._group._start_coalescing(self._device)
             works = [getattr(self._group, call)([message], peer, 0) for call, message, peer in batch.calls]
-            batch.works = [self._group._end_coalescing(self._device)] if together else works
+            batch.works = [self._group._end_coalescing(self._device)] if coalesces else works
         except RuntimeError as error:
             raise lost(error) from None
         batch.abort = self._backend.abort
@@ -126,7 +128,7 @@ class _Club:
 
 @dataclass
 class _Batch:
-    """The messages of a round, which are through together."""
+    """The messages of a round, which arrive together."""
 
     seconds: float
     calls: list[tuple[str, Tensor, int]] = field(default_factory=list)
@@ -134,6 +136,7 @@ class _Batch:
     abort: Callable[[], None] = lambda: None
 
     def wait(self) -> None:
+        """Wait until all messages have arrived. Raises LinkError."""
         began = time.monotonic()
         try:
             while self.works:
@@ -144,7 +147,7 @@ class _Batch:
             raise lost(error, time.monotonic() - began) from None
 
     def _wait(self, work: Any, began: float) -> None:
-        # NCCL only has what comes after it on the device wait for it; a process that is gone would never be told of.
+        # This wait holds up only the device's stream: a process that is gone would never be noticed.
         work.wait(timedelta(seconds=self.seconds))
         while not work.is_completed():
             if time.monotonic() - began > self.seconds:
@@ -153,6 +156,8 @@ class _Batch:
 
 
 class _Message:
+    """A message of a batch."""
+
     def __init__(self, message: Tensor, batch: _Batch) -> None:
         self.message, self._batch = message, batch
 
@@ -164,4 +169,4 @@ class _Message:
         self._batch.wait()
 
     def release(self) -> None:
-        """It is the receiver's own."""
+        """Do nothing: what was received belongs to the receiver."""

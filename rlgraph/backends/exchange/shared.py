@@ -1,8 +1,9 @@
-"""Messages through memory that both processes have mapped. The sender packs one there and says where it is; the
-receiver takes it from there to where it belongs, and says that it has. A handle of the memory goes once to each peer.
+"""This module carries messages through memory that both processes have mapped. The sender packs a message there and
+says where it is; the receiver takes it from there to where it belongs, and says that it has. A handle of the memory
+goes once to each peer.
 
 On a CPU that is memory of the machine (a file that is nowhere but in memory, which the other process opens by way of
-`/proc`, and which is gone when both are); on a GPU it is CUDA IPC. What is said goes by gloo, some bytes for a message.
+`/proc`, and which is gone when both are); on a GPU it is CUDA IPC. Notices go by gloo, some bytes for a message.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rlgraph.backends.exchange.mailbox import Kind, Mailbox
 from rlgraph.ir.carriers import SHARED
 
 _NOTICE = 3
-"""Numbers that say where a message is: first byte, bytes, and those of a handle that follows."""
+"""Numbers in a notice: a message's first byte, its bytes, and the bytes of a handle that follows."""
 
 
 class Memory(Protocol):
@@ -32,25 +33,25 @@ class Memory(Protocol):
     """uint8, flat."""
 
     def handle(self) -> str:
-        """By which it is opened."""
+        """Return the handle by which another process opens it."""
         ...
 
 
 class OfTheMachine:
-    """Memory of this process, on the host. It has no name that another could guess or meet, no part in `/dev/shm`, and
+    """Memory of this process, on the host. It has no name that others could guess or use, no part in `/dev/shm`, and
     goes with the last process that has it, however that ends."""
 
     def __init__(self, size: int) -> None:
-        """Raises EngineError where there is none."""
+        """Raises EngineError where there is no such memory."""
         try:
             self._file = os.memfd_create("rlgraph")
             os.ftruncate(self._file, size)
             self.bytes = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
-        except (AttributeError, OSError) as error:  # Python has it on Linux alone, and not in all builds.
+        except (AttributeError, OSError) as error:  # Python has `memfd_create` on Linux alone, and not in all builds.
             raise EngineError(f"there are no {size} bytes of memory that another process can map: {error}") from None
 
     def __del__(self) -> None:
-        with suppress(AttributeError, OSError):  # It was never made.
+        with suppress(AttributeError, OSError):  # The file was never made.
             os.close(self._file)
 
     def handle(self) -> str:
@@ -58,7 +59,7 @@ class OfTheMachine:
 
 
 def of_another(handle: str) -> Tensor:
-    """Memory that another process of this machine has."""
+    """Map memory that another process of this machine has."""
     process, file, size = json.loads(handle)
     try:
         opened = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
@@ -82,7 +83,7 @@ class OfADevice:
 
 
 def of_another_on(handle: str, device: torch.device) -> Tensor:
-    """Memory that another process has on this GPU, which may have another number there."""
+    """Map memory that another process has on this GPU, which may have another number there."""
     memory, size, start, counter, counted, event, waits = json.loads(handle)
     storage = torch.UntypedStorage._new_shared_cuda(
         torch.device(device).index or 0,
@@ -98,83 +99,84 @@ def of_another_on(handle: str, device: torch.device) -> Tensor:
 
 
 class Shared:
-    """One place's end of all that goes so."""
+    """One place's end of the carrier of mapped memory."""
 
     name, direct = SHARED.name, False
 
     def __init__(self, mailbox: Mailbox, device: torch.device) -> None:
         self.device = device
         self._mailbox = mailbox
-        self._own: Memory | None = None
-        self._told: set[int] = set()
-        """Peers that have its handle."""
-        self._theirs: dict[int, Tensor] = {}
+        self._memory: Memory | None = None
+        self._told_peers: set[int] = set()
+        """Peers that have the handle of its memory."""
+        self._peer_memory: dict[int, Tensor] = {}
 
     def room(self, size: int) -> Tensor:
-        if self._own is None or size > len(self._own.bytes):
-            self._own = OfADevice(size, self.device) if self.device.type == "cuda" else OfTheMachine(size)
-            self._told.clear()
-        return self._own.bytes[:size]
+        if self._memory is None or size > len(self._memory.bytes):
+            self._memory = OfADevice(size, self.device) if self.device.type == "cuda" else OfTheMachine(size)
+            self._told_peers.clear()
+        return self._memory.bytes[:size]
 
     def send(self, message: Tensor, to: int) -> Post:
-        assert self._own is not None
+        assert self._memory is not None
         self.settle()
-        handle = b"" if to in self._told else self._own.handle().encode()
-        self._told.add(to)
-        start = message.data_ptr() - self._own.bytes.data_ptr()
-        said = [self._mailbox.send(torch.tensor([start, message.nbytes, len(handle)]), to, Kind.NOTICE)]
+        handle = b"" if to in self._told_peers else self._memory.handle().encode()
+        self._told_peers.add(to)
+        start = message.data_ptr() - self._memory.bytes.data_ptr()
+        notices = [self._mailbox.send(torch.tensor([start, message.nbytes, len(handle)]), to, Kind.NOTICE)]
         if handle:
-            said.append(self._mailbox.send(torch.tensor(list(handle), dtype=torch.uint8), to, Kind.HANDLE))
+            notices.append(self._mailbox.send(torch.tensor(list(handle), dtype=torch.uint8), to, Kind.HANDLE))
         read = self._mailbox.receive(torch.empty(1, dtype=torch.uint8), to, Kind.READ)
-        return _Handed(message, [*said, read])
+        return _Leaving(message, [*notices, read])
 
     def receive(self, message: Tensor, source: int) -> Post:
         notice = self._mailbox.receive(torch.empty(_NOTICE, dtype=torch.int64), source, Kind.NOTICE)
-        return _Taken(self, message, source, notice)
+        return _Arriving(self, message, source, notice)
 
     def go(self) -> None:
-        """Nothing is put off."""
+        """Do nothing: messages go at once."""
 
     def settle(self) -> None:
-        """What was given to the device is done: the other process does not see its streams."""
+        """Wait until what was queued on the device is done: the other process does not see its streams."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
     def found(self, source: int, start: int, size: int, handle: int) -> Tensor:
-        """Bytes of another's memory. handle: how many of a handle follow."""
+        """Return bytes of another process's memory. handle: the bytes of the handle that follows, 0 for none."""
         if handle:
-            told = torch.empty(handle, dtype=torch.uint8)
-            self._mailbox.receive(told, source, Kind.HANDLE).wait()
-            text = bytes(told.tolist()).decode()
+            received = torch.empty(handle, dtype=torch.uint8)
+            self._mailbox.receive(received, source, Kind.HANDLE).wait()
+            text = bytes(received.tolist()).decode()
             cuda = self.device.type == "cuda"
-            self._theirs[source] = of_another_on(text, self.device) if cuda else of_another(text)
-        return self._theirs[source][start : start + size]
+            self._peer_memory[source] = of_another_on(text, self.device) if cuda else of_another(text)
+        return self._peer_memory[source][start : start + size]
 
     def read(self, source: int) -> None:
+        """Tell a peer that its message has been read."""
         self.settle()
         self._mailbox.send(torch.empty(1, dtype=torch.uint8), source, Kind.READ).wait()
 
 
-class _Handed:
-    """Through when it has been read."""
+class _Leaving:
+    """A message that was sent, which has arrived when the peer has read it."""
 
-    def __init__(self, message: Tensor, said: list[Post]) -> None:
-        self.message, self._said = message, said
+    def __init__(self, message: Tensor, notices: list[Post]) -> None:
+        self.message, self._notices = message, notices
 
     @property
     def size(self) -> int:
         return self.message.nbytes
 
     def wait(self) -> None:
-        for each in self._said:
-            each.wait()
+        for notice in self._notices:
+            notice.wait()
 
     def release(self) -> None:
-        """Nothing was received."""
+        """Do nothing: no message was received."""
 
 
-class _Taken:
-    """Those from the same peer are waited for in their order."""
+class _Arriving:
+    """A message that is received. Those from the same peer are waited for in their order."""
 
     def __init__(self, link: Shared, wanted: Tensor, source: int, notice: Post) -> None:
         self.message = wanted
@@ -186,10 +188,10 @@ class _Taken:
 
     def wait(self) -> None:
         self._notice.wait()
-        found = self._link.found(self._source, *self._notice.message.tolist())
-        if found.nbytes != self.message.nbytes:
-            raise EngineError(f"{found.nbytes} bytes came, and {self.message.nbytes} were expected")
-        self.message = found.view(self.message.dtype)
+        received = self._link.found(self._source, *self._notice.message.tolist())
+        if received.nbytes != self.message.nbytes:
+            raise EngineError(f"{received.nbytes} bytes came, and {self.message.nbytes} were expected")
+        self.message = received.view(self.message.dtype)
 
     def release(self) -> None:
         self._link.read(self._source)

@@ -1,4 +1,4 @@
-"""Where this process has its tensors, and the links that lead from there."""
+"""This module says where this process has its tensors, and opens the links that lead from there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROCESSES = "/proc/self/ns/pid"
 
 
 def site(device: torch.device) -> Site:
-    """Of the tensors that this process has on a device."""
+    """Return the site of the tensors that this process has on a device."""
     if device.type == "cuda":
         return Site(device.type, str(torch.cuda.get_device_properties(device).uuid), _machine(), os.getpid())
     machine = _machine() if _maps() else uuid4().hex
@@ -28,8 +28,8 @@ def site(device: torch.device) -> Site:
 
 
 def _machine() -> str:
-    """The same in processes that can map each other's memory: one kernel, one numbering of processes, one user. Without
-    such files nobody else says it."""
+    """Return the same text in all processes that can map each other's memory: one kernel, one numbering of processes,
+    one user. Without such files it is a text that no other process has."""
     try:
         return f"{_BOOT.read_text().strip()} {os.readlink(_PROCESSES)} {os.getuid()}"
     except OSError:
@@ -47,12 +47,12 @@ def _maps() -> bool:
 
 
 def open_links(mailbox: Mailbox, ways: Ways, device: torch.device, name: str) -> dict[int, Link]:
-    """By peer, but for those that the mailbox leads to. All who exchange something so open theirs at the same time, for
-    a transfer of this name."""
-    made: dict[str, Link] = {}
+    """Open links, by peer, but for those peers to which the mailbox leads. All places that exchange something so open
+    theirs at the same time, for a transfer of this name."""
+    by_carrier: dict[str, Link] = {}
     if SHARED.name in ways.carriers.values():
-        made[SHARED.name] = Shared(mailbox, device)
+        by_carrier[SHARED.name] = Shared(mailbox, device)
     if NCCL.name in ways.carriers.values():
         store, seconds = mailbox.store, mailbox.seconds
-        made[NCCL.name] = Nccl(mailbox.place, ways.clubs, store, device, name=name, seconds=seconds)
-    return {peer: made[carrier] for peer, carrier in ways.carriers.items() if carrier in made}
+        by_carrier[NCCL.name] = Nccl(mailbox.place, ways.clubs, store, device, name=name, seconds=seconds)
+    return {peer: by_carrier[carrier] for peer, carrier in ways.carriers.items() if carrier in by_carrier}

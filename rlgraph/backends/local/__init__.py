@@ -1,1 +1,1 @@
-"""From a node and its rows to results, in this process: what every other backend is compared with."""
+"""This package runs a graph in this process; every other backend is compared with it."""

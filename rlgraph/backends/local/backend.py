@@ -1,4 +1,4 @@
-"""A run in this process: the work of each node."""
+"""This module has the backend that does the work of each node in this process."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ class LocalBackend(Steps):
         self.endings = Endings(settings.record, settings.replay)
         self.executor = Executor(self, Blocks(settings.block))
         self.watch: Callable[[Node, Frame], None] | None = None
-        """Sees the frame after each node, for tests and debugging."""
+        """Is given the frame after each node, for tests and debugging."""
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
         self.session.finish(step)
         return {}
 
     def trained(self) -> dict[str, int]:
-        """For each model how many optimizer steps it took."""
+        """Return for each model how many optimizer steps it took."""
         return {name: state.updates for name, state in self.session.models.items()}
 
     def rows(self) -> dict[str, int | None]:
-        """Of each data source how many rows it has, where that is known."""
+        """Return for each data source how many rows it has; None where that is not known."""
         return {name: reader.source.length for name, reader in self.session.readers.items()}
 
     def judged(self) -> list[str]:
-        """What was done with rows that are too long, in sentences."""
+        """Return what was done with rows that are too long, in sentences."""
         return self.session.judged
 
     def whole(self) -> bool:
@@ -75,13 +75,13 @@ class LocalBackend(Steps):
         return all(state.past.changed <= self.done for state in self.session.models.values())
 
     def keep(self, model: str) -> Kept | None:
-        """What the last step left of a model; None: it is as it was loaded."""
+        """Return what the last step left of a model, to be saved; None: it is as it was loaded."""
         state = self.session.models[model]
         left = hold(state, left_of(state), self.done)
-        return _Kept(state, left, self.versions.after(model, self.done)) if left.stock.changed else None
+        return _LocalSave(state, left, self.versions.after(model, self.done)) if left.stock.changed else None
 
     def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
-        """Goes on behind a step, in place of the first one. Raises EngineError for weights of another model."""
+        """Go on behind a step, in place of the first one. Raises EngineError for weights of another model."""
         for name, saved in models.items():
             need_same([stock_of(self.session.models[name]).weights], saved)
             read_part(self.session.models[name], saved)
@@ -90,13 +90,14 @@ class LocalBackend(Steps):
             self.versions.newest[name] = self.versions.after(name, number)
 
     def save(self, model: str, folder: Path) -> None:
-        """Writes a folder that a model source can name. Raises EngineError for a model that is none any more."""
+        """Write a folder that a model source can name. Raises EngineError for a model that is only half updated."""
         state = self.session.models[model]
         if state.torn:
             raise EngineError("an update of it has ended in the midst, and its weights are neither old nor new")
         cast(Saves, state.engine).save(folder)
 
     def close(self) -> None:
+        """End the session."""
         self.session.close()
 
     def streams(self, node: Node, frame: Frame) -> bool:
@@ -109,7 +110,7 @@ class LocalBackend(Steps):
         return 1
 
     def abort(self, why: BaseException) -> None:
-        """No other node is at work."""
+        """Forget the notes; no other node is at work."""
         self.notes.clear()
 
     def fire(self, node: Node, frame: Frame) -> Made:
@@ -129,8 +130,8 @@ class LocalBackend(Steps):
             return _WORK[node.op](node, frame, self.session)
 
 
-class _Kept:
-    """Written by whoever waits for it."""
+class _LocalSave:
+    """A model to be saved, which is written by whoever waits for it."""
 
     def __init__(self, state: ModelState, left: Left, version: int) -> None:
         self.state, self.left, self.version = state, left, version
@@ -156,8 +157,9 @@ class _Kept:
 
 
 def _after(frame: Frame, made: Made) -> Frame:
-    seen = frame.child()
+    """Return the frame with the output of a node."""
+    after = frame.child()
     for rows in made.rows:
-        seen.add_rows(rows)
-    seen.values.update(made.values)
-    return seen
+        after.add_rows(rows)
+    after.values.update(made.values)
+    return after

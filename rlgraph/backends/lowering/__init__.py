@@ -1,1 +1,1 @@
-"""From the tensor mathematics of a graph to torch code."""
+"""This package lowers the tensor mathematics of a graph to torch code."""

@@ -1,11 +1,12 @@
-"""Functions of the language on padded tensors, from Python: `gae(reward, value, 1.0, 0.95, mask=mask)`.
+"""This module calls functions of the language on padded tensors, from Python: `gae(reward, value, 1.0, 0.95,
+mask=mask)`.
 
-Python number, 0-d tensor    a single value
-1-D tensor [rows]            an entry for each row
-2-D tensor [rows, tokens]    an entry for each token that the mask keeps, in order; the mask may have holes
+  Python number, 0-d tensor    a single value
+  1-D tensor [rows]            an entry for each row
+  2-D tensor [rows, tokens]    an entry for each token that the mask keeps, in order; the mask may have holes
 
-A parameter that the function groups by (`by=group`) is an int tensor [rows]: rows with one number are one group.
-A result with an entry for each group has them in ascending order of these numbers.
+A parameter that the function groups by (`by=group`) is an int tensor [rows]: rows with one number are one group. A
+result with an entry for each group has them in ascending order of these numbers.
 """
 
 from __future__ import annotations
@@ -32,34 +33,34 @@ Argument: TypeAlias = "Tensor | float"
 
 
 def types_of(arguments: Mapping[str, Argument]) -> dict[str, Type]:
-    """What the checker needs to know of each argument; raises ValueError for more than two dimensions."""
+    """Return what the checker needs to know of each argument; raises ValueError for more than two dimensions."""
     return {name: _type(name, argument) for name, argument in arguments.items()}
 
 
 def call_padded(
     node: Node, arguments: Mapping[str, Argument], mask: Tensor | None = None, group: str | None = None
 ) -> Tensor:
-    """The one output of a `tensor` node typed by `types_of`, padded as the arguments are, with 0.
+    """Compute the one output of a `tensor` node typed by `types_of`, padded as the arguments are, with 0.
 
     mask: [rows, tokens], true or not 0 where a token counts; None for all. group: the argument with a number for each
     row that says in which group it lies. Gradients go through. Raises ValueError for shapes that do not fit.
     """
     assert len(node.outputs) == 1, "a function returns one value"
-    tensors = [argument for argument in arguments.values() if isinstance(argument, Tensor)]
+    tensors = [tensor for tensor in arguments.values() if isinstance(tensor, Tensor)]
     floats = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
     device = tensors[0].device if tensors else None
     dtype = floats[0] if floats else torch.get_default_dtype()
-    for other in floats:
-        dtype = torch.promote_types(dtype, other)
+    for float_dtype in floats:
+        dtype = torch.promote_types(dtype, float_dtype)
     mask = _mask(arguments, mask)
     rows = _PaddedRows(mask, dtype, _groups(arguments[group]) if group else None)
     flat: dict[str, Tensor] = {}
     for name in node.inputs:
-        given = arguments[name]
-        if not isinstance(given, Tensor):
-            given = torch.tensor(given, dtype=dtype if isinstance(given, float) else None, device=device)
-        given = given.to(dtype) if given.is_floating_point() else given
-        flat[name] = given[mask] if given.dim() == 2 else given
+        argument = arguments[name]
+        if not isinstance(argument, Tensor):
+            argument = torch.tensor(argument, dtype=dtype if isinstance(argument, float) else None, device=device)
+        argument = argument.to(dtype) if argument.is_floating_point() else argument
+        flat[name] = argument[mask] if argument.dim() == 2 else argument
     (value,) = node.outputs
     result = lower(node)(flat, rows)[value.name]
     if isinstance(value.type, Type) and value.type.axis == TOKEN:
@@ -69,6 +70,8 @@ def call_padded(
 
 @dataclass(frozen=True)
 class _PaddedRows:
+    """The rows of padded tensors, for a lowered node."""
+
     mask: Tensor
     """bool [rows, tokens]."""
     dtype: torch.dtype
@@ -89,12 +92,14 @@ class _PaddedRows:
 
 
 def _groups(numbers: Argument) -> Tensor:
+    """Number the groups of rows from 0."""
     assert isinstance(numbers, Tensor)
     inverse: Tensor = torch.unique(numbers, return_inverse=True)[1]
     return inverse
 
 
 def _type(name: str, argument: Argument) -> Type:
+    """Return the type of an argument."""
     if not isinstance(argument, Tensor):
         kind: DType = "bool" if isinstance(argument, bool) else "int" if isinstance(argument, int) else "float"
         return Type(kind)
@@ -105,11 +110,11 @@ def _type(name: str, argument: Argument) -> Type:
 
 
 def _mask(arguments: Mapping[str, Argument], mask: Tensor | None) -> Tensor:
-    """The mask given, or one that keeps all; every argument fits it."""
-    shapes = {name: tuple(given.shape) for name, given in arguments.items() if isinstance(given, Tensor)}
+    """Return the mask, or one that keeps all; raises ValueError where an argument does not fit it."""
+    shapes = {name: tuple(argument.shape) for name, argument in arguments.items() if isinstance(argument, Tensor)}
     if mask is not None and mask.dim() != 2:
         raise ValueError(f"mask is {list(mask.shape)}, must be [rows, tokens]")
-    device = next((given.device for given in arguments.values() if isinstance(given, Tensor)), None)
+    device = next((argument.device for argument in arguments.values() if isinstance(argument, Tensor)), None)
     if mask is None:
         widest = max(shapes.values(), key=len, default=())
         mask = torch.ones((*widest, *(0,) * (2 - len(widest))), dtype=torch.bool, device=device)

@@ -1,7 +1,7 @@
-"""Tensor mathematics as torch code: the body of a `tensor` node becomes one `torch.fx.GraphModule`.
+"""This module lowers tensor mathematics to torch code: the body of a `tensor` node becomes one `torch.fx.GraphModule`.
 
-Broadcasts are written out as gathers, reductions as sums over an index, and an expression that occurs twice
-is computed once. The code can be read (`lowered.module.code`), run alone, differentiated and compiled.
+Broadcasts are written out as gathers, reductions as sums over an index, and an expression that occurs twice is computed
+once. The code can be read (`lowered.module.code`), run alone, differentiated and compiled.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class RowsOf(Protocol):
         ...
 
     def index(self, child: str, ancestor: str) -> Tensor:
-        """The row of `ancestor` in which each row of `child` lies: int64 [rows of child], ascending."""
+        """Return the row of `ancestor` in which each row of `child` lies: int64 [rows of child], ascending."""
         ...
 
     def size(self, axis: str) -> int:
-        """How many rows an axis has, the empty ones too."""
+        """Return how many rows an axis has, the empty ones too."""
         ...
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """What a tensor node computes; calling it gives the node's outputs by name."""
+    """The torch code of a tensor node; calling it returns the node's outputs by name."""
 
     module: fx.GraphModule
     """Takes the `inputs`, an index for each of `pairs`, a row count for each of `sizes`, the float dtype."""
@@ -57,22 +57,22 @@ class Lowered:
 
     def __call__(self, values: Mapping[str, Any], rows: RowsOf) -> dict[str, Tensor]:
         """values: 1-D tensors, 0-d ones, or lists of texts."""
-        given = [values[name] for name in self.inputs]
-        given += [rows.index(child, ancestor) for child, ancestor in self.pairs]
-        given += [rows.size(axis) for axis in self.sizes]
-        return dict(zip(self.outputs, self.module(*given, rows.dtype), strict=True))
+        arguments = [values[name] for name in self.inputs]
+        arguments += [rows.index(child, ancestor) for child, ancestor in self.pairs]
+        arguments += [rows.size(axis) for axis in self.sizes]
+        return dict(zip(self.outputs, self.module(*arguments, rows.dtype), strict=True))
 
 
 def lower(node: Node) -> Lowered:
-    """The body of a `tensor` node as torch code."""
+    """Lower the body of a `tensor` node to torch code."""
     assert node.body, node.op
     return _Lowering(node).lowered()
 
 
 class _Lowering:
-    """One body: an fx graph with a node for each expression that differs from all others.
+    """The lowering of one body: an fx graph with a node for each expression that differs from all others.
 
-    A value on the way is an fx node, or a Python constant where an expression depends on nothing.
+    An intermediate value is an fx node, or a Python constant where an expression depends on nothing.
     """
 
     def __init__(self, node: Node) -> None:
@@ -82,16 +82,18 @@ class _Lowering:
         self.indices: dict[tuple[str, str], fx.Node] = {}
         self.sizes: dict[str, fx.Node] = {}
         self.dtype = self.placeholder("dtype")
-        self.known: dict[str, Any] = dict(self.inputs)
+        self.values: dict[str, Any] = dict(self.inputs)
         self.seen: dict[int, Any] = {}
-        """By identity: passes share sub-expressions, and walking each use of one would be exponential."""
+        """The values of expressions by their identity: passes share sub-expressions, and walking each use of one would
+        be exponential."""
         self.calls: dict[tuple[Any, ...], fx.Node] = {}
 
     def lowered(self) -> Lowered:
+        """Return the torch code of the whole body."""
         for let in self.node.body:
-            self.known[let.name] = self.expr(let.expr, _identifier(let.name))
+            self.values[let.name] = self.expr(let.expr, _identifier(let.name))
         self.graph.output(tuple(self.output(value) for value in self.node.outputs))
-        # Placeholders were met in the order of their first use; they stand in front, in the order of a call.
+        # Placeholders lie in the order of their first use; they have to be in front, in the order of a call.
         first = next(iter(self.graph.nodes))
         for placeholder in (*self.inputs.values(), *self.indices.values(), *self.sizes.values(), self.dtype):
             if placeholder is first:
@@ -103,23 +105,26 @@ class _Lowering:
         return Lowered(module, self.node.inputs, tuple(self.indices), tuple(self.sizes), outputs)
 
     def output(self, value: Value) -> Any:
-        found = self.known[value.name]
-        if isinstance(found, (fx.Node, str)):
-            return found
+        """Return the fx node of an output."""
+        result = self.values[value.name]
+        if isinstance(result, (fx.Node, str)):
+            return result
         assert isinstance(value.type, Type)
-        return self.call(reference.constant, (found, self.dtype if value.type.dtype == "float" else None))
+        return self.call(reference.constant, (result, self.dtype if value.type.dtype == "float" else None))
 
     def expr(self, expr: Expr, hint: str | None = None) -> Any:
+        """Return the value of an expression."""
         if isinstance(expr, Const):
             return expr.value
         if isinstance(expr, Ref):
-            return self.known[expr.name]
+            return self.values[expr.name]
         if id(expr) not in self.seen:
             args = tuple(self.expr(arg) for arg in expr.args)
             self.seen[id(expr)] = self.apply(expr, args, hint)
         return self.seen[id(expr)]
 
     def apply(self, expr: Apply, args: tuple[Any, ...], hint: str | None) -> Any:
+        """Return the value of an operation on values."""
         kind = TENSOR[expr.op].kind
         if kind == "elementwise" and all(isinstance(arg, _CONSTANTS) for arg in args):
             return _fold(expr, args)
@@ -131,60 +136,62 @@ class _Lowering:
             if expr.type.dtype == "number":
                 function = reference.OF_COLUMNS.get(expr.op, function)
         if kind == "elementwise":
-            met = [self.broadcast(arg, of.type.axis, expr.type.axis) for arg, of in zip(args, expr.args, strict=True)]
-            return self.call(function, tuple(met), hint)
+            operands = [
+                self.broadcast(arg, of.type.axis, expr.type.axis) for arg, of in zip(args, expr.args, strict=True)
+            ]
+            return self.call(function, tuple(operands), hint)
         source = expr.args[0].type.axis
         assert source is not None
         if kind == "scan":
             assert source.parent is not None
-            # The decay of `discount` meets the entries along which it runs.
+            # The decay of `discount` is broadcast to the entries along which it runs.
             rest = [self.broadcast(arg, of.type.axis, source) for arg, of in zip(args[1:], expr.args[1:], strict=True)]
             return self.call(function, (args[0], *rest, self.index(source, source.parent)), hint)
         target = expr.type.axis
-        # The share of `quantile` meets what is left over.
+        # The share of `quantile` is broadcast to what the reduction leaves.
         rest = [self.broadcast(arg, of.type.axis, target) for arg, of in zip(args[1:], expr.args[1:], strict=True)]
         if target is None:
             return self.call(function, (args[0], *rest, None, 1), hint)
-        own = source.key == target.key
-        index = self.call(reference.own_rows, args[:1]) if own else self.index(source, target)
+        same_axis = source.key == target.key
+        index = self.call(reference.own_rows, args[:1]) if same_axis else self.index(source, target)
         return self.call(function, (args[0], *rest, index, self.size(target)), hint)
 
     def numbers(self, expr: Apply, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments in the kind of the result: torch would make 32-bit floats of ints, and keep bools."""
+        """Return the arguments in the dtype of the result: torch would make 32-bit floats of ints, and keep bools."""
         kinds = [arg.type.dtype for arg in expr.args]
         if TENSOR[expr.op].numbers == "widest":
             return self.compared(args, kinds)
         wanted = _number_kind(expr)
         if wanted is None:
             return args
-        found = list(args)
+        converted = list(args)
         if wanted == "number":
             for place in range(TENSOR[expr.op].conditions, len(args)):
                 if isinstance(args[place], fx.Node) and kinds[place] in ("any", "number", "bool"):
-                    found[place] = self.call(reference.number, (args[place],))
+                    converted[place] = self.call(reference.number, (args[place],))
                 elif isinstance(args[place], bool):
-                    found[place] = int(args[place])
-            return tuple(found)
+                    converted[place] = int(args[place])
+            return tuple(converted)
         target = self.dtype if wanted == "float" else torch.int64
         smaller = ("int", "bool", "any", "number") if wanted == "float" else ("bool",)
         numeric = range(TENSOR[expr.op].conditions, len(args))
         for place in numeric:
             if isinstance(args[place], bool):
-                found[place] = int(args[place])
+                converted[place] = int(args[place])
             elif isinstance(args[place], fx.Node) and kinds[place] in smaller:
-                found[place] = self.call("to", (args[place], target))
+                converted[place] = self.call("to", (args[place], target))
         if not any(isinstance(args[place], fx.Node) for place in numeric):
             # `where(mask, 1, 0.5)`: of Python numbers alone torch would make its default dtype.
-            found[1] = self.call(reference.constant, (found[1], target))
-        return tuple(found)
+            converted[1] = self.call(reference.constant, (converted[1], target))
+        return tuple(converted)
 
     def compared(self, args: tuple[Any, ...], kinds: list[DType]) -> tuple[Any, ...]:
-        """Two numbers that are compared: a whole one beside a real one in double precision."""
+        """Return two numbers to be compared: an int beside a float in double precision."""
         if "any" in kinds or "number" in kinds:
-            # Which of them is whole is known when they are there.
+            # Which of them is an int is known when they are computed.
             return tuple(
-                self.call(reference.beside, (arg, other)) if isinstance(arg, fx.Node) else arg
-                for arg, other in zip(args, reversed(args), strict=True)
+                self.call(reference.beside, (arg, partner)) if isinstance(arg, fx.Node) else arg
+                for arg, partner in zip(args, reversed(args), strict=True)
             )
         if "float" not in kinds:
             return args
@@ -194,6 +201,7 @@ class _Lowering:
         )
 
     def broadcast(self, value: Any, source: Axis | None, target: Axis | None) -> Any:
+        """Return a value of one axis on the rows of another, which lies within it."""
         if source is None or not isinstance(value, fx.Node):
             return value
         assert target is not None and target.within(source), f"{source.key} cannot reach {target and target.key}"
@@ -202,23 +210,26 @@ class _Lowering:
         return self.call(reference.gather, (value, self.index(target, source)))
 
     def index(self, child: Axis, ancestor: Axis) -> fx.Node:
+        """Return the input with the row of `ancestor` in which each row of `child` lies."""
         pair = child.key, ancestor.key
         if pair not in self.indices:
             self.indices[pair] = self.placeholder(f"index_{child.key}_to_{ancestor.key}")
         return self.indices[pair]
 
     def size(self, axis: Axis) -> fx.Node:
+        """Return the input with the number of rows of an axis."""
         if axis.key not in self.sizes:
             self.sizes[axis.key] = self.placeholder(f"rows_of_{axis.key}")
         return self.sizes[axis.key]
 
     def placeholder(self, name: str) -> fx.Node:
+        """Return a new input of the graph."""
         node = self.graph.placeholder(_identifier(name))
         node.target = node.name  # fx may have chosen another name; it is the one that the code should show
         return node
 
     def call(self, function: Any, args: tuple[Any, ...], hint: str | None = None) -> fx.Node:
-        """The node of this call; a method where `function` is a name. An equal call is made once."""
+        """Return the node of this call; a method where `function` is a name. An equal call is made once."""
         # 1, 1.0 and True are equal to Python and differ to torch.
         key = (function, *((type(arg), repr(arg) if isinstance(arg, float) else arg) for arg in args))
         if key not in self.calls:
@@ -228,14 +239,14 @@ class _Lowering:
 
 
 def _number_kind(expr: Apply) -> DType | None:
-    """The kind in which an operation meets its numbers; None where it takes them as they are."""
+    """Return the dtype to which an operation converts its numbers; None where it takes them as they are."""
     if TENSOR[expr.op].numbers == "own" or expr.type.dtype not in ("float", "int", "number"):
         return None
     return expr.type.dtype
 
 
 def _fold(expr: Apply, args: tuple[Any, ...]) -> bool | int | float:
-    """The value of an operation on constants, in double precision."""
+    """Return the value of an operation on constants, in double precision."""
     compare = TENSOR[expr.op].python
     if compare and any(isinstance(arg, str) for arg in args):
         return bool(compare(*args))
@@ -244,8 +255,8 @@ def _fold(expr: Apply, args: tuple[Any, ...]) -> bool | int | float:
     if kind is not None:
         numeric = TENSOR[expr.op].conditions
         tensors = tensors[:numeric] + [tensor.to(kind) for tensor in tensors[numeric:]]
-    found: bool | int | float = reference.REFERENCE[expr.op](*tensors).item()
-    return found
+    result: bool | int | float = reference.REFERENCE[expr.op](*tensors).item()
+    return result
 
 
 def _identifier(name: str) -> str:

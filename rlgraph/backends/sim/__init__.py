@@ -1,1 +1,1 @@
-"""From a plan to its step in virtual time: the executor of a run, with stand-ins for rows."""
+"""This package simulates steps of a plan in virtual time: with a run's executor, and fake rows."""

@@ -1,4 +1,4 @@
-"""What became of a simulated step's time: for each pool, and along the longest chain of works."""
+"""This module accounts for the time of a simulated step: of each pool, and along the longest chain of works."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Wait:
     kind: Literal["rows", "weights", "turn", "order", "credit", "start", "copies"]
     """rows: what a work makes; weights: an update of a model; turn: another pool, which takes part in its next work;
     order: the end of the step before, since models are changed in the order of the steps; credit: the end of a step,
-    since so many may be under way; start: the first step; copies: other copies of the same model, whose rows are
-    longer."""
+    since only so many may be in flight; start: the first step; copies: other replicas of the same model, whose rows
+    are longer."""
     work: str = ""
-    """The one that had to end."""
+    """The work that had to end."""
     pool: str = ""
-    """Where that was done."""
+    """The pool where that was done."""
     steps: int = 0
     """How many steps before its own the work was done for."""
 
@@ -43,6 +43,8 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class PoolTime:
+    """The time that a pool was busy and idle."""
+
     pool: str
     busy: float
     """Seconds, as all times."""
@@ -54,18 +56,18 @@ class PoolTime:
 def worker_time(
     pool: str, workers: Mapping[str, Collection[int]], works: Sequence[Work], began: float, ended: float
 ) -> PoolTime:
-    """Of a pool whose cpus, or devices, take work each by itself: of one of them, on average. workers: for each name
-    under which work is done, which of them do it."""
-    own: dict[int, list[Work]] = {each: [] for places in workers.values() for each in places}
+    """Return the time of a pool whose cpus, or devices, take work each by itself: of one of them, on average. workers:
+    for each name under which work is done, which of them do it."""
+    works_by_place: dict[int, list[Work]] = {place: [] for places in workers.values() for place in places}
     for work in works:
         for name in workers.keys() & set(work.groups):
-            for each in workers[name]:
-                own[each].append(work)
+            for place in workers[name]:
+                works_by_place[place].append(work)
     waited: dict[Wait, float] = {}
-    busy, whole = 0.0, _Whole.of(works, ended)
-    # Many have done the same, all that answer an agent side by side.
-    for found, count in Counter(map(tuple, own.values())).items():
-        part, share = _time(pool, found, whole, began, ended), count / len(own)
+    busy, all_works = 0.0, _AllWorks.of(works, ended)
+    # Many places have done the same works, as all that answer an agent side by side.
+    for place_works, count in Counter(map(tuple, works_by_place.values())).items():
+        part, share = _time(pool, place_works, all_works, began, ended), count / len(works_by_place)
         busy += part.busy * share
         for wait, seconds in part.waited:
             waited[wait] = waited.get(wait, 0.0) + seconds * share
@@ -75,53 +77,57 @@ def worker_time(
 
 
 def pool_time(pool: str, works: Sequence[Work], began: float, ended: float) -> PoolTime:
-    """Of one pool, from one moment to another. Before each of its works it waits for what that work waits for. Works
-    from before and after say what the first and the last wait was for."""
-    return _time(pool, [work for work in works if pool in work.pools], _Whole.of(works, ended), began, ended)
+    """Return the time of one pool, between two moments. Before each of its works it waits for what that work waits for.
+    Works from before and after tell what the first and the last wait was for."""
+    return _time(pool, [work for work in works if pool in work.pools], _AllWorks.of(works, ended), began, ended)
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
-    """Of all works, whoever did them."""
+class _AllWorks:
+    """What has to be known of all works, whoever did them."""
 
     ends: dict[int, float]
-    """Of the steps."""
+    """The end of each step."""
     last: Work | None
-    """The last one that was over at the end."""
+    """The last work that was over at the end."""
 
     @classmethod
-    def of(cls, works: Sequence[Work], ended: float) -> _Whole:
+    def of(cls, works: Sequence[Work], ended: float) -> _AllWorks:
+        """Return this for works, and a moment at which they end."""
         over = (work for work in works if work.end <= ended)
         return cls(step_ends(works), max(over, key=lambda work: work.end, default=None))
 
 
-def _time(pool: str, own: Sequence[Work], whole: _Whole, began: float, ended: float) -> PoolTime:
-    """Of one pool, or of one of its workers, that did these works."""
-    at, busy = began, 0.0
+def _time(pool: str, works: Sequence[Work], all_works: _AllWorks, began: float, ended: float) -> PoolTime:
+    """Return the time of one pool, or of one of its workers, that did these works."""
+    moment, busy = began, 0.0
     waited: dict[Wait, float] = {}
-    own = sorted(own, key=lambda work: work.end)
-    for number, work in enumerate(own):
-        if work.end > began and at < ended:
-            if work.start > at:
-                for wait, seconds in _waits(_wanted(own[number:]), pool, at, min(work.start, ended), whole.ends):
+    works = sorted(works, key=lambda work: work.end)
+    for number, work in enumerate(works):
+        if work.end > began and moment < ended:
+            if work.start > moment:
+                for wait, seconds in _waits(
+                    _wanted(works[number:]), pool, moment, min(work.start, ended), all_works.ends
+                ):
                     waited[wait] = waited.get(wait, 0.0) + seconds
             # Rows of several works may be sampled together: it counts from the end of the one before.
-            since = max(began, at)
+            since = max(began, moment)
             idle = work.idle_within(since, ended)
             if idle:
                 wait = Wait("copies", work.name, pool)
                 waited[wait] = waited.get(wait, 0.0) + idle
-            busy, at = busy + work.within(since, ended) - idle, work.end
-    if at < ended:
-        assert whole.last is not None
-        wait = Wait("rows", whole.last.name, whole.last.pools[0])
-        waited[wait] = waited.get(wait, 0.0) + ended - at
-    found = sorted(waited.items(), key=lambda item: -item[1])
-    return PoolTime(pool, busy, max(0.0, ended - began - busy), tuple(found))
+            busy, moment = busy + work.within(since, ended) - idle, work.end
+    if moment < ended:
+        assert all_works.last is not None
+        wait = Wait("rows", all_works.last.name, all_works.last.pools[0])
+        waited[wait] = waited.get(wait, 0.0) + ended - moment
+    longest_first = sorted(waited.items(), key=lambda item: -item[1])
+    return PoolTime(pool, busy, max(0.0, ended - began - busy), tuple(longest_first))
 
 
 def _wanted(coming: Sequence[Work]) -> Work:
-    """The next work of a pool; if it hands over weights that had been there before, what the pool itself has to do."""
+    """Return the next work of a pool; if it sends weights that had been there before, the next thing that the pool
+    itself has to do."""
     first = coming[0]
     if first.op == "sync" and not _updates(first.input):
         return next((work for work in coming if work.op != "sync" and work.fired <= first.start), first)
@@ -129,23 +135,27 @@ def _wanted(coming: Sequence[Work]) -> Work:
 
 
 def _updates(work: Work | None) -> bool:
+    """Whether a work updates a model."""
     return work is not None and work.op in NODES and NODES[work.op].updates
 
 
 def _waits(work: Work, pool: str, since: float, until: float, ends: dict[int, float]) -> Iterator[tuple[Wait, float]]:
-    """What kept a work of a pool that was idle: first its last input, then another pool that it needs."""
+    """Yield what kept a work of a pool that was idle: first its last input, then another pool that it needs."""
     ready = min(max(work.fired, since), until)
     if ready > since:
         yield _input(work, since, ends), ready - since
     if until > ready:
         assert work.after is not None
-        busy = next((other for other in work.pools if other != pool and other in work.after.pools), work.after.pools[0])
+        busy = next(
+            (other_pool for other_pool in work.pools if other_pool != pool and other_pool in work.after.pools),
+            work.after.pools[0],
+        )
         yield Wait("turn", work.after.name, busy), until - ready
 
 
 def _input(work: Work, since: float, ends: dict[int, float]) -> Wait:
-    """What the last input of a work came from. Mathematics in between is nobody's wait, unless there is nothing else
-    that went on meanwhile."""
+    """Return the source of the last input of a work. Mathematics in between counts as nobody's wait, unless nothing
+    else went on meanwhile."""
     cause = work.input
     while cause is not None and set(cause.pools) == {HOST} and cause.step == work.step and cause.start > since:
         if cause.input is None or cause.input.end <= since:
@@ -153,27 +163,27 @@ def _input(work: Work, since: float, ends: dict[int, float]) -> Wait:
         work, cause = cause, cause.input
     if cause is None:
         return Wait("start")
-    back, pool = work.step - cause.step, cause.pools[0]
+    steps_back, pool = work.step - cause.step, cause.pools[0]
     if work.op == "sync" and _updates(cause):
-        return Wait("weights", cause.name, pool, back)
-    if back and cause.end == ends[cause.step]:
-        return Wait("order" if _updates(work) else "credit", cause.name, pool, back)
+        return Wait("weights", cause.name, pool, steps_back)
+    if steps_back and cause.end == ends[cause.step]:
+        return Wait("order" if _updates(work) else "credit", cause.name, pool, steps_back)
     if work.op == "sync":
-        return Wait("turn", cause.name, pool, back)
-    return Wait("rows", cause.name, pool, back)
+        return Wait("turn", cause.name, pool, steps_back)
+    return Wait("rows", cause.name, pool, steps_back)
 
 
 def step_ends(works: Iterable[Work]) -> dict[int, float]:
-    """When the last work of each step ended."""
-    found: dict[int, float] = {}
+    """Return when the last work of each step ended."""
+    ends: dict[int, float] = {}
     for work in works:
-        found[work.step] = max(work.end, found.get(work.step, 0.0))
-    return found
+        ends[work.step] = max(work.end, ends.get(work.step, 0.0))
+    return ends
 
 
 def under_way(works: Iterable[Work], began: float, ended: float) -> float:
-    """How many steps were under way, on average: from the beginning of their first work on a pool to the end of their
-    last. Data that are read early do not count."""
+    """Return how many steps were in flight, on average: from the beginning of their first work on a pool to the end of
+    their last. Data that are read early do not count."""
     spans: dict[int, tuple[float, float]] = {}
     for work in works:
         if set(work.pools) == {HOST}:
@@ -184,27 +194,27 @@ def under_way(works: Iterable[Work], began: float, ended: float) -> float:
 
 
 def untrained(works: Iterable[Work], began: float, ended: float) -> float:
-    """Rows that are being sampled, or were and wait until their step begins to train on them, on average over this
-    time. They begin when it is said which weights sample, and these may have to be brought first."""
+    """Return the rows that are being sampled, or were and wait until their step begins to train on them, on average
+    over this time. They begin when it is decided which weights sample, and these may have to be brought first."""
     # Not all works are nodes: there are transfers of weights.
-    known = [(work, NODES[work.op]) for work in works if work.op in NODES]
-    taken: dict[int, float] = {}
-    for work, op in known:
+    node_works = [(work, NODES[work.op]) for work in works if work.op in NODES]
+    training_starts: dict[int, float] = {}
+    for work, op in node_works:
         if op.trains:
-            taken[work.step] = min(work.start, taken.get(work.step, work.start))
+            training_starts[work.step] = min(work.start, training_starts.get(work.step, work.start))
     waited = 0.0
-    for work, op in known:
+    for work, op in node_works:
         if op.generates:
-            brought = work.input if work.input is not None and work.input.op == "sync" else work
+            first_work = work.input if work.input is not None and work.input.op == "sync" else work
             waited += work.rows * max(
-                0.0, min(taken.get(work.step, ended), ended) - max(min(brought.fired, work.start), began)
+                0.0, min(training_starts.get(work.step, ended), ended) - max(min(first_work.fired, work.start), began)
             )
     return waited / (ended - began)
 
 
 def critical_path(works: Sequence[Work], began: float) -> tuple[Work, ...]:
-    """The chain that ends last: each work began when the one before it had ended. Nothing else would make the step
-    shorter. Where steps overlap, the first one may have begun before the step."""
+    """Return the chain of works that ends last: each began when the one before it had ended. Nothing else would make
+    the step shorter. Where steps overlap, the first work may have begun before the step."""
     chain: list[Work] = []
     work = max(works, key=lambda work: work.end, default=None)
     while work is not None and (work.start >= began or work.end > began):

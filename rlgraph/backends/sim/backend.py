@@ -1,4 +1,5 @@
-"""A run that takes no time: the nodes of a plan in the order of a run, and when each would begin and end."""
+"""This module runs a plan without doing its work: its nodes fire in the order of a run, and it tells when each would
+begin and end."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class SimBackend(Placed):
         observer: Observer | None = None,
         turns: bool = True,
     ) -> None:
-        """turns: works of a pool take turns; without, nothing waits but for what it needs."""
+        """turns: whether works of a pool take turns; without, a work waits only for what it needs."""
         program, observer = numbered(admitted(accumulated(program, plan), plan)), observer or Silent()
         self.clock = Virtual()
         self.log = Log(self.clock, predictor, observer)
@@ -56,7 +57,7 @@ class SimBackend(Placed):
 
 
 class Aside(Queues):
-    """No queues: a pool does all works at the same time, as if each had devices of its own."""
+    """Queues that never wait: a pool does all works at the same time, as if each had devices of its own."""
 
     @contextmanager
     def turn(self, *wanted: Seats, rank: int = 0, key: Hashable = None) -> Iterator[Turn]:
@@ -68,7 +69,7 @@ class Aside(Queues):
 
 
 def _first(thing: Value) -> Any:
-    """What lives across steps, as it is before the first one."""
+    """Return the value of a thing that lives across steps before the first one."""
     if isinstance(thing.type, Handle):
         return 0 if thing.type.kind == "cursor" else Held(thing.type.name, HOST)
     return Held(thing.name, HOST)

@@ -1,4 +1,4 @@
-"""Stand-ins for rows: how many there are, how long each is, and which group has them."""
+"""This module has fake rows: how many there are, how long each is, and which group has them."""
 
 from __future__ import annotations
 
@@ -18,135 +18,137 @@ from rlgraph.passes.cost.time import Batch
 
 
 def none() -> np.ndarray:
-    """Numbers of no row, int64 [0]."""
+    """Return the numbers of no row, int64 [0]."""
     return np.zeros(0, dtype=np.int64)
 
 
-_EACH = ("numbers", "prompt", "response", "expected", "version", "given_up")
-"""What is known of each row."""
+_FIELDS = ("numbers", "prompt", "response", "expected", "version", "given_up")
+"""Fields with an entry for each row."""
 
 
 @dataclass(frozen=True)
 class Held(StandIn):
-    """Rows of a value; of a single value, none."""
+    """Fake rows of a value; a single value has none."""
 
     name: str
-    """Of the value that a node made: rows of it that were sent once are there."""
+    """The name of the value that a node made: rows of it that a group was sent once are there."""
     where: str
     """The group that has it."""
     numbers: np.ndarray = field(default_factory=none)
     """int64 [rows]: which row of the run each is, whatever block or slice it came in."""
     prompt: np.ndarray = field(default_factory=none)
-    """int64 [rows]: tokens."""
+    """int64 [rows]: tokens of its prompt."""
     response: np.ndarray = field(default_factory=none)
     """int64 [rows]: tokens that carry loss."""
     expected: np.ndarray = field(default_factory=none)
-    """float64 [rows]: tokens that it was expected to have when it was sampled; 0 where nobody said."""
+    """float64 [rows]: tokens that it was expected to have when it was sampled; 0 where this was not known."""
     version: np.ndarray = field(default_factory=none)
-    """int64 [rows]: that of the weights which sampled it, or began to; 0 where none did."""
+    """int64 [rows]: version of the weights which sampled it, or began to; 0 where none did."""
     period: int = 1
     """Rows of a whole batch: numbers of one batch begin with a multiple of it."""
     column: int | None = None
-    """Of the table that this is, only the column that this node asks for: it lies where the table lies."""
+    """The number of the node that asks for only one column of this table, which lies where the table lies; None: all of
+    it."""
     given_up: np.ndarray = field(default_factory=none)
     """int64 [rows]: tokens with which it was given up, after which it has none; 0 where it was not."""
 
     @property
     def rows(self) -> int:
+        """The number of rows."""
         return int(self.numbers.shape[0])
 
     def pick(self, places: np.ndarray) -> Held:
-        return replace(self, **{name: getattr(self, name)[places] for name in _EACH})
+        return replace(self, **{name: getattr(self, name)[places] for name in _FIELDS})
 
     def select(self, column: int) -> Held:
         return replace(self, column=column)
 
     def join(self, others: Sequence[Elsewhere]) -> Held:
-        parts = [self, *(other for other in others if isinstance(other, Held))]
-        return replace(self, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _EACH})
+        parts = [self, *(rows for rows in others if isinstance(rows, Held))]
+        return replace(self, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _FIELDS})
 
     def first(self, count: int, of: int) -> Held:
-        """Of each `of` rows in turn the `count` shortest, the earlier of equals."""
+        """Return of each `of` rows in turn the `count` shortest, the earlier among equals."""
         order = np.sort(self.response.reshape(-1, of).argsort(1, kind="stable")[:, :count])
         return self.pick((order + np.arange(len(order))[:, None] * of).reshape(-1))
 
     def longest(self, kept: int) -> np.ndarray:
-        """Tokens of the longest of each so many rows in turn, int64."""
+        """Return the tokens of the longest of each so many rows in turn, int64."""
         longest: np.ndarray = self.response.reshape(-1, kept).max(axis=1, initial=0)
         return longest
 
     def until(self, tokens: int) -> Held:
-        """Rows with more tokens are given up when they have so many."""
+        """Return the rows, where those with more tokens are given up when they have so many."""
         over = self.response > tokens
         return replace(self, response=np.where(over, 0, self.response), given_up=np.where(over, tokens, 0))
 
     def batch(self) -> Batch:
-        """As the cost model sees it."""
+        """Return the rows as the cost model sees them."""
         return Batch(float(self.rows), Lengths.of(self.prompt.tolist()), Lengths.of(self.response.tolist()))
 
     def begun(self, kept: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of prompt and answer of all rows that were begun, int64 [prompts, samples]: of each prompt's samples
-        these `kept` come first, and the others were given up when the longest of these ended."""
+        """Return the tokens of prompt and answer of all rows that were begun, int64 [prompts, samples]: of each
+        prompt's samples these `kept` come first, and the others were given up when the longest of these ended."""
         left = np.maximum(self.response, self.given_up).reshape(-1, kept)
         others = np.repeat(left.max(axis=1, initial=0)[:, None], samples - kept, axis=1)
         return np.repeat(self.prompt[::kept, None], samples, axis=1), np.concatenate([left, others], axis=1)
 
     def in_turn(self, kept: int) -> np.ndarray:
-        """Prompts of which so many rows each are kept in the order in which these begin, int64: those first that are
-        expected to be longer."""
+        """Return the prompts, of which so many rows each are kept, in the order in which these begin, int64: those
+        first that are expected to be longer."""
         return np.argsort(-self.expected[::kept], kind="stable")
 
     def sampling(self, kept: int, samples: int) -> Batch:
-        """The work of sampling these rows, of which `kept` of so many samples are left."""
-        prompt, response = (Lengths.of(each.reshape(-1).tolist()) for each in self.begun(kept, samples))
+        """Return the work of sampling these rows, of which `kept` of so many samples are left."""
+        prompt, response = (Lengths.of(tokens.reshape(-1).tolist()) for tokens in self.begun(kept, samples))
         return Batch(float(self.rows // kept * samples), prompt, response, samples)
 
     def entries(self, kind: Type) -> float:
-        """How many tokens are sent with a value of this type; a value for each row counts as one for each."""
+        """Return how many tokens are sent with a value of this type; a value for each row counts as one for each."""
         if isinstance(kind, Table):
             return float(self.prompt.sum() + self.response.sum())
         inner = isinstance(kind, Tensor) and kind.axis is not None and kind.axis.inner
         return float(self.response.sum()) if inner else float(self.rows)
 
     def shares(self, key: str, samples: int = 1, alike: float = 0.0, together: str = "") -> np.ndarray:
-        """For each row a share between 0 and 1: those of a whole batch are evenly spread, in an order that `key`
+        """Return for each row a share between 0 and 1: those of a whole batch are evenly spread, in an order that `key`
         shuffles. alike: how much those of each so many rows in turn correlate; what they have in common follows from
         `together`, so that with another key it is the same.
 
         What a row gets depends on its number alone, not on the slice or block that it comes in.
         """
-        found = np.zeros(self.rows)
+        values = np.zeros(self.rows)
         batches = self.numbers // self.period
         for batch in np.unique(batches).tolist():
             common = f"{together}/{batch}"
             order = _order(f"{key}/{batch}", self.period, samples, alike if samples > 1 else 0.0, common)
-            mine = batches == batch
-            found[mine] = (order[self.numbers[mine] % self.period] + 0.5) / self.period
-        return found
+            in_batch = batches == batch
+            values[in_batch] = (order[self.numbers[in_batch] % self.period] + 0.5) / self.period
+        return values
 
     def sampled(
         self, lengths: Lengths, key: str, samples: int = 1, alike: float = 0.0, together: str = ""
     ) -> np.ndarray:
-        """A length for each row, int64."""
+        """Return a length for each row, int64."""
         shares = self.shares(key, samples, alike, together)
-        whole: np.ndarray = np.maximum(1, np.rint(at(lengths, shares))).astype(np.int64)
-        return whole
+        tokens: np.ndarray = np.maximum(1, np.rint(at(lengths, shares))).astype(np.int64)
+        return tokens
 
 
 def at(lengths: Lengths, shares: np.ndarray) -> np.ndarray:
-    """For each share of the rows the length that it does not exceed, float64."""
-    known = np.asarray(lengths.values)
-    found: np.ndarray = np.interp(shares * len(known) - 0.5, np.arange(len(known)), known)
-    return found
+    """Return for each share of the rows the length that it does not exceed, float64."""
+    values = np.asarray(lengths.values)
+    result: np.ndarray = np.interp(shares * len(values) - 0.5, np.arange(len(values)), values)
+    return result
 
 
 def normal(shares: np.ndarray) -> np.ndarray:
-    """How many standard deviations out of a normal distribution each share lies, float64."""
+    """Return how many standard deviations from the mean of a normal distribution each share lies, float64."""
     return np.array([_NORMAL.inv_cdf(share) for share in shares.tolist()])
 
 
 def share_of(scores: np.ndarray) -> np.ndarray:
-    """The other way round."""
+    """Return the share of each score, the inverse of `normal`."""
     return np.array([_NORMAL.cdf(score) for score in scores.tolist()])
 
 
@@ -155,16 +157,16 @@ _NORMAL = NormalDist()
 
 @lru_cache(64)
 def _order(key: str, count: int, samples: int, alike: float, common: str) -> np.ndarray:
-    """A permutation: each block of a batch asks for the whole batch's. alike: of each so many neighbours, by what
-    `common` draws for them."""
-    chance = _chance(key)
+    """Return a permutation; it is cached, since each block of a batch asks for the whole batch's. alike: how much so
+    many neighbours correlate, by what `common` draws for them."""
+    random_numbers = _generator(key)
     if not alike:
-        return chance.permutation(count)
-    own, shared = chance.standard_normal(count), _chance(common).standard_normal(-(-count // samples))
-    scores = np.sqrt(alike) * np.repeat(shared, samples)[:count] + np.sqrt(1 - alike) * own
-    found: np.ndarray = scores.argsort(kind="stable").argsort(kind="stable")
-    return found
+        return random_numbers.permutation(count)
+    single, shared = random_numbers.standard_normal(count), _generator(common).standard_normal(-(-count // samples))
+    scores = np.sqrt(alike) * np.repeat(shared, samples)[:count] + np.sqrt(1 - alike) * single
+    order: np.ndarray = scores.argsort(kind="stable").argsort(kind="stable")
+    return order
 
 
-def _chance(key: str) -> np.random.Generator:
+def _generator(key: str) -> np.random.Generator:
     return np.random.default_rng(random.Random(key).getrandbits(64))

@@ -1,4 +1,5 @@
-"""What a simulation has for the values of a program: rows with lengths, and which of them are kept, drawn by a seed."""
+"""This module makes fake values for those of a program: rows with lengths, and which of them are kept, drawn by a
+seed."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from rlgraph.passes.cost.tasks import Workload
 
 
 class StandIns:
-    """Of a program whose texts are as long as a workload says."""
+    """Makes fake values for a program whose texts are as long as a workload says."""
 
     def __init__(self, program: Program, workload: Workload, versions: Versions, seed: int) -> None:
         self.program, self.workload, self.versions, self.seed = program, workload, versions, seed
@@ -37,16 +38,16 @@ class StandIns:
         }
         """Nodes that sample, by phase and the value that says how long their rows are expected to be."""
         self.prompts = f"{seed}/prompts"
-        """Of what the answers to one prompt have in common, whenever it is asked."""
+        """The key of what the answers to one prompt have in common, whenever it is asked."""
         self._answers: dict[int, Lengths] = {}
-        """By the most tokens of an answer."""
+        """Lengths of answers, by the most tokens of an answer."""
 
     def key(self, node: Node, step: Step) -> str:
-        """Of what is random about a node in this step."""
+        """Return the key of what is random about a node in this step."""
         return f"{self.seed}/{step.number}/{node.name}"
 
     def made(self, order: Order) -> Made:
-        """What comes out of a node."""
+        """Return the fake output of a node."""
         node, frame, group = order.node, order.frame, order.group
         if node.op == "read":
             return self.read(node, frame, group)
@@ -61,28 +62,31 @@ class StandIns:
             else:
                 values[value.name] = self.like(value.name, value.type, node, frame, group)
         if node.op == "encode":
-            name, found = node.name, values[node.name]
-            prompts = found.sampled(self.workload.prompt, f"{self.seed}/prompt")
-            answers = found.sampled(self.workload.response or self.workload.prompt, f"{self.seed}/{name}")
-            values[name] = replace(found, prompt=prompts, response=answers)
+            name, encoded = node.name, values[node.name]
+            prompts = encoded.sampled(self.workload.prompt, f"{self.seed}/prompt")
+            answers = encoded.sampled(self.workload.response or self.workload.prompt, f"{self.seed}/{name}")
+            values[name] = replace(encoded, prompt=prompts, response=answers)
         return Made(values)
 
     def read(self, node: Node, frame: Frame, group: Group) -> Made:
-        """A cursor is the number of rows that were read."""
+        """Return the next rows of the data. A cursor is the number of rows that were read."""
         table, cursor = node.outputs
         axis, first = axis_of(table.type), frame.values[node.inputs[0]]
         assert axis is not None
-        source = next(each for each in self.program.outside if each.kind == "data" and each.name == axis.name)
+        source = next(
+            outside for outside in self.program.outside if outside.kind == "data" and outside.name == axis.name
+        )
         batch = source.record.option("batch") or 1
         rows = _rows(table.name, group.name, np.arange(first, first + batch), batch)
         rows = replace(rows, prompt=rows.sampled(self.workload.prompt, f"{self.seed}/prompt"))
         return Made({table.name: rows, cursor.name: first + batch}, [Rows(axis, batch)])
 
     def sampled(self, order: Order) -> Made:
+        """Return the fake rows that a model samples."""
         node, frame, group = order.node, order.frame, order.group
-        asked, above = frame.values[node.inputs[1]], axis_of(frame.types[node.inputs[1]])
+        asked, asked_axis = frame.values[node.inputs[1]], axis_of(frame.types[node.inputs[1]])
         axis, count = axis_of(node.outputs[0].type), node.attr("n")
-        assert axis is not None and above is not None
+        assert axis is not None and asked_axis is not None
         numbers = (asked.numbers[:, None] * count + np.arange(count)).reshape(-1)
         made = replace(
             _rows(node.name, group.name, numbers, asked.period * count),
@@ -96,13 +100,13 @@ class StandIns:
         rows, first = [], rows_each(node)
         if first < count:
             made = made.first(first, count)
-        if axis.key != above.key:
+        if axis.key != asked_axis.key:
             rows.append(Rows(axis, made.rows, np.repeat(np.arange(asked.rows), first)))
         return Made({node.name: made}, rows)
 
     def expected(self, order: Order) -> list[float]:
-        """How long the answers to each prompt are expected to be that is going to be asked: what they will be, as far
-        as the workload says that one can know."""
+        """Return how long the answers to each prompt are expected to be that is going to be asked: what they will be,
+        as far as the workload says that one can know."""
         asked, step = order.frame.values[order.node.inputs[0]], order.step
         node = self.samplers[step.phase, order.node.name]
         count, knows = node.attr("n"), self.workload.foresight
@@ -113,19 +117,20 @@ class StandIns:
             .reshape(-1, count)
             .mean(axis=1)
         )
-        # As far from each other as those of single rows are.
+        # Scale the means, so that they vary as much as the scores of single rows do.
         scores /= np.sqrt(self.workload.alike + (1 - self.workload.alike) / count)
         chance = normal(asked.shares(f"{self.key(node, step)}/expected"))
         lengths = at(self.answers(node.attr("max_tokens")), share_of(knows * scores + np.sqrt(1 - knows**2) * chance))
-        return [float(each) for each in lengths]
+        return [float(length) for length in lengths]
 
     def answers(self, limit: int) -> Lengths:
-        """Of what is sampled with at most so many tokens."""
+        """Return the lengths of what is sampled with at most so many tokens."""
         if limit not in self._answers:
             self._answers[limit] = self.workload.answers(limit)
         return self._answers[limit]
 
     def sampled_from_buffer(self, node: Node, frame: Frame, group: Group) -> Made:
+        """Return fake rows of a buffer."""
         held, axis = frame.values[node.inputs[0]], axis_of(node.outputs[0].type)
         assert axis is not None
         count = min(node.attr("rows"), held.rows)
@@ -133,33 +138,34 @@ class StandIns:
         return Made({node.name: replace(held.pick(np.sort(taken)), name=node.name)}, [Rows(axis, count)])
 
     def handle(self, node: Node, frame: Frame, kind: Handle, group: Group) -> Any:
-        """What lives across steps, after a node."""
+        """Return the value after a node of a thing that lives across steps."""
         if kind.kind == "model":
             return kind.name
         if node.op != "push":
             return Held(kind.name, group.name)
-        held, table = (frame.values[name] for name in node.inputs[:2])
-        full = replace(held.join([table]), name=kind.name, where=group.name)
-        rule = next(each for each in self.program.outside if each.name == kind.name)
+        rows, table = (frame.values[name] for name in node.inputs[:2])
+        full = replace(rows.join([table]), name=kind.name, where=group.name)
+        rule = next(thing for thing in self.program.outside if thing.name == kind.name)
         return full.pick(np.arange(full.rows)[-int(rule.record.option("capacity")) :])
 
     def like(self, name: str, kind: Type, node: Node, frame: Frame, group: Group) -> Held:
-        """A value with the rows of an input that lies on the same axis, or else on the same rows."""
+        """Return a value with the rows of an input that lies on the same axis, or else on the same rows."""
         axis = axis_of(kind)
         if axis is None:
             return Held(name, group.name)
-        given = [(axes_of(frame.types[each]), frame.values.get(each)) for each in node.inputs]
-        known = [(axes, value) for axes, value in given if isinstance(value, Held)]
+        given = [(axes_of(frame.types[input_name]), frame.values.get(input_name)) for input_name in node.inputs]
+        fakes = [(axes, value) for axes, value in given if isinstance(value, Held)]
         for near in (axis, axis.row):
-            for axes, value in known:
-                if any(near.key == own.key for own in axes):
+            for axes, value in fakes:
+                if any(near.key == value_axis.key for value_axis in axes):
                     return replace(value, name=name, where=group.name, column=None)
         size = frame.size(axis.row.key)
         return _rows(name, group.name, np.arange(size), max(1, size))
 
     def choose(self, order: Order) -> np.ndarray:
-        """A share of the rows for `keep`, one of each group for `pick`, for `recent` those that are, for `aged`
-        all of them, the oldest first, and for `soonest` all of them, those first whose longest is the shortest."""
+        """Choose rows: a share of them for `keep`, one of each group for `pick`, for `recent` those that are, for
+        `aged` all of them, the oldest first, and for `soonest` all of them, those first whose longest is the
+        shortest."""
         node, frame = order.node, order.frame
         if node.op == "keep":
             mask, axis = frame.values[node.inputs[0]], axis_of(frame.types[node.inputs[0]])
@@ -167,10 +173,10 @@ class StandIns:
             kept = mask.shares(self.key(node, frame.step)) < self.workload.kept
             return np.flatnonzero(kept[frame.index(node.attr("axis"), axis.key)])
         if node.op == "recent":
-            own = axis_of(frame.types[node.inputs[0]])
-            assert own is not None
+            value_axis = axis_of(frame.types[node.inputs[0]])
+            assert value_axis is not None
             age = self.versions.at(node.attr("model"), frame.step) - frame.values[node.inputs[0]].version
-            old = frame.index(own.row.key, node.attr("axis"))[age > node.attr("oldest")]
+            old = frame.index(value_axis.row.key, node.attr("axis"))[age > node.attr("oldest")]
             return np.setdiff1d(np.arange(frame.size(node.attr("axis"))), old)
         if node.op == "aged":
             sampled = zip(node.inputs, node.attr("models"), strict=True)
@@ -178,7 +184,7 @@ class StandIns:
             return np.argsort(-frame.greatest(node.attr("axis"), ages), kind="stable")
         if node.op == "soonest":
             tokens = [(name, frame.values[name].response) for name in node.inputs]
-            ended = [(name, np.where(each > 0, each, np.inf)) for name, each in tokens]
+            ended = [(name, np.where(lengths > 0, lengths, np.inf)) for name, lengths in tokens]
             return np.argsort(frame.greatest(node.attr("axis"), ended), kind="stable")
         table, chosen = axis_of(frame.types[node.inputs[0]]), axis_of(node.outputs[0].type)
         assert table is not None and chosen is not None
@@ -187,11 +193,11 @@ class StandIns:
             message = "a group has no rows left to pick from"
             raise ProgramError(Diagnostic("E0961", message, node.span, "assume that more are kept"))
         places = frame.values[node.inputs[1]].shares(self.key(node, frame.step)) * counts
-        found: np.ndarray = counts.cumsum() - counts + places.astype(np.int64)
-        return found
+        positions: np.ndarray = counts.cumsum() - counts + places.astype(np.int64)
+        return positions
 
 
 def _rows(name: str, group: str, numbers: np.ndarray, period: int) -> Held:
-    """Rows without tokens."""
+    """Return rows without tokens."""
     zeros = np.zeros_like(numbers)
     return Held(name, group, numbers, zeros, zeros, np.zeros(zeros.shape), zeros, period, given_up=zeros)

@@ -1,4 +1,4 @@
-"""Time that passes in a simulation, and what it passed with."""
+"""This module lets time pass in a simulation, and logs what it passed with."""
 
 from __future__ import annotations
 
@@ -19,37 +19,40 @@ class Prediction(Protocol):
     """What each piece of work takes; `rlgraph.passes.cost.predict.Predictor` is one."""
 
     def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
-        """Of the whole group that does this work, or of so many of its data-parallel copies: they share the rows."""
+        """Predict work of a whole group, or of so many of its data-parallel replicas, which share the rows."""
         ...
 
     def fused(self, works: Sequence[tuple[str, Sequence[Batch]]]) -> Fusion:
-        """Trainings that share a pipeline: their models, each with its rows. Of one alone, that it has by itself."""
+        """Predict trainings that share a pipeline: their models, each with its rows. A training alone takes what it has
+        by itself."""
         ...
 
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> Sampled:
-        """Of one copy that samples, on its rows alone: tokens of each row, so many samples for each prompt."""
+        """Predict one replica that samples, with its rows alone: tokens of each row, so many samples for each
+        prompt."""
         ...
 
     def host(self, op: str, count: float) -> Cost:
-        """Of so many rows, by the process that has no model."""
+        """Predict work on so many rows by a process that has no model."""
         ...
 
     def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
-        """Of a model's weights from one group to another, or to so many of its copies."""
+        """Predict a transfer of a model's weights from one group to another, or to so many of its replicas."""
         ...
 
     def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
-        """Of rows from one group to another, or to so many of its copies."""
+        """Predict a transfer of rows from one group to another, or to so many of its replicas."""
         ...
 
     def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
-        """Of a model that is off-loaded while its group does not work with it: until it is there, and away again."""
+        """Predict the way of a model to the devices and back, which is off-loaded while its group does not work with
+        it."""
         ...
 
     def order(self, group: str, copies: int | None = None) -> Cost:
-        """Until a group, or so many of its copies, has its order, and has answered."""
+        """Predict the time until a group, or so many of its replicas, has its request, and has answered."""
         ...
 
 
@@ -59,7 +62,7 @@ class Fired:
 
     at: float
     input: Work | None
-    """What made the last of them."""
+    """The work that made the last of them."""
 
 
 class Log:
@@ -71,7 +74,7 @@ class Log:
         self._teller = Teller(observer)
 
     def fired(self) -> Fired:
-        """Work whose inputs are there now."""
+        """Return a work whose inputs have just come."""
         return Fired(self.clock.now, self._cause())
 
     def _cause(self) -> Work | None:
@@ -92,20 +95,20 @@ class Log:
         idle: Callable[[], float] = lambda: 0.0,
         stages: Callable[[], Fusion] | None = None,
     ) -> Work:
-        """Work of groups whose pools the caller has: it begins now, and is over when this returns. `counts`: rows and
-        tokens. `later`: what others add to its parts meanwhile. `idle`: says at the end for how many seconds a copy had
-        nothing to do. `stages`: of a pipeline, what they do."""
+        """Do a work of groups whose pools the caller has: it begins now, and is over when this returns. `counts`: rows
+        and tokens. `later`: what others add to its parts meanwhile. `idle`: returns at the end for how many seconds
+        a replica had nothing to do. `stages`: returns what the stages of a pipeline do."""
         clock = self.clock
         start, after = clock.now, self._cause()
         clock.sleep(sum(parts.values()))
         while later:
-            more = dict(later)
+            added = dict(later)
             later.clear()
-            clock.sleep(sum(more.values()))
-            parts = {name: parts.get(name, 0.0) + more.get(name, 0.0) for name in {**parts, **more}}
+            clock.sleep(sum(added.values()))
+            parts = {name: parts.get(name, 0.0) + added.get(name, 0.0) for name in {**parts, **added}}
         names, pools = tuple(group.name for group in groups), tuple(group.pool for group in groups)
-        when, rest = (fired.at, start, clock.now, fired.input, after), (idle(), dict(parts))
-        work = Work(name, op, names, pools, step, *when, *counts, *rest, stages=stages)
+        times, remaining = (fired.at, start, clock.now, fired.input, after), (idle(), dict(parts))
+        work = Work(name, op, names, pools, step, *times, *counts, *remaining, stages=stages)
         clock.note(work)
         self.works.append(work)
         self._teller.tell(work)

@@ -1,4 +1,4 @@
-"""What an order is about, as a cost model and a reader of a timeline ask for it."""
+"""This module describes requests for a cost model and for a reader of a timeline."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rlgraph.passes.cost.time import Batch, Cost
 
 
 def shared_out(rows: Held, order: Order) -> list[Held]:
-    """The rows of each copy of a group that samples them: those of a prompt stay together."""
-    copies, each = order.copies or order.group.mesh.length("dp"), rows_each(order.node)
-    mine = rows_of(order, rows.rows // each, copies)
-    return [rows.pick((own[:, None] * each + np.arange(each)).reshape(-1)) for own in mine]
+    """Return the rows of each replica of a group that samples them: those of a prompt stay together."""
+    copies, samples = order.copies or order.group.mesh.length("dp"), rows_each(order.node)
+    shards = rows_of(order, rows.rows // samples, copies)
+    return [rows.pick((shard[:, None] * samples + np.arange(samples)).reshape(-1)) for shard in shards]
 
 
 def title_of(node: Node) -> str:
-    """As people know the work: training by its model, all else by what it makes."""
+    """Return the name of a work in a timeline: training by its model, all else by what it makes."""
     if not NODES[node.op].trains:
         return node.name
     model = model_of(node).split("@")[0]
@@ -35,29 +35,29 @@ def title_of(node: Node) -> str:
 
 
 def model_in(node: Node, frame: Frame) -> str | None:
-    """The model that a node works with."""
+    """Return the model that a node works with."""
     if not NODES[node.op].with_model:
         return None
-    found: str = frame.values[model_of(node)]
-    return found
+    model: str = frame.values[model_of(node)]
+    return model
 
 
 def batches_of(node: Node, frame: Frame, made: Made) -> list[Batch]:
-    """The rows that are sampled, or read; of an update, the tables that its calls read."""
+    """Return the rows that are sampled, or read; of an update, the tables that its calls read."""
     if NODES[node.op].generates:
         return [made.values[node.name].sampling(rows_each(node), node.attr("n"))]
     return [table.batch() for table in tables_of(node, frame)]
 
 
 def tables_of(node: Node, frame: Frame) -> list[Held]:
-    """Those that an update, or a call of a model, reads."""
+    """Return the tables that an update, or a call of a model, reads."""
     nodes = [inner for region in node.regions for inner in region.nodes] if NODES[node.op].trains else [node]
     calls = [call for call in nodes if NODES[call.op].scores]
     return [frame.values[table] for table in dict.fromkeys(table_of(call) for call in calls)]
 
 
 def counts_of(node: Node, frame: Frame, made: Made) -> tuple[int, int]:
-    """The rows that a node worked on, and the tokens that it sampled."""
+    """Return the rows that a node worked on, and the tokens that it sampled."""
     values = (*made.values.values(), *(frame.values.get(name) for name in node.inputs))
     rows = max((value.rows for value in values if isinstance(value, Held)), default=0)
     tokens = int(made.values[node.name].response.sum()) if NODES[node.op].generates else 0
@@ -65,7 +65,8 @@ def counts_of(node: Node, frame: Frame, made: Made) -> tuple[int, int]:
 
 
 def stages_of(order: Order, batches: Sequence[Batch], log: Log) -> Callable[[], Fusion] | None:
-    """What the stages do of a training that has several; nobody else does anything stage by stage."""
+    """Return what computes the work of the stages of a training that has several; no other node works stage by
+    stage."""
     node, model = order.node, model_in(order.node, order.frame)
     trained = node.regions and NODES[node.op].trains and sum(batch.rows for batch in batches)
     if not trained or order.group.mesh.length("pp") == 1 or model is None:
@@ -74,5 +75,6 @@ def stages_of(order: Order, batches: Sequence[Batch], log: Log) -> Callable[[], 
 
 
 def parts_of(cost: Cost) -> dict[str, float]:
+    """Return the parts of a cost that are not 0, in seconds."""
     named = ("compute", "memory", "communication", "bubble", "overhead")
     return {name: getattr(cost, name) for name in named if getattr(cost, name)}

@@ -1,5 +1,5 @@
-"""Steps of a simulation in the middle of a run: where they take the same time again and again, and what they would take
-at least."""
+"""This module simulates steps in the middle of a run: where they take the same time again and again, and what they
+would take at least."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from rlgraph.passes.cost.tasks import main_step
 
 NEAR = 0.01
 FEWEST = 4
-"""Steps from which on their halves can be compared."""
+"""The fewest steps whose halves can be compared."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Some that came one after the other."""
+    """Some steps that came one after the other."""
 
     began: float
-    """Seconds since the simulation did."""
+    """Seconds since the simulation began."""
     ends: tuple[float, ...]
     told: tuple[Mapping[str, float], ...]
-    """What there was to say of each."""
+    """What each step reported."""
     works: tuple[int, int]
-    """How many had ended when they began, and when they were over."""
+    """How many works had ended when they began, and when they were over."""
     warm_up: int
     """Steps before them."""
     steady: bool | None
-    """Their two halves take the same time; None: they are too few to tell."""
+    """Whether their two halves take the same time; None: they are too few to tell."""
 
     @property
     def seconds(self) -> float:
-        """Of a step, on average."""
+        """Seconds of a step, on average."""
         return (self.ends[-1] - self.began) / len(self.ends)
 
 
 def run_steps(backend: SimBackend, steps: int, ended: Callable[[int, int], object] = lambda done, whole: None) -> Steps:
-    """So many steps in the middle of a run, or as many of them as are steady. backend: one that has not run. ended: is
-    told after each step how many are done, and of how many."""
+    """Run so many steps in the middle of a run, or as many of them as are steady. backend: one that has not run. ended:
+    is told after each step how many are done, and of how many."""
     phase = main_step(backend.program)
     before = first_of(phase)
     coming = ((phase, number) for number in count(1))
     ends, told = [], []
     with closing(backend.run_steps(coming)) as running:
-        # Those ahead of the last one are under way as in the middle of a run, and one more says what its end waits for.
+        # Steps ahead of the last one are in flight as in the middle of a run; one more tells what its end waits for.
         for _, extra in islice(running, before + steps + 1):
             ends.append((backend.now(), len(backend.works)))
             told.append(extra)
@@ -68,8 +68,8 @@ def run_steps(backend: SimBackend, steps: int, ended: Callable[[int, int], objec
 
 
 def settled(seconds: Sequence[float]) -> int | None:
-    """How many of the first steps do not count: the fewest after which the first and the second half of the rest take
-    the same time on average, to 1%. None: there is no such number up to half of the steps."""
+    """Return how many of the first steps do not count: the fewest after which the first and the second half of the rest
+    take the same time on average, to 1%. None: there is no such number up to half of the steps."""
     for skipped in range(len(seconds) // 2 + 1):
         rest = seconds[skipped:]
         halves = fmean(rest[: len(rest) // 2]), fmean(rest[len(rest) // 2 :])
@@ -79,16 +79,17 @@ def settled(seconds: Sequence[float]) -> int | None:
 
 
 def first_of(phase: Phase) -> int:
-    """Steps after which a simulation is in the middle of a run: a first step has weights that need not be brought, and
-    the next ones do not know yet what they lag behind."""
+    """Return the steps after which a simulation is in the middle of a run: a first step has weights that need not be
+    brought, and the next ones do not know yet what they lag behind."""
     return 1 + phase.staleness.steps
 
 
 def longest_cycle(backend: SimBackend) -> float:
-    """Seconds of a step where no work waits for its turn on a pool: what is left is the longest cycle of dependences,
-    over the steps that it spans. Such steps come in bursts, of as many as may be ahead.
+    """Return the seconds of a step where no work waits for its turn on a pool: what is left is the longest cycle of
+    dependences, over the steps that it spans. Such steps come in bursts, of as many as may be ahead.
 
-    backend: one without turns that has not run."""
+    backend: one without turns that has not run.
+    """
     phase = main_step(backend.program)
     burst = first_of(phase)
     coming = ((phase, number) for number in count(1))

@@ -1,4 +1,4 @@
-"""When rows end that other copies of a model go on with, in a simulation."""
+"""This module simulates when rows end that other replicas of a model go on with."""
 
 from __future__ import annotations
 
@@ -9,45 +9,47 @@ from rlgraph.passes.cost.sampled import Pace, Sampled
 from rlgraph.passes.cost.sampled import Together as Copy
 
 Sampling = Callable[[int, Sequence[float], Sequence[float]], Sampled]
-"""What a copy takes to sample rows: tokens of their prompts and of their answers."""
+"""What a replica takes to sample rows: tokens of their prompts and of their answers."""
 
 
 def moved(
     copies: Sequence[Rows], ends: Ends, now: float, to: Mapping[tuple[int, int], int], sampling: Sampling
 ) -> list[list[float]]:
-    """The seconds after which each row of each copy has ended, where some go on elsewhere from a moment on: what there
-    is of them is read again there. copies: their rows; ends: when these would have ended; to: by copy and row the copy
-    that it goes to."""
+    """Return the seconds after which each row of each replica has ended, where some move to other replicas at a moment,
+    and their tokens so far are read again there. copies: their rows; ends: when these would have ended; to: by
+    replica and row the replica that it goes to."""
     followed = [_followed(rows) for rows in copies]
     left = {copy: _left(followed[copy], copies[copy], now) for copy in {copy for copy, _ in to}}
-    found = [list(own) for own in ends]
-    for taking in sorted(set(to.values())):
+    new_ends = [list(row_ends) for row_ends in ends]
+    for receiver in sorted(set(to.values())):
         prompts, answers, places = list[float](), list[float](), list[tuple[int, int]]()
         for (copy, row), target in to.items():
-            if target == taking:
+            if target == receiver:
                 places.append((copy, row))
                 prompts.append(copies[copy].prompts[row] + copies[copy].answers[row] - left[copy][row])
                 answers.append(left[copy][row])
-        own, pace = followed[taking], sampling(taking, prompts, answers).pace
+        replica, pace = followed[receiver], sampling(receiver, prompts, answers).pace
         assert pace is not None
-        number = own.join(now, pace, answers, more=True)
-        after = own.ends()
-        # Who has ended has ended, and nobody ends sooner because of others.
-        found[taking] = [old if old <= now else max(old, new) for old, new in zip(found[taking], after[0], strict=True)]
+        number = replica.join(now, pace, answers, more=True)
+        after = replica.ends()
+        # Rows that have ended stay so, and none ends sooner because of others.
+        new_ends[receiver] = [
+            old if old <= now else max(old, new) for old, new in zip(new_ends[receiver], after[0], strict=True)
+        ]
         for (copy, row), end in zip(places, after[number], strict=True):
-            found[copy][row] = end
-    return found
+            new_ends[copy][row] = end
+    return new_ends
 
 
 def _followed(rows: Rows) -> Copy:
-    """A copy from the beginning of its rows on."""
+    """Return a replica that is followed from the beginning of its rows on."""
     copy = Copy()
     copy.join(0.0, rows.alone.pace or Pace(0.0, 0.0, 1, lambda count: 0.0), rows.answers)
     return copy
 
 
 def _left(copy: Copy, rows: Rows, now: float) -> list[float]:
-    """Of each row the tokens that are not there yet, at least one."""
+    """Return for each row the tokens that are still to come, at least one."""
     going = {row: left for _, row, left in copy.going(now)}
     # Rows that have not begun are the last ones.
     last = max(going, default=-1)

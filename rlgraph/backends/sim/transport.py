@@ -1,4 +1,4 @@
-"""The transport of a simulation: what groups do takes the time that is predicted, and stand-ins come out."""
+"""This module has the transport of a simulation: requests take the time that is predicted, and fake rows come out."""
 
 from __future__ import annotations
 
@@ -51,38 +51,38 @@ from rlgraph.passes.cost.time import Batch, Cost
 
 
 @dataclass
-class _Books:
-    """Of one step."""
+class _StepCounts:
+    """The counts of one step."""
 
     rows: int = 0
-    """That were generated or encoded."""
+    """Rows that were generated or encoded."""
     tokens: int = 0
-    """Of them, with their prompts."""
+    """Tokens of these rows, with their prompts."""
     ages: Counter[int] = field(default_factory=Counter)
     """Rows that a model sampled which the program trains: how many, by how many versions its weights were behind those
     that the step trains."""
     trained: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    """For each table the numbers of the rows that something was trained on, of each order."""
+    """For each table the numbers of the rows that something was trained on, of each request."""
     sent: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
     """For each value and group the numbers of the rows that have come there."""
 
 
 class SimTransport:
-    """Orders are done, and weights moved, in the time of a log's clock."""
+    """Does requests, and moves weights, in the time of a log's clock."""
 
     def __init__(self, program: Program, plan: Plan, queues: Queues, workload: Workload, seed: int, log: Log) -> None:
         self.program, self.plan, self.queues, self.log = program, plan, queues, log
         self._asking = log.clock.lock()
-        """Of those that want several places of a pool at once, one takes them at a time."""
+        """Held while one of those that want several places of a pool at once takes them."""
         self.versions = Versions(program)
         self.standins = StandIns(program, workload, self.versions, seed)
-        self._books: dict[int, _Books] = {}
-        """Of each step that is under way."""
+        self._books: dict[int, _StepCounts] = {}
+        """The counts of each step in flight."""
         self._over = 0
         """The last step that is over."""
         self.together = Together()
         self._sampling: list[AtWork] = []
-        """Where newer weights come meanwhile."""
+        """Requests to which newer weights come meanwhile."""
 
     # Orders
 
@@ -98,85 +98,89 @@ class SimTransport:
         fired = self.log.fired()
         with self.queues.turn(orders[0].seats, rank=step):
             works, spent = list[tuple[str, list[Batch]]](), dict[str, float]()
-            for order, own in zip(orders, made, strict=True):
+            for order, output in zip(orders, made, strict=True):
                 self.log.observer.firing(order.node, group.pool)
-                works.append((order.frame.values[model_of(order.node)], batches_of(order.node, order.frame, own)))
+                works.append((order.frame.values[model_of(order.node)], batches_of(order.node, order.frame, output)))
                 for name, seconds in self.begun(order, works[-1][1]).items():
-                    # One order says what all have to do.
+                    # The trainings come as one request.
                     spent[name] = (
                         max(spent.get(name, 0.0), seconds) if name == "order" else spent.get(name, 0.0) + seconds
                     )
             fusion = self.log.predictor.fused(works)
             spent |= parts_of(fusion.cost)
-            rows = max(counts_of(order.node, order.frame, own)[0] for order, own in zip(orders, made, strict=True))
+            rows = max(
+                counts_of(order.node, order.frame, output)[0] for order, output in zip(orders, made, strict=True)
+            )
             title = "train " + ", ".join(model for model, _ in works)
             op, counts = orders[0].node.op, (rows, 0)
             groups = [*{order.group.name: order.group for order in orders}.values()]
             work = self.log.take(title, op, groups, step, fired, spent, counts, stages=lambda: fusion)
             for order in orders:
                 self.log.observer.fired(order.node, work.seconds, work.tokens, group.pool)
-        for order, own in zip(orders, made, strict=True):
-            self.count(order, own)
+        for order, output in zip(orders, made, strict=True):
+            self.count(order, output)
         return made
 
     def count(self, order: Order, made: Made) -> None:
-        """What the step is about."""
+        """Count the rows and tokens of a request for its step."""
         node = order.node
         if NODES[node.op].generates or node.op == "encode":
-            rows, books = made.values[node.name], self.books(order.step)
-            books.rows += rows.rows
-            books.tokens += int(rows.prompt.sum() + rows.response.sum())
+            rows, counts = made.values[node.name], self.counts_of_step(order.step)
+            counts.rows += rows.rows
+            counts.tokens += int(rows.prompt.sum() + rows.response.sum())
         if NODES[node.op].generates:
             model, step = order.frame.values[model_of(node)], order.step
             if self.versions.after(model, step.number):
                 assert order.version is not None
-                books.ages[max(0, self.versions.at(model, step) - order.version)] += rows.rows
+                counts.ages[max(0, self.versions.at(model, step) - order.version)] += rows.rows
         if NODES[node.op].trains:
-            books = self.books(order.step)
+            counts = self.counts_of_step(order.step)
             for table in tables_of(node, order.frame):
-                books.trained.setdefault(table.name, []).append(table.numbers)
+                counts.trained.setdefault(table.name, []).append(table.numbers)
 
     def work(self, order: Order, made: Made) -> None:
-        """Waits for the group's pool, and until the work is done."""
+        """Wait for the group's pool, and until the work is done."""
         node, frame, group = order.node, order.frame, order.group
         fired = self.log.fired()
-        with ExitStack() as held:
+        with ExitStack() as stack:
             if group.code:
-                # Each place of a pool of cpus is a worker by itself, and no other one knows what it does.
-                copy: int | None = held.enter_context(self.queues.place(group.pool, order.step.number))
+                # Each place of a pool of cpus is a worker by itself, which works for one request alone.
+                copy: int | None = stack.enter_context(self.queues.place(group.pool, order.step.number))
             else:
                 copy = order.copy
-                held.enter_context(self.queues.turn(order.seats, rank=order.step.number, key=order.key))
+                stack.enter_context(self.queues.turn(order.seats, rank=order.step.number, key=order.key))
             self.log.observer.firing(node, group.pool)
             batches = batches_of(node, frame, made)
             spent = self.begun(order, batches)
             rows: SampledRows | None = None
             if NODES[node.op].generates:
-                each = self.sampling_copies(order, shared_out(made.values[node.name], order), order.copy or 0)
-                slowest = max((own.alone.cost for own in each), key=lambda cost: cost.seconds)
-                rows = SampledRows(each, last_of, slowest.seconds)
+                replica_rows = self.sampling_copies(order, shared_out(made.values[node.name], order), order.copy or 0)
+                slowest = max((shard.alone.cost for shard in replica_rows), key=lambda cost: cost.seconds)
+                rows = SampledRows(replica_rows, last_of, slowest.seconds)
                 answering = self.answering(node, order, made)
                 alone = parts_of(slowest) | answering
             else:
                 alone = parts_of(self.cost(order, made, batches))
-            who = group if copy is None else replace(group, name=worker(group.name, copy))
-            told = counts_of(node, frame, made)
+            worker_group = group if copy is None else replace(group, name=worker(group.name, copy))
+            counts = counts_of(node, frame, made)
             with self.sampling(order, made, rows), self.beside(order, rows, sum(spent.values())):
                 if rows is not None and rows.later:
-                    # It came to others.
+                    # Its rows were sampled with those of others.
                     alone = {"sampling": rows.until} | answering
                     rows.later.clear()
                 idle, later = (rows.idle, rows.later) if rows is not None else (lambda: 0.0, None)
                 title, step, stages = title_of(node), order.step.number, stages_of(order, batches, self.log)
-                work = self.log.take(title, node.op, [who], step, fired, spent | alone, told, later, idle, stages)
+                work = self.log.take(
+                    title, node.op, [worker_group], step, fired, spent | alone, counts, later, idle, stages
+                )
             self.log.observer.fired(node, work.seconds, work.tokens, group.pool)
             runner = self.plan.runs(code_of(node))
             if runner is not None and NODES[node.op].with_model:
                 self.answered(order, runner, work)
 
     def answering(self, node: Node, order: Order, made: Made) -> dict[str, float]:
-        """What an environment takes that has no pool of its own: each copy has its rows answered by processes of its
-        own."""
+        """Return the time of an environment that has no pool of its own: each replica has its rows answered by
+        processes of its own."""
         turns = turns_of(node)
         if not turns or self.plan.runs(code_of(node)) is not None:
             return {}
@@ -185,20 +189,20 @@ class SimTransport:
         return {"environment": self.log.predictor.host(node.op, turns * busiest).seconds}
 
     def sampling_copies(self, order: Order, shared: Sequence[Held], first_copy: int) -> list[CopyRows]:
-        """Of each copy of a group, from one of them on, the rows that it samples, in the order in which they begin;
-        copies without rows take no time."""
-        node, found = order.node, list[CopyRows]()
+        """Return for each replica of a group, from one of them on, the rows that it samples, in the order in which they
+        begin; replicas without rows take no time."""
+        node, replica_rows = order.node, list[CopyRows]()
         model, kept, samples = order.frame.values[model_of(node)], rows_each(node), node.attr("n")
         for copy, rows in enumerate(shared, first_copy):
             first = rows.in_turn(kept)
-            prompts, answers = (each[first].reshape(-1).tolist() for each in rows.begun(kept, samples))
+            prompts, answers = (tokens[first].reshape(-1).tolist() for tokens in rows.begun(kept, samples))
             alone = self.log.predictor.sampled(model, node.op, prompts, answers, samples, copy)
-            found.append(CopyRows(alone, prompts, answers))
-        return found
+            replica_rows.append(CopyRows(alone, prompts, answers))
+        return replica_rows
 
     @contextmanager
     def beside(self, order: Order, rows: SampledRows | None, after: float) -> Iterator[None]:
-        """Rows of an order are sampled, from so many seconds on, together with those of others."""
+        """Sample rows of a request in the context, from so many seconds on, together with those of others."""
         if rows is None or order.key is None:
             yield
             return
@@ -206,77 +210,78 @@ class SimTransport:
             yield
 
     def answered(self, order: Order, runner: Group, acted: Work) -> None:
-        """What an environment that has a pool of its own makes of the actions of all turns, as many as there may be.
-        Copies that act wait meanwhile: what is said turn by turn is put together."""
+        """Do the work of an environment that has a pool of its own on the actions of all turns, as many as there may
+        be. Replicas that act wait meanwhile: the answers of all turns are put together."""
         node, fired = order.node, self.log.fired()
         busy = min(acted.rows, runner.mesh.size)
-        with self._asking.take(order.step.number), ExitStack() as held:
-            places = [held.enter_context(self.queues.place(runner.pool, order.step.number)) for _ in range(busy)]
-            who = [replace(runner, name=worker(runner.name, place)) for place in places]
+        with self._asking.take(order.step.number), ExitStack() as stack:
+            places = [stack.enter_context(self.queues.place(runner.pool, order.step.number)) for _ in range(busy)]
+            workers = [replace(runner, name=worker(runner.name, place)) for place in places]
             actions = node.attr("max_turns") * -(-acted.rows // max(1, busy))
             spent = {"overhead": self.log.predictor.host(node.op, actions).seconds}
-            self.log.take(node.attr("env"), "call", who, order.step.number, fired, spent, (acted.rows, 0))
+            self.log.take(node.attr("env"), "call", workers, order.step.number, fired, spent, (acted.rows, 0))
 
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
-        """Parts are dealt to the group's copies in turn; one is there when its last row has ended on its copy."""
+        """Distribute parts to the group's replicas in turn; one is done when its last row has ended on its replica."""
         node, frame, group = order.node, order.frame, order.group
         fired = self.log.fired()
         turn = self.queues.turn(order.seats, rank=order.step.number, key=order.key)
         with turn as devices, ExitStack() as sampling:
             self.log.observer.firing(node, group.pool)
-            whole = self.standins.made(order)
-            spent, began, tokens = self.begun(order, batches_of(node, frame, whole)), self.log.clock.now, 0
+            output = self.standins.made(order)
+            spent, began, tokens = self.begun(order, batches_of(node, frame, output)), self.log.clock.now, 0
             bounds = list(pairwise(accumulate(sizes, initial=0)))
-            slices = [self.slice(node, frame, *each) for each in bounds]
-            made = [self.standins.made(replace(order, frame=each)) for each in slices]
-            whole, *made = self.given_up(order, [whole, *made])
+            slices = [self.slice(node, frame, *bound) for bound in bounds]
+            made = [self.standins.made(replace(order, frame=part)) for part in slices]
+            output, *made = self.given_up(order, [output, *made])
             shares = blocks(order.expected, sizes, group.mesh.length("dp"))
-            held = [each.values[node.name] for each in made]
-            dealt = [Dealt(mine, [held[number] for number in mine], rows_each(node)) for mine in shares]
+            part_rows = [part.values[node.name] for part in made]
+            dealt = [Dealt(numbers, [part_rows[number] for number in numbers], rows_each(node)) for numbers in shares]
             copies = [
-                CopyRows(NOTHING, (), ()) if own.rows is None else self.sampling_copies(order, [own.rows], copy)[0]
-                for copy, own in enumerate(dealt)
+                CopyRows(NOTHING, (), ()) if shard.rows is None else self.sampling_copies(order, [shard.rows], copy)[0]
+                for copy, shard in enumerate(dealt)
             ]
             rows, ends = SampledRows(copies, last_of), PartEnds(dealt, rows_each(node), node.attr("n"))
-            sampling.enter_context(self.sampling(order, whole, rows))
+            sampling.enter_context(self.sampling(order, output, rows))
             sampling.enter_context(self.beside(order, rows, sum(spent.values())))
-            left, who = list(range(len(sizes))), [group]
-            ending = Ending.of(order, devices, [each.values[node.name].rows for each in made], shares)
+            left, groups = list(range(len(sizes))), [group]
+            ending = Ending.of(order, devices, [part.values[node.name].rows for part in made], shares)
             while left:
                 number = min(left, key=ends(rows.ends).__getitem__)
                 left.remove(number)
-                rows.begin(lambda own, number=number: ends(own)[number])  # type: ignore[misc]
+                rows.begin(lambda row_ends, number=number: ends(row_ends)[number])  # type: ignore[misc]
                 spent["sampling"] = rows.until - rows.there
-                told, step = counts_of(node, slices[number], made[number]), order.step.number
-                work = self.log.take(title_of(node), node.op, who, step, fired, spent, told, rows.later, rows.idle)
+                counts, step = counts_of(node, slices[number], made[number]), order.step.number
+                work = self.log.take(title_of(node), node.op, groups, step, fired, spent, counts, rows.later, rows.idle)
                 rows.there, tokens = rows.until, tokens + work.tokens
                 # The next part goes on where this one ended.
                 spent, fired = {}, self.log.fired()
                 self.count(order, made[number])
-                if ending is not None and (to := ending.ended(number)) is not None:
-                    rows.move(ending.here, self.moved(order, dealt, rows, to))
-                    who = [replace(group, name=worker(group.name, copy)) for copy in ending.here]
+                if ending is not None and (destinations := ending.ended(number)) is not None:
+                    rows.move(ending.here, self.moved(order, dealt, rows, destinations))
+                    groups = [replace(group, name=worker(group.name, copy)) for copy in ending.here]
                 if not left:
                     sampling.close()
                 yield number, made[number]
             self.log.observer.fired(node, self.log.clock.now - began, tokens, group.pool)
 
     def given_up(self, order: Order, made: list[Made]) -> list[Made]:
-        """The rows of an order, and of its parts, of which those are given up that are longer than what is wanted."""
+        """Return the rows of a request, and of its parts, of which those are given up that are longer than what is
+        wanted."""
         if order.race is None:
             return made
         race, name = Race(order.race), order.node.name
         race.ended(made[0].values[name].longest(rows_each(order.node)).tolist())
         if race.limit is None:
             return made
-        return [replace(each, values={name: each.values[name].until(race.limit)}) for each in made]
+        return [replace(output, values={name: output.values[name].until(race.limit)}) for output in made]
 
     def moved(self, order: Order, dealt: Sequence[Dealt], rows: SampledRows, to: Mapping[int, int]) -> Ends:
-        """When the rows of each copy end, where blocks of them go to other copies now."""
+        """Return when the rows of each replica end, where blocks of them go to other replicas now."""
         model, samples = order.frame.values[model_of(order.node)], order.node.attr("n")
         places: dict[tuple[int, int], int] = {}
-        for copy, own in enumerate(dealt):
-            for part, groups in own.places:
+        for copy, shard in enumerate(dealt):
+            for part, groups in shard.places:
                 if part in to:
                     going = (int(group) * samples + sample for group in groups for sample in range(samples))
                     places |= {(copy, row): to[part] for row in going if rows.ends[copy][row] > rows.there}
@@ -287,7 +292,7 @@ class SimTransport:
         return moved(rows.copies, rows.ends, rows.there, places, sampling)
 
     def slice(self, node: Node, frame: Frame, start: int, stop: int) -> Frame:
-        """Some rows of a node's unit."""
+        """Return a frame with some rows of a node's unit."""
         assert node.unit is not None and node.unit.axis is not None
         return frame.slice(node.unit.axis, np.arange(start, stop), node.inputs)[0]
 
@@ -299,18 +304,18 @@ class SimTransport:
         self.work(order, Made())
         return self.standins.choose(order)
 
-    def books(self, step: Step) -> _Books:
-        """Those of a step; what a batch does that goes on when it is over is told with the next one."""
-        return self._books.setdefault(max(step.number, self._over + 1), _Books())
+    def counts_of_step(self, step: Step) -> _StepCounts:
+        """Return the counts of a step; a batch that goes on when its step is over counts for the next one."""
+        return self._books.setdefault(max(step.number, self._over + 1), _StepCounts())
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
-        """Rows and tokens that the step was about; of the rows, how many were trained on, and how many were of which
+        """Return the rows and tokens of the step; of the rows, how many were trained on, and how many were of which
         age."""
-        books, self._over = self._books.pop(step.number, _Books()), step.number
-        trained = sum(np.unique(np.concatenate(numbers)).shape[0] for numbers in books.trained.values())
-        found = {"rows": books.rows, "tokens": books.tokens, "trained": trained}
-        return {name: float(value) for name, value in found.items()} | {
-            f"age/{age}": float(rows) for age, rows in books.ages.items()
+        counts, self._over = self._books.pop(step.number, _StepCounts()), step.number
+        trained = sum(np.unique(np.concatenate(numbers)).shape[0] for numbers in counts.trained.values())
+        totals = {"rows": counts.rows, "tokens": counts.tokens, "trained": trained}
+        return {name: float(value) for name, value in totals.items()} | {
+            f"age/{age}": float(rows) for age, rows in counts.ages.items()
         }
 
     # Weights
@@ -319,7 +324,7 @@ class SimTransport:
         fired = self.log.fired()
         with self.queues.turn(*move.seats):
             with move.shifting():
-                """What waking up takes is told with the work, and weights that come do not come from the host."""
+                """To load the model back counts as part of its work, and these weights do not come from the host."""
             ends = move.sender.name, move.receiver.name
             seconds = self.log.predictor.sync(move.source, *ends, move.copies).seconds
             taking = move.receiver
@@ -331,10 +336,10 @@ class SimTransport:
         return lambda: moved
 
     def connect(self, move: Move) -> None:
-        """Nothing has to be known before."""
+        """Do nothing: a simulation has no connections."""
 
     def refresh(self, move: Move, going: AbstractContextManager[int | None]) -> Moved | None:
-        """The group pauses until the weights are there, and reads its rows again."""
+        """Pause the group until the weights have come, and read its rows again."""
         fired = self.log.fired()
         with self.queues.turn(seats(move.sender)), going as version:
             if version is None:
@@ -342,22 +347,26 @@ class SimTransport:
             ends = move.sender.name, move.receiver.name
             seconds = self.log.predictor.sync(move.source, *ends, move.copies).seconds
             at_work = self.at_work(move)
-            # Copies that take them one after the other pause once each, at about the same time.
+            # Replicas that take them one after the other pause once each, at about the same time.
             if at_work and (at_work[0].order.copy is not None or not move.copy):
                 self.pause(at_work, seconds, self.plan.holding(move.target, move.receiver.name).keep)
-            # Of the receiver it is a part of its work.
+            # For the receiver the transfer is part of its work.
             self.log.take(f"sync {move.source}", "sync", [move.sender], move.step.number, fired, {"sync": seconds})
         return Moved(seconds)
 
     def at_work(self, move: Move) -> list[AtWork]:
-        """Who samples where weights come."""
-        to = move.seats[1]
-        seated = [(each.order.seats, each) for each in self._sampling]
-        return [each for at, each in seated if at.pool == to.pool and to.places <= at.places]
+        """Return the requests that are sampled where weights come."""
+        receiver = move.seats[1]
+        seated = [(sampling.order.seats, sampling) for sampling in self._sampling]
+        return [
+            sampling
+            for devices, sampling in seated
+            if devices.pool == receiver.pool and receiver.places <= devices.places
+        ]
 
     @contextmanager
     def sampling(self, order: Order, made: Made, rows: SampledRows | None) -> Iterator[None]:
-        """Newer weights come while an order is done, where they can."""
+        """Let newer weights come while a request is done, where they can."""
         if order.sampling is None or rows is None:
             yield
             return
@@ -366,10 +375,10 @@ class SimTransport:
         try:
             yield
         finally:
-            self._sampling = [each for each in self._sampling if each is not sampling]
+            self._sampling = [other for other in self._sampling if other is not sampling]
 
     def pause(self, at_work: Sequence[AtWork], seconds: float, kept: bool) -> None:
-        """Who samples waits for new weights, and reads again what is not kept."""
+        """Make requests wait for new weights, and read again what is not kept."""
         order = at_work[0].order
         going = self.together.going(order.seats, self.log.clock.now)
         if going is None:
@@ -380,12 +389,12 @@ class SimTransport:
         if going is not None:
             self.together.pause(order.seats, self.log.clock.now, why)
             return
-        for each in at_work:
-            for name, more in why.items():
-                each.later[name] = each.later.get(name, 0.0) + more
+        for sampling in at_work:
+            for name, seconds_more in why.items():
+                sampling.later[name] = sampling.later.get(name, 0.0) + seconds_more
 
     def rereading(self, order: Order, tokens: Sequence[float]) -> float:
-        """Seconds in which rows of so many tokens are read."""
+        """Return the seconds in which rows of so many tokens are read."""
         if not tokens:
             return 0.0
         batch = Batch(float(len(tokens)), Lengths.of(tokens), Lengths.of([1]))
@@ -393,7 +402,7 @@ class SimTransport:
         return self.log.predictor.work(model, order.node.op, [batch], order.copies).seconds
 
     def reading(self, sampling: AtWork) -> float:
-        """Seconds in which a group reads what it has of rows that have not ended: all have as many tokens."""
+        """Return the seconds in which a group reads its rows that have not ended: all have as many tokens."""
         order, rows, past = sampling.order, sampling.rows, self.log.clock.now - sampling.began
         node, model = order.node, order.frame.values[model_of(order.node)]
         batch = rows.sampling(rows_each(node), node.attr("n"))
@@ -412,7 +421,7 @@ class SimTransport:
     def adopt(self, move: Move) -> None:
         assert move.update is not None
         with self.queues.turn(seats(move.receiver), rank=move.update.number):
-            """It takes no time that anybody counts."""
+            """This takes no virtual time."""
 
     # The end
 
@@ -420,15 +429,15 @@ class SimTransport:
         raise NotImplementedError("a simulation has no weights")
 
     def abort(self, why: BaseException) -> None:
-        """The clock ends what waits."""
+        """Do nothing: the clock ends all that wait."""
 
     def stop(self) -> None: ...
 
     # Time
 
     def begun(self, order: Order, batches: Sequence[Batch]) -> dict[str, float]:
-        """What passes before the work itself: the order, the model's way back to the devices, the rows' way to the
-        group."""
+        """Return what passes before the work itself: the request, the model's way back to the devices, the rows' way to
+        the group."""
         node, frame, group = order.node, order.frame, order.group
         predictor, model = self.log.predictor, model_in(node, frame)
         spent = {"order": predictor.order(group.name, order.copies).seconds}
@@ -450,15 +459,15 @@ class SimTransport:
         return {name: seconds for name, seconds in spent.items() if seconds}
 
     def fresh(self, value: Held, order: Order) -> Held:
-        """The rows that the group does not have yet; now it has them."""
-        sent, key = self.books(order.step).sent, (value.name, order.group.name)
-        there = sent.get(key, none())
-        found = value.pick(~np.isin(value.numbers, there))
-        sent[key] = np.concatenate([there, found.numbers])
-        return found
+        """Return the rows that the group does not have yet; now it has them."""
+        sent, key = self.counts_of_step(order.step).sent, (value.name, order.group.name)
+        earlier = sent.get(key, none())
+        new_rows = value.pick(~np.isin(value.numbers, earlier))
+        sent[key] = np.concatenate([earlier, new_rows.numbers])
+        return new_rows
 
     def cost(self, order: Order, made: Made, batches: Sequence[Batch]) -> Cost:
-        """Of the work itself."""
+        """Return the cost of the work itself."""
         node, frame = order.node, order.frame
         model = model_in(node, frame)
         if model is None:

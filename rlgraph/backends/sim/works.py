@@ -1,4 +1,4 @@
-"""What a simulated step was made of."""
+"""This module has the works of which a simulated step was made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlgraph.passes.cost.fusing import Fusion
 from rlgraph.passes.pipelines.timetable import WAYS, pieces
 
 BEGINS = ("order", "onload", "transfer")
-"""Parts of a work that come before what its model does."""
+"""Parts of a work that come before the work of its model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,11 +18,11 @@ class Work:
     """Something that a group, or two that exchange weights, did without a pause."""
 
     name: str
-    """As people see it: what the node makes, `train MODEL` or `sync MODEL`."""
+    """Its name in a timeline: what the node makes, `train MODEL` or `sync MODEL`."""
     op: str
     groups: tuple[str, ...]
     pools: tuple[str, ...]
-    """Of each group."""
+    """The pool of each group."""
     step: int
     """The number of the step that it is done for."""
     fired: float
@@ -35,39 +35,40 @@ class Work:
     """What it waited for last: this, or the work that its pool did before."""
     rows: int = 0
     tokens: int = 0
-    """Sampled."""
+    """Tokens that it sampled."""
     idle: float = 0.0
-    """Seconds of it that a copy has nothing to do, on average: its own rows have ended."""
+    """Seconds of it that a replica has nothing to do, on average, since its own rows have ended."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """What its seconds went to."""
+    """The seconds of each part of it."""
     stages: Callable[[], Fusion] | None = None
-    """Of a training on the stages of a pipeline: what each of them does. It takes some time to tell."""
+    """For a training on the stages of a pipeline, returns what each stage does, which takes some time to compute."""
 
     @property
     def entered(self) -> float:
-        """When its pipeline begins: there are its rows, and its model."""
+        """When its pipeline begins, once its rows and its model have come."""
         return self.start + sum(self.parts.get(name, 0.0) for name in BEGINS)
 
     @property
     def seconds(self) -> float:
+        """Seconds from its start to its end."""
         return self.end - self.start
 
     def within(self, began: float, ended: float) -> float:
-        """Seconds of it between two moments: works of a step ahead do not end with this one."""
+        """Return the seconds of it between two moments: works of a step ahead do not end with this one."""
         return max(0.0, min(self.end, ended) - max(self.start, began))
 
     def idle_within(self, began: float, ended: float) -> float:
-        """Of these seconds those that a copy has nothing to do."""
+        """Return those of these seconds that a replica has nothing to do."""
         return self.idle * self.within(began, ended) / self.seconds if self.idle else 0.0
 
     @property
     def queued(self) -> bool:
-        """It waited for its pool, not for an input."""
+        """Whether it waited for its pool, not for an input."""
         return self.start > self.fired
 
 
 class Watcher(Protocol):
-    """Who draws a timeline: an observer, a trace."""
+    """What a timeline is drawn by: an observer, a trace."""
 
     def span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
@@ -80,12 +81,13 @@ class Teller:
     """Tells a watcher of works: a slice for each group, and an arrow from what each work waited for."""
 
     def __init__(self, watcher: Watcher, most: int = 0) -> None:
-        """most: slices of pipelines, stage by stage, that are told of. A pipeline that is more than is left of them is
-        one slice, as all other work."""
+        """most: slices of pipelines, stage by stage, that are told of. A pipeline with more slices than are left of
+        them is one slice, as all other work."""
         self.watcher, self._left = watcher, most
         self._spans: dict[int, int] = {}
 
     def tell(self, work: Work) -> None:
+        """Tell the watcher of a work."""
         counts = (("step", work.step), ("rows", work.rows), ("tokens", work.tokens))
         args = {name: value for name, value in counts if value}
         for pool, group in zip(work.pools, work.groups, strict=True):
@@ -96,24 +98,24 @@ class Teller:
         if self._left and work.stages is not None:
             self._staged(work, work.stages())
 
-    def _staged(self, work: Work, found: Fusion) -> None:
-        """A track for each stage: the pipeline, and in it what goes forward and backward."""
-        lines, entered = found.problem.lines, work.entered
-        if found.problem.work > self._left:
+    def _staged(self, work: Work, fusion: Fusion) -> None:
+        """Tell of a pipeline: a track for each stage, with the pipeline, and in it what goes forward and backward."""
+        lines, entered = fusion.problem.lines, work.entered
+        if fusion.problem.work > self._left:
             return
-        self._left -= found.problem.work
+        self._left -= fusion.problem.work
         for pool, group in zip(work.pools, work.groups, strict=True):
-            tracks = [f"{group}, stage {stage + 1}" for stage in range(found.problem.stages)]
+            tracks = [f"{group}, stage {stage + 1}" for stage in range(fusion.problem.stages)]
             for track in tracks:
                 self.watcher.span(
-                    pool, track, work.name, "pipeline", entered, entered + found.table.makespan, step=work.step
+                    pool, track, work.name, "pipeline", entered, entered + fusion.table.makespan, step=work.step
                 )
-            for piece in pieces(found.problem, found.lists, found.table):
+            for piece in pieces(fusion.problem, fusion.lists, fusion.table):
                 name, way = lines[piece.entry.line].model.name, WAYS[piece.entry.part]
                 times = entered + piece.start, entered + piece.end
                 self.watcher.span(pool, tracks[piece.stage], f"{name} {way} {piece.number + 1}", way, *times)
 
 
 def worker(group: str, place: int) -> str:
-    """The name under which one copy of a group does work, or one of its cpus."""
+    """Return the name under which one replica of a group does work, or one of its cpus."""
     return f"{group} {place}"

@@ -1,1 +1,1 @@
-"""From an operation to its work, in the process that has the rows and the models."""
+"""This package does the work of operations in the process that has the rows and the models."""

@@ -1,7 +1,7 @@
-"""Columns of the data as what a node computes with: numbers, texts, arguments of a function.
+"""This module turns columns of the data into what a node computes with: numbers, texts, arguments of a function.
 
-The run has looked at all rows before the first step, where they can be looked at; what is asked here is asked of rows
-that came one by one, too.
+The run has checked all rows before the first step, where it can read ahead; these checks are for rows that come one by
+one, too.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rlgraph.ir.graph import Apply, Const, Expr, Node, Ref
 from rlgraph.ops import TENSOR
 
 Who = Callable[[int], str]
-"""A row by its place, for a message."""
+"""Returns the name of the row at a place, for a message."""
 
 
 def numbers_of(values: Sequence[Any], name: str, who: Who, span: Span, dtype: torch.dtype) -> Tensor:
-    """A column as a tensor of its own kind: int64, bool, or `dtype` where a number is real.
+    """Return a column as a tensor of its own kind: int64, bool, or `dtype` where a number is real.
 
     Raises RunError for what is no number, or none that the tensor can hold.
     """
@@ -32,7 +32,7 @@ def numbers_of(values: Sequence[Any], name: str, who: Who, span: Span, dtype: to
     for place, kind in enumerate(kinds):
         if kind not in ("whole", "real", "truth", "wide"):
             raise _no_number(f"{WORDS[kind]}: {values[place]!r:.60}", name, who(place), span)
-    # Of no rows: what is joined with it says what it is.
+    # A column without rows is bool: the one that it is joined with decides its kind.
     if all(kind == "truth" for kind in kinds):
         return torch.tensor([bool(value) for value in values], dtype=torch.bool)
     if all(isinstance(value, Integral) for value in values):
@@ -41,12 +41,12 @@ def numbers_of(values: Sequence[Any], name: str, who: Who, span: Span, dtype: to
 
 
 def finite(values: Sequence[float], what: Who, span: Span, dtype: torch.dtype, code: str = "E0725") -> Tensor:
-    """Numbers in the width of the run, in which they have to be finite, too. what: each, for a message; code: of the
-    diagnostic, which is that of what the user's Python gives unless said otherwise. Raises RunError."""
-    found = torch.tensor(values, dtype=dtype)
-    odd = found.isfinite().logical_not()
+    """Return numbers in the dtype of the run, in which they have to be finite, too. what: names each in a message;
+    code: the diagnostic, by default that of what the user's Python returns. Raises RunError."""
+    numbers = torch.tensor(values, dtype=dtype)
+    odd = numbers.isfinite().logical_not()
     if not bool(odd.any()):
-        return found
+        return numbers
     place = int(odd.int().argmax())
     word = str(dtype).removeprefix("torch.")
     message = f"{what(place)} is {values[place]:g}, which is not a finite number in {word}"
@@ -58,38 +58,39 @@ def _no_number(what: str, name: str, who: str, span: Span) -> RunError:
 
 
 def inputs_of(node: Node, values: Mapping[str, Any], who: Mapping[str, Who], dtype: torch.dtype) -> dict[str, Any]:
-    """The inputs of a tensor node: columns are lists of texts where texts are compared, otherwise numbers. who: of each
-    input, its rows. Raises RunError."""
+    """Return the inputs of a tensor node: columns are lists of texts where texts are compared, otherwise numbers. who:
+    for each input, its rows. Raises RunError."""
     compared: dict[str, Span] = {}
     calculated: dict[str, Span] = {}
     for let in node.body:
-        _note(let.expr, compared, calculated)
-    found: dict[str, Any] = {}
+        _collect_operands(let.expr, compared, calculated)
+    inputs: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, int):
-            found[name] = torch.tensor(value)
+            inputs[name] = torch.tensor(value)
         elif not isinstance(value, list):
-            found[name] = value
+            inputs[name] = value
         elif name not in calculated and any(isinstance(item, str) for item in value):
-            found[name] = _texts(value, name, who[name], compared.get(name, node.span))
+            inputs[name] = _texts(value, name, who[name], compared.get(name, node.span))
         else:
-            found[name] = numbers_of(value, name, who[name], calculated.get(name, node.span), dtype)
+            inputs[name] = numbers_of(value, name, who[name], calculated.get(name, node.span), dtype)
     for let in node.body:
-        _check_sides(let.expr, found, values, who)
-    return found
+        _check_sides(let.expr, inputs, values, who)
+    return inputs
 
 
-def _note(expr: Expr, compared: dict[str, Span], calculated: dict[str, Span]) -> None:
-    """Notes the values that are operands of what takes texts, too, and those of what does not."""
+def _collect_operands(expr: Expr, compared: dict[str, Span], calculated: dict[str, Span]) -> None:
+    """Collect the values that are operands of operations on texts, too, and those of other operations."""
     if not isinstance(expr, Apply):
         return
     for arg in expr.args:
         if isinstance(arg, Ref):
             (compared if TENSOR[expr.op].texts else calculated).setdefault(arg.name, expr.span)
-        _note(arg, compared, calculated)
+        _collect_operands(arg, compared, calculated)
 
 
 def _texts(values: list[Any], name: str, who: Who, span: Span) -> list[str]:
+    """Return a column of texts. Raises RunError for an entry that is none."""
     odd = next((place for place, item in enumerate(values) if not isinstance(item, str)), None)
     if odd is None:
         return values
@@ -98,38 +99,38 @@ def _texts(values: list[Any], name: str, who: Who, span: Span) -> list[str]:
     raise RunError(Diagnostic("E0735", message, span, "write the whole column as texts in the data"))
 
 
-def _check_sides(expr: Expr, found: Mapping[str, Any], given: Mapping[str, Any], who: Mapping[str, Who]) -> None:
-    """Says where texts are compared with numbers."""
+def _check_sides(expr: Expr, inputs: Mapping[str, Any], given: Mapping[str, Any], who: Mapping[str, Who]) -> None:
+    """Raise RunError where texts are compared with numbers."""
     if not isinstance(expr, Apply):
         return
     for arg in expr.args:
-        _check_sides(arg, found, given, who)
+        _check_sides(arg, inputs, given, who)
     if not TENSOR[expr.op].texts:
         return
-    texts = [_is_text(arg, found) for arg in expr.args]
+    texts = [_is_text(arg, inputs) for arg in expr.args]
     if True not in texts or False not in texts:
         return
     number, text = expr.args[texts.index(False)], expr.args[texts.index(True)]
-    # The checker has seen what holds no column: one side does, and of two the message names that of the numbers.
+    # The checker has seen sides without a column: one side has one, and of two the message names that of the numbers.
     odd = number if isinstance(number, Ref) and number.name in given else text
     assert isinstance(odd, Ref)
-    other, wanted = ("a text", "texts") if odd is number else ("a number", "numbers")
-    message = f"`{odd.name}` of {who[odd.name](0)} is {given[odd.name][0]!r:.60}, and is compared with {other}"
-    hint = f"write the column as {wanted} in the data, or compare it with {_OTHER[other]}"
+    compared_with, wanted = ("a text", "texts") if odd is number else ("a number", "numbers")
+    message = f"`{odd.name}` of {who[odd.name](0)} is {given[odd.name][0]!r:.60}, and is compared with {compared_with}"
+    hint = f"write the column as {wanted} in the data, or compare it with {_OTHER[compared_with]}"
     raise RunError(Diagnostic("E0735", f"{message}: they are never equal", expr.span, hint))
 
 
 _OTHER = {"a text": "a number", "a number": "a text"}
 
 
-def _is_text(expr: Expr, found: Mapping[str, Any]) -> bool | None:
+def _is_text(expr: Expr, inputs: Mapping[str, Any]) -> bool | None:
     """Whether a side of a comparison is of texts; None where it has no row."""
     if isinstance(expr, Const):
         return isinstance(expr.value, str)
     if isinstance(expr, Ref):
-        value = found.get(expr.name)
+        value = inputs.get(expr.name)
         if value is None:
-            return None  # It is made in the node: the checker has seen it.
+            return None  # This value is made in the node: the checker has seen it.
         return None if isinstance(value, Tensor) and not value.numel() else isinstance(value, list | str)
     return False
 
@@ -137,9 +138,9 @@ def _is_text(expr: Expr, found: Mapping[str, Any]) -> bool | None:
 def arguments(
     data: Sequence[Mapping[str, Any]], rows: Rows, span: Span, takes: Callable[[str], bool]
 ) -> dict[str, list[Any]]:
-    """The columns of rows of the data, for a function. takes: whether it is given a column of that name.
+    """Return the columns of rows of the data, for a function. takes: whether it is given a column of that name.
 
-    Raises RunError where a row lacks one that it is given, and others have.
+    Raises RunError where a row lacks a column that it is given, and others have it.
     """
     names = dict.fromkeys(name for row in data for name in row)
     for name in filter(takes, names):
@@ -150,9 +151,10 @@ def arguments(
 
 
 def lacks(who: str, name: str, span: Span, has: Sequence[str]) -> RunError:
-    """A row without a column that is asked for: others have it, or none is known to, where `has` names its own ones."""
+    """Return the error for a row without a column that is asked for: others have it, or none is known to, where `has`
+    names the row's own columns."""
     if has:
-        shown = ", ".join(f"`{own}`" for own in has)
+        shown = ", ".join(f"`{column}`" for column in has)
         return RunError(Diagnostic("E0711", f"{who} has no column `{name}`", span, f"it has {shown}"))
     message = f"{who} has no column `{name}`, which other rows have"
     return RunError(Diagnostic("E0711", message, span, EVERY_ROW))

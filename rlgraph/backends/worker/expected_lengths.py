@@ -1,4 +1,4 @@
-"""How long rows are expected to be that are going to be sampled."""
+"""This module does `expect` and `learn`: how long rows that are going to be sampled are expected to be."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from rlgraph.ops.nodes import attr
 
 
 def expect(node: Node, frame: Frame, session: Session) -> Made:
-    """A number for each row: by the history of its prompt, a column of its data, or a function of the user's, which is
-    called as one that rewards is, with empty answers."""
+    """Return a length for each row: by the history of its prompt, a column of its data, or a function of the user's,
+    which is called as a reward function is, with empty answers."""
     rows, data, prompts = asked_rows(node, frame, 0)
-    found: Any
+    lengths: Any
     if column := attr(node, "column"):
-        found = data_column(TableData(tuple(data)), column, rows, node)
-        found = numbers_of(found, column, rows.who, node.span, session.dtype).tolist()
+        lengths = data_column(TableData(tuple(data)), column, rows, node)
+        lengths = numbers_of(lengths, column, rows.who, node.span, session.dtype).tolist()
     elif func := attr(node, "func"):
         columns = arguments(data, rows, node.span, session.functions[func].takes)
         count = len(prompts)
         ids = [show_id(row) for row in rows.known]
-        found = session.functions[func](list(prompts), [""] * count, [[]] * count, columns, ids)
+        lengths = session.functions[func](list(prompts), [""] * count, [[]] * count, columns, ids)
     else:
-        found = session.history.expected(node.attr("table"), rows.known)
-    return Made({node.outputs[0].name: [float(each) for each in found]})
+        lengths = session.history.expected(node.attr("table"), rows.known)
+    return Made({node.outputs[0].name: [float(length) for length in lengths]})
 
 
 def learn(node: Node, frame: Frame, session: Session) -> Made:
+    """Add the lengths of rows to the history of their prompts."""
     lengths: torch.Tensor = frame.values[node.inputs[0]]
     kind: Any = frame.types[node.inputs[0]]
     rows = frame.rows[kind.axis.key].known

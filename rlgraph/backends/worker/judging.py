@@ -1,7 +1,8 @@
-"""Prompts that are too long, found before the first step: the run does not begin, leaves them out, or cuts them.
+"""This module finds prompts that are too long before the first step: the run does not begin, leaves them out, or cuts
+them.
 
-What is too long is the model's to say (the positions that it has, less `max_tokens`) and the program's (`max_prompt`).
-A text of few characters is not split into tokens: there cannot be more of them than its bytes.
+What is too long is decided by the model (the positions that it has, less `max_tokens`) and by the program
+(`max_prompt`). A text of few characters is not split into tokens: it cannot have more of them than bytes.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, counted
 from rlgraph.ir.graph import Program
 
 TOO_LONG = "E0748"
-_TOGETHER = 4096
-"""So many prompts are split into tokens at a time."""
+_PROMPTS_AT_A_TIME = 4096
+"""How many prompts are split into tokens at a time."""
 
 Note = Callable[[str], None]
 
@@ -33,42 +34,42 @@ class Limit:
     column: str
     codec: Codec
     most: int
-    """Tokens of a prompt."""
+    """Tokens of a prompt, at most."""
     span: Span
-    """Where that is said."""
+    """Where the program sets the limit."""
     model: str = ""
-    """The model that does not take more; empty where it is the program that says how long a prompt may be."""
+    """The model that takes no more; empty where it is the program that says how long a prompt may be."""
     longest: int = 0
-    """Tokens of a row of that model."""
+    """Tokens of a row of that model, at most."""
     answer: str = ""
-    """The column of what stands behind a prompt, and is counted with it."""
+    """The column of what follows a prompt, and is counted with it."""
 
     @property
     def fits_unread(self) -> int:
-        """A text of so many bytes has no more tokens than are allowed, whatever it says."""
+        """How many bytes a text may have before it could have more tokens than are allowed."""
         return self.most // self.codec.most_tokens_a_byte - 16
 
 
 class Opened(Protocol):
-    """A model of the run, or a stand-in for one that is elsewhere."""
+    """A model of the run, or a proxy of one in another process."""
 
     @property
     def engine(self) -> Any:
-        """It has a `codec`."""
+        """An engine, which has a `codec`."""
         ...
 
     @property
     def longest(self) -> int | None:
-        """Most tokens of a row; None: any number."""
+        """Tokens of a row, at most; None: any number."""
         ...
 
 
 def limits(program: Program, readers: Mapping[str, Reader], models: Mapping[str, Opened]) -> dict[str, list[Limit]]:
-    """How long the prompts of each data source may be, where anything says so: for each column and tokenizer the lowest
-    limit. A source whose rows come one after the other has none: nobody can look ahead."""
-    known = {name: reader.source.columns for name, reader in readers.items()}
-    asks = asked(program, known)
-    found: dict[str, list[Limit]] = {}
+    """Return how long the prompts of each data source may be, if there is a limit: for each column and tokenizer the
+    lowest. A source whose rows come one after the other has none, since it cannot be read ahead."""
+    columns = {name: reader.source.columns for name, reader in readers.items()}
+    asks = asked(program, columns)
+    limits_of: dict[str, list[Limit]] = {}
     for name, reader in readers.items():
         if reader.source.numbers is None:
             continue
@@ -78,75 +79,76 @@ def limits(program: Program, readers: Mapping[str, Reader], models: Mapping[str,
             if key not in lowest or limit.most < lowest[key].most:
                 lowest[key] = limit
         if lowest:
-            found[name] = [*lowest.values()]
-    return found
+            limits_of[name] = [*lowest.values()]
+    return limits_of
 
 
 def _limits(
     program: Program, source: DataSource, asks: Sequence[Asked], models: Mapping[str, Opened]
 ) -> Iterator[tuple[Limit, str]]:
-    """Each with the name of the model whose tokens are counted."""
-    said, at = source.max_prompt, source.spec.at("max_prompt")
+    """Yield each limit with the name of the model whose tokens are counted."""
+    max_prompt, span = source.max_prompt, source.spec.at("max_prompt")
     for ask in asks:
         codec = models[ask.model].engine.codec
-        if said is not None:
-            yield Limit(ask.column, codec, said, at), ask.model
-        # Whoever leaves rows out may leave out those that are too long.
+        if max_prompt is not None:
+            yield Limit(ask.column, codec, max_prompt, span), ask.model
+        # A program that leaves rows out may leave out those that are too long.
         longest = None if ask.chosen else models[ask.model].longest
         if longest is not None:
             most = longest - ask.node.attr("max_tokens", 0)
             yield Limit(ask.column, codec, most, ask.node.span, ask.model, longest, ask.answer), ask.model
-    if said is not None and not asks and program.models:
-        # What is not asked is encoded, with the tokenizer of the first model.
+    if max_prompt is not None and not asks and program.models:
+        # Prompts that no model is asked are encoded, with the tokenizer of the first model.
         first = program.models[0].name
-        yield Limit("prompt", models[first].engine.codec, said, at), first
+        yield Limit("prompt", models[first].engine.codec, max_prompt, span), first
 
 
 def judge(readers: Mapping[str, Reader], limits: Mapping[str, Sequence[Limit]], note: Note) -> list[str]:
-    """Applies the limits of each data source, by name. What was left out or cut, a sentence for each source. Raises
-    `ProgramError`, with an error for each source whose rows are too long."""
-    told: list[str] = []
+    """Apply the limits of each data source, by name. Returns what was left out or cut, a sentence for each source.
+    Raises `ProgramError`, with an error for each source whose rows are too long."""
+    sentences: list[str] = []
     problems: list[Diagnostic] = []
-    for name, found in limits.items():
+    for name, source_limits in limits.items():
         reader = readers[name]
         try:
-            told += _judge(reader, found, note)
+            sentences += _judge(reader, source_limits, note)
         except ProgramError as error:
             problems += error.diagnostics
     if problems:
         raise ProgramError(problems)
-    return told
+    return sentences
 
 
 def _judge(reader: Reader, limits: Sequence[Limit], note: Note) -> list[str]:
+    """Apply the limits of one data source."""
     source, name = reader.source, reader.name
     assert source.numbers is not None
     longer = {limit: _longer(source, name, limit, note) for limit in limits if _may_be_longer(source, limit)}
-    rows = sorted({number for found in longer.values() for number in found})
+    rows = sorted({number for lengths in longer.values() for number in lengths})
     if not rows:
         return []
     share = f"{len(rows):,} of the {counted(len(source.numbers), 'row')} of `{name}`"
     if source.overlong == "drop":
         left = set(rows)
-        kept = [number for number in source.numbers if number not in left]
-        if not kept:
+        rows_left = [number for number in source.numbers if number not in left]
+        if not rows_left:
             message = f"the prompts of all rows of `{name}` are too long, and none is left"
             hint = "take a model of a longer context, fewer `max_tokens`, a larger `max_prompt`, or `overlong=cut`"
             raise ProgramError(Diagnostic(NO_ROWS, message, source.spec.span, hint))
-        reader.source = enough(replace(source, kept=kept), f"`{name}`, without {share},")
+        reader.source = enough(replace(source, kept=rows_left), f"`{name}`, without {share},")
         return [f"left out {share}: their prompts are too long"]
     if source.overlong == "cut":
-        rules = {limit: frozenset(found) for limit, found in longer.items()}
+        rules = {limit: frozenset(lengths) for limit, lengths in longer.items()}
         reader.source = replace(source, rows=Fitted(source.rows, lambda number, row: _cut(name, rules, number, row)))  # type: ignore[arg-type]
         for number in rows:
-            reader.source.rows[number]  # type: ignore[index]  # What cannot be cut is said now.
+            reader.source.rows[number]  # type: ignore[index]  # Prompts that cannot be cut raise now.
         return [f"cut the prompts of {share}, which are too long"]
-    limit, found = next((limit, found) for limit, found in longer.items() if found)
-    raise ProgramError(_too_long(name, limit, found, share))
+    limit, lengths = next((limit, lengths) for limit, lengths in longer.items() if lengths)
+    raise ProgramError(_too_long(name, limit, lengths, share))
 
 
 def _may_be_longer(source: DataSource, limit: Limit) -> bool:
-    """Whether a look at the rows is needed: the longest text of the column may be too long."""
+    """Whether the rows have to be read: the longest text of the column may be too long."""
     longest = 0
     for name in filter(None, (limit.column, limit.answer)):
         column = (source.columns or {}).get(name)
@@ -157,20 +159,20 @@ def _may_be_longer(source: DataSource, limit: Limit) -> bool:
 
 
 def _longer(source: DataSource, name: str, limit: Limit, note: Note) -> dict[int, int]:
-    """The numbers of the rows that are too long, and how many tokens their prompts have."""
+    """Return the numbers of the rows that are too long, and how many tokens their prompts have."""
     assert source.numbers is not None
-    found: dict[int, int] = {}
+    lengths: dict[int, int] = {}
     for part, done in _parts(source, limit):
         for number, tokens in zip(part, _tokens(name, limit, part), strict=True):
             if tokens > limit.most:
-                found[number] = tokens
+                lengths[number] = tokens
         note(f"counting the tokens of `{name}`: {done:,} of {counted(len(source.numbers), 'row')}")
-    return found
+    return lengths
 
 
 def _parts(source: DataSource, limit: Limit) -> Iterator[tuple[dict[int, tuple[Any, str]], int]]:
-    """Prompts to count, with the answers that stand behind them, by the number of their row, so many at a time; and how
-    many rows were looked at."""
+    """Yield prompts to count, with the answers that follow them, by the number of their row, so many at a time; and how
+    many rows were read."""
     assert source.numbers is not None
     part: dict[int, tuple[Any, str]] = {}
     for done, (number, row) in enumerate(in_order(source), 1):
@@ -178,81 +180,92 @@ def _parts(source: DataSource, limit: Limit) -> Iterator[tuple[dict[int, tuple[A
         size = most_bytes(prompt) + most_bytes(answer) if isinstance(prompt, str) else None
         if isinstance(prompt, list) or size is not None and size > limit.fits_unread:
             part[number] = prompt, answer
-        if len(part) == _TOGETHER or done == len(source.numbers):
+        if len(part) == _PROMPTS_AT_A_TIME or done == len(source.numbers):
             yield part, done
             part = {}
 
 
 def _answer(limit: Limit, row: Row) -> str:
-    """What stands behind a row's prompt; nothing, where the model makes it."""
+    """Return what follows a row's prompt; nothing, where the model makes it."""
     answer = row.get(limit.answer) if limit.answer else ""
     return answer if isinstance(answer, str) else ""
 
 
-def _behind(limit: Limit, answer: str) -> int:
-    """The tokens of what stands behind a prompt."""
+def _answer_tokens(limit: Limit, answer: str) -> int:
+    """Return the number of tokens of what follows a prompt."""
     return len(limit.codec.encode_response(answer)) if limit.answer else 0
 
 
 def _tokens(name: str, limit: Limit, part: Mapping[int, tuple[Any, str]]) -> list[int]:
+    """Return the number of tokens of each prompt, with what follows it."""
     try:
         prompts = limit.codec.prompt_lengths([prompt for prompt, _ in part.values()])
-        return [tokens + _behind(limit, answer) for tokens, (_, answer) in zip(prompts, part.values(), strict=True)]
+        return [
+            tokens + _answer_tokens(limit, answer) for tokens, (_, answer) in zip(prompts, part.values(), strict=True)
+        ]
     except (EngineError, TypeError, KeyError):
-        # One of them: which is found by trying one at a time.
-        return [_alone(name, limit, number, *texts) for number, texts in part.items()]
+        # One of them fails: trying one at a time tells which.
+        return [_tokens_of_row(name, limit, number, *texts) for number, texts in part.items()]
 
 
-def _alone(name: str, limit: Limit, number: int, prompt: Any, answer: str) -> int:
+def _tokens_of_row(name: str, limit: Limit, number: int, prompt: Any, answer: str) -> int:
+    """Return the number of tokens of one prompt. Raises ProgramError where it cannot be used."""
     try:
-        return len(limit.codec.encode_prompt(prompt)) + _behind(limit, answer)
+        return len(limit.codec.encode_prompt(prompt)) + _answer_tokens(limit, answer)
     except (EngineError, TypeError, KeyError) as error:
         message = f"the prompt of {name} row {number} cannot be used: {error}"
         raise ProgramError(Diagnostic("E0731", message, limit.span)) from None
 
 
-def _too_long(name: str, limit: Limit, found: Mapping[int, int], share: str) -> Diagnostic:
-    number, tokens = next(iter(found.items()))
-    more = f" ({share} are too long)" if len(found) > 1 else ""
-    said = f"the prompt of {name} row {number} has {counted(tokens, 'token')}"
+def _too_long(name: str, limit: Limit, lengths: Mapping[int, int], share: str) -> Diagnostic:
+    """Return the error for prompts that are too long."""
+    number, tokens = next(iter(lengths.items()))
+    more = f" ({share} are too long)" if len(lengths) > 1 else ""
+    row_length = f"the prompt of {name} row {number} has {counted(tokens, 'token')}"
     ways = f"say what becomes of such rows, with `overlong=drop` or `overlong=cut` in `data {name}`"
     if not limit.model:
-        message = f"{said}, more than the {limit.most:,} of `max_prompt`{more}"
+        message = f"{row_length}, more than the {limit.most:,} of `max_prompt`{more}"
         return Diagnostic(TOO_LONG, message, limit.span, ways)
     if limit.answer:
-        said = f"{name} row {number} has {counted(tokens, 'token')} in `{limit.column}` and `{limit.answer}`"
-        message = f"{said}, more than the {limit.longest:,} that a row of `{limit.model}` may have{more}"
+        row_length = f"{name} row {number} has {counted(tokens, 'token')} in `{limit.column}` and `{limit.answer}`"
+        message = f"{row_length}, more than the {limit.longest:,} that a row of `{limit.model}` may have{more}"
         return Diagnostic(TOO_LONG, message, limit.span, ways)
     room = limit.longest - limit.most
-    message = f"{said}: with the {room:,} of `max_tokens` more it is longer than the {limit.longest:,} that a row of "
+    message = (
+        f"{row_length}: with the {room:,} of `max_tokens` more it is longer than the {limit.longest:,} that a row of "
+    )
     message += f"`{limit.model}` may have{more}"
     return Diagnostic(TOO_LONG, message, limit.span, f"lower `max_tokens`, or {ways}")
 
 
 def _cut(name: str, rules: Mapping[Limit, frozenset[int]], number: int, row: Row) -> Row:
+    """Return a row whose prompts are cut."""
     for limit, numbers in rules.items():
         if number in numbers:
             column = limit.column
-            row = {**row, column: _shortened(name, limit, number, row[column], _behind(limit, _answer(limit, row)))}
+            row = {
+                **row,
+                column: _shortened(name, limit, number, row[column], _answer_tokens(limit, _answer(limit, row))),
+            }
     return row
 
 
-def _shortened(name: str, limit: Limit, number: int, prompt: Any, behind: int) -> Any:
-    """A prompt without its beginning; of messages, without that of the last one that the user wrote. behind: tokens of
-    what follows."""
+def _shortened(name: str, limit: Limit, number: int, prompt: Any, following: int) -> Any:
+    """Return a prompt without its beginning; of messages, without that of the last one that the user wrote. following:
+    tokens of what follows."""
     place = None
     if isinstance(prompt, list):
-        users = [at for at, message in enumerate(prompt) if message.get("role") == "user"]
+        users = [position for position, message in enumerate(prompt) if message.get("role") == "user"]
         place = users[-1] if users else len(prompt) - 1
     text = prompt if place is None else prompt[place]["content"]
 
-    def made(start: int) -> Any:
+    def cut_at(start: int) -> Any:
         if place is None:
             return text[start:]
         return [*prompt[:place], {**prompt[place], "content": text[start:]}, *prompt[place + 1 :]]
 
     def fits(start: int) -> bool:
-        return len(limit.codec.encode_prompt(made(start))) + behind <= limit.most
+        return len(limit.codec.encode_prompt(cut_at(start))) + following <= limit.most
 
     if not isinstance(text, str) or not fits(len(text)):
         message = f"the prompt of {name} row {number} cannot be cut to {counted(limit.most, 'token')}: what is not the "
@@ -262,4 +275,4 @@ def _shortened(name: str, limit: Limit, number: int, prompt: Any, behind: int) -
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle + 1, high)
-    return made(high)
+    return cut_at(high)

@@ -1,4 +1,4 @@
-"""What each operation does in this process, one function for each."""
+"""This module has a function for each operation, which does its work in this process."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ Work = Callable[[Node, Frame, Session], Made]
 
 
 def read(node: Node, frame: Frame, session: Session) -> Made:
+    """Read the next rows of a data source."""
     kind = _table(node)
     name = kind.axis.name
     rows, ids, cursor = session.readers[name].next(frame.values[node.inputs[0]])
-    known = tuple((name, found.epoch, found.row) for found in ids)
-    session.notes.add(frame.step, "read", node.name, known)
+    row_ids = tuple((name, position.epoch, position.row) for position in ids)
+    session.notes.add(frame.step, "read", node.name, row_ids)
     made = TableData(tuple(rows))
     assert isinstance(cursor, Cursor)
-    return Made({node.outputs[0].name: made, node.outputs[1].name: cursor}, [Rows(kind.axis, len(rows), None, known)])
+    return Made({node.outputs[0].name: made, node.outputs[1].name: cursor}, [Rows(kind.axis, len(rows), None, row_ids)])
 
 
 def encode(node: Node, frame: Frame, session: Session) -> Made:
-    """With the tokenizer of the first model that is declared."""
+    """Encode prompts and answers with the tokenizer of the first model that is declared."""
     kind = _table(node)
     rows = frame.rows[kind.axis.key]
     prompts, answers = (frame.values[name] for name in node.inputs)
@@ -60,7 +61,7 @@ def encode(node: Node, frame: Frame, session: Session) -> Made:
         except (EngineError, TypeError, KeyError) as error:
             raise engine_failure(node, "the prompt cannot be used", error) from None
     sequences = Sequences.from_pairs([p for p, _ in pairs], [a for _, a in pairs])
-    # The columns of the data come along, so that functions can be called on the table.
+    # The table gets the columns of the data, so that functions can be called on it.
     data = tuple({"prompt": prompt, "response": answer} for prompt, answer in zip(prompts, answers, strict=True))
     assert kind.token
     table = TableData(data, tuple(prompts), sequences, {}, owner.model.name)
@@ -68,7 +69,7 @@ def encode(node: Node, frame: Frame, session: Session) -> Made:
 
 
 def length(node: Node, frame: Frame, session: Session) -> Made:
-    """With the tokenizer of the first model that is declared."""
+    """Count the tokens of texts with the tokenizer of the first model that is declared."""
     kind = frame.types[node.inputs[0]]
     texts, axis = frame.values[node.inputs[0]], axis_of(kind)
     assert axis
@@ -85,20 +86,21 @@ def length(node: Node, frame: Frame, session: Session) -> Made:
 
 
 def column(node: Node, frame: Frame, session: Session) -> Made:
+    """Return a column of a table."""
     kind = frame.types[node.inputs[0]]
     assert isinstance(kind, Table)
     table = frame.values[node.inputs[0]]
     if node.attr("name") == "age" and kind.sampled and "age" not in table.columns:
         # Rows of a batch that goes on in later steps may be of newer weights than the step that began it.
-        found = (session.versions.at(table.owner, frame.step) - table.columns["version"]).clamp(min=0)
+        values = (session.versions.at(table.owner, frame.step) - table.columns["version"]).clamp(min=0)
     else:
-        found = column_of(node, table, session, frame.rows[kind.axis.key])
-    return Made({node.outputs[0].name: found})
+        values = column_of(node, table, session, frame.rows[kind.axis.key])
+    return Made({node.outputs[0].name: values})
 
 
 def column_of(node: Node, table: TableData, session: Session, rows: Rows | None = None) -> Any:
-    """The column of a table that a node asks for, unless it is one that a step has a say in; `rows` tell who lacks
-    it."""
+    """Return the column of a table that a node asks for, unless it depends on the step; `rows` tell which row
+    lacks it."""
     name = node.attr("name")
     if name in table.columns:
         return table.columns[name]
@@ -120,8 +122,8 @@ def column_of(node: Node, table: TableData, session: Session, rows: Rows | None 
 
 
 def sequences_for(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequences]:
-    """A model's engine and a table's tokens, in that model's own tokens, all of which it can read."""
-    state, sequences = _retold(node, frame, session)
+    """Return a model's engine and a table's tokens, in that model's own tokens, all of which it can read."""
+    state, sequences = _in_tokens_of_model(node, frame, session)
     longest = state.longest
     if longest is not None and len(sequences) and int(sequences.lengths.max()) > longest:
         place = int(sequences.lengths.argmax())
@@ -132,17 +134,18 @@ def sequences_for(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequ
     return state.engine, sequences
 
 
-def _retold(node: Node, frame: Frame, session: Session) -> tuple[ModelState, Sequences]:
+def _in_tokens_of_model(node: Node, frame: Frame, session: Session) -> tuple[ModelState, Sequences]:
+    """Return a model and a table's tokens, encoded again where another tokenizer made them."""
     state = session.models[frame.values[node.inputs[0]]]
     table: TableData = frame.values[node.inputs[1]]
     assert table.sequences is not None
     owner = session.models[table.owner].engine.codec
-    own = state.engine.codec
-    if own is owner or own.tokenizer.get_vocab() == owner.tokenizer.get_vocab():
+    codec = state.engine.codec
+    if codec is owner or codec.tokenizer.get_vocab() == owner.tokenizer.get_vocab():
         return state, table.sequences
-    made = axis_of(node.outputs[0].type)
-    if made is not None and made.inner:
-        # What is told of each token would be told of other tokens.
+    output_axis = axis_of(node.outputs[0].type)
+    if output_axis is not None and output_axis.inner:
+        # A result for each token would be of other tokens.
         raise RunError(
             Diagnostic(
                 "E0734",
@@ -152,17 +155,17 @@ def _retold(node: Node, frame: Frame, session: Session) -> tuple[ModelState, Seq
             )
         )
     texts = [owner.decode(row) for row in table.sequences.scored_rows()]
-    pairs = [(own.encode_prompt(p), own.encode_response(t)) for p, t in zip(table.prompts, texts, strict=True)]
+    pairs = [(codec.encode_prompt(p), codec.encode_response(t)) for p, t in zip(table.prompts, texts, strict=True)]
     return state, Sequences.from_pairs([p for p, _ in pairs], [t for _, t in pairs])
 
 
 def options(node: Node) -> dict[str, Any]:
-    """What a model is told beside its rows."""
-    return {each.name: attr(node, each.name) for each in NODES[node.op].attributes}
+    """Return the attributes of a node that its model is given beside its rows."""
+    return {attribute.name: attr(node, attribute.name) for attribute in NODES[node.op].attributes}
 
 
 def forward(node: Node, frame: Frame, session: Session) -> Made:
-    """`logprobs`, `entropy`, `values`, `score`: with a gradient exactly inside `train`."""
+    """Do `logprobs`, `entropy`, `values` or `score`: with a gradient exactly inside `train`."""
     engine, sequences = sequences_for(node, frame, session)
     try:
         value = getattr(engine, node.op)(sequences, **options(node))
@@ -172,7 +175,7 @@ def forward(node: Node, frame: Frame, session: Session) -> Made:
 
 
 def call(node: Node, frame: Frame, session: Session) -> Made:
-    """A Python function of the user's, with the signature that reward functions have elsewhere."""
+    """Call a Python function of the user's, with the signature that reward functions have elsewhere."""
     table: TableData = frame.values[node.inputs[0]]
     kind = frame.types[node.inputs[0]]
     assert isinstance(kind, Table) and table.sequences is not None
@@ -183,15 +186,15 @@ def call(node: Node, frame: Frame, session: Session) -> Made:
     takes: Callable[[str], bool] = lambda name: name not in own_columns and function.takes(name)  # noqa: E731
     columns: dict[str, Any] = arguments(table.data, rows, node.span, takes)
     for name, source in zip(node.attr("names"), node.inputs[1:], strict=True):
-        value, own = frame.values[source], frame.types[source]
-        if own.axis.key != kind.axis.key:  # type: ignore[union-attr]
-            value = pick(value, frame.index(kind.axis.key, own.axis.key))  # type: ignore[union-attr]
+        value, source_type = frame.values[source], frame.types[source]
+        if source_type.axis.key != kind.axis.key:  # type: ignore[union-attr]
+            value = pick(value, frame.index(kind.axis.key, source_type.axis.key))  # type: ignore[union-attr]
         columns[name] = value.tolist() if isinstance(value, Tensor) else value
     shown = [show_id(row) for row in rows.known]
     func = node.attr("func")
     groups = None if kind.axis.parent is None else frame.index(kind.axis.key, kind.axis.root.key).tolist()
-    found = function(list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown, groups)
-    rewards = finite(found, lambda place: f"what `{func}` gives for {rows.who(place)}", node.span, session.dtype)
+    returned = function(list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown, groups)
+    rewards = finite(returned, lambda place: f"what `{func}` gives for {rows.who(place)}", node.span, session.dtype)
     return Made({node.outputs[0].name: rewards})
 
 
@@ -201,10 +204,11 @@ def _lowered(node: Node) -> Lowered:
 
 
 def tensor(node: Node, frame: Frame, session: Session) -> Made:
-    given = {name: frame.values[name] for name in node.inputs}
-    values = inputs_of(node, given, {name: _who(frame, name) for name in node.inputs}, session.dtype)
+    """Compute tensor mathematics."""
+    raw = {name: frame.values[name] for name in node.inputs}
+    values = inputs_of(node, raw, {name: _who(frame, name) for name in node.inputs}, session.dtype)
     try:
-        found = dict(_lowered(replace(node, unit=None))(values, _AxisRows(frame, session.dtype)))
+        results = dict(_lowered(replace(node, unit=None))(values, _AxisRows(frame, session.dtype)))
     except OverflowError as error:
         message = f"`{node.name}` comes to {error}"
         hint = "calculate with real numbers: `float(x)` of a column"
@@ -218,15 +222,15 @@ def tensor(node: Node, frame: Frame, session: Session) -> Made:
     for value in node.outputs:
         expr = exprs[value.name]
         if isinstance(expr, Apply) and expr.type.dtype == "row" and expr.type.axis and expr.args[0].type.axis:
-            # A chosen row is known by its place in its group: that is the same in every slice and block.
+            # A chosen row is given by its place in its group, which is the same in every slice and block.
             starts = torch.from_numpy(_starts(frame, expr.args[0].type.axis, expr.type.axis))
-            found[value.name] = torch.where(found[value.name] < 0, -1, found[value.name] - starts)
-    return Made(found)
+            results[value.name] = torch.where(results[value.name] < 0, -1, results[value.name] - starts)
+    return Made(results)
 
 
 @dataclass(frozen=True)
 class _AxisRows:
-    """The rows of a frame, for tensors."""
+    """The rows of a frame, for a lowered node."""
 
     frame: Frame
     dtype: torch.dtype
@@ -239,39 +243,40 @@ class _AxisRows:
 
 
 def _starts(frame: Frame, axis: Axis, group: Axis) -> np.ndarray:
-    """The first row of an axis in each row of the group's, int64."""
+    """Return the first row of an axis in each row of the group's, int64."""
     counts = np.bincount(frame.index(axis.key, group.key), minlength=frame.size(group.key))
     first: np.ndarray = counts.cumsum() - counts
     return first
 
 
 def _who(frame: Frame, name: str) -> Who:
-    """The rows of a value, for a message."""
+    """Return the function that names the rows of a value in a message."""
     axis = axis_of(frame.types[name])
     return frame.rows[axis.key].who if axis else lambda place: f"row {place}"
 
 
 def size(node: Node, frame: Frame, session: Session) -> Made:
+    """Return the number of rows of an axis."""
     return Made({node.outputs[0].name: frame.size(node.attr("axis"))})
 
 
 def keep(node: Node, frame: Frame, session: Session) -> Made:
-    """Rows of an axis where a condition holds; the kept rows are those of new axes."""
+    """Keep the rows of an axis where a condition holds; they are the rows of new axes."""
     return selected(node, frame, chosen_places(node, frame, session))
 
 
 def chosen_places(node: Node, frame: Frame, session: Session) -> np.ndarray:
-    """Which rows a node takes that only selects some, int64."""
+    """Return which rows a node takes that only selects some, int64."""
     axis, places = _CHOOSE[node.op](node, frame, session)
     if session.notes.wanted:
-        known, kept = frame.rows[axis].known, set(places.tolist())
-        dropped = [row for place, row in enumerate(known) if place not in kept]
+        row_ids, chosen = frame.rows[axis].known, set(places.tolist())
+        dropped = [row for place, row in enumerate(row_ids) if place not in chosen]
         session.notes.add(frame.step, "dropped", node.name, dropped)
     return places
 
 
 def _kept_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
-    """An axis, and which of its rows are kept, int64."""
+    """Return an axis, and which of its rows are kept, int64."""
     mask, kind = frame.values[node.inputs[0]], frame.types[node.inputs[0]]
     axis = axis_of(kind)
     assert axis is not None
@@ -282,17 +287,17 @@ def _kept_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.nd
 
 
 def _recent_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
-    """An axis, and which of its rows have nothing in them that is too old, int64."""
-    kind = axis_of(frame.types[node.inputs[0]])
-    assert kind is not None
+    """Return an axis, and which of its rows have nothing in them that is too old, int64."""
+    value_axis = axis_of(frame.types[node.inputs[0]])
+    assert value_axis is not None
     axis, versions = node.attr("axis"), frame.values[node.inputs[0]].numpy()
     age = session.versions.at(node.attr("model"), frame.step) - versions
-    old = frame.index(kind.key, axis)[age > node.attr("oldest")]
+    old = frame.index(value_axis.key, axis)[age > node.attr("oldest")]
     return axis, np.setdiff1d(np.arange(frame.size(axis)), old)
 
 
 def _aged_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
-    """An axis, and its rows in the order of the age of the oldest that lies in them, older ones first, int64."""
+    """Return an axis, and its rows in the order of the age of the oldest that lies in them, older ones first, int64."""
     axis = node.attr("axis")
     sampled = zip(node.inputs, node.attr("models"), strict=True)
     ages = [(name, session.versions.at(model, frame.step) - frame.values[name].numpy()) for name, model in sampled]
@@ -300,16 +305,16 @@ def _aged_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.nd
 
 
 def _soonest_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
-    """An axis, and its rows by the tokens of the longest answer in each, the shortest first, int64. A row that was
-    given up has none, and is longer than any other."""
+    """Return an axis, and its rows by the tokens of the longest answer in each, the shortest first, int64. A row that
+    was given up has none, and counts as longer than any other."""
     axis = node.attr("axis")
     lengths = [(name, frame.values[name].numpy()) for name in node.inputs]
-    longest = frame.greatest(axis, [(name, np.where(each > 0, each, np.inf)) for name, each in lengths])
+    longest = frame.greatest(axis, [(name, np.where(tokens > 0, tokens, np.inf)) for name, tokens in lengths])
     return axis, np.argsort(longest, kind="stable")
 
 
 def choose(node: Node, frame: Frame, session: Session) -> Made:
-    """`pick`: one row of each group."""
+    """Do `pick`: one row of each group."""
     made = selected(node, frame, chosen_places(node, frame, session))
     table, kind = made.values[node.name], _table(node)
     assert kind.token
@@ -320,7 +325,7 @@ def choose(node: Node, frame: Frame, session: Session) -> Made:
 
 
 def _picked_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
-    """A table's axis, and which of its rows each group's chosen one is, int64."""
+    """Return a table's axis, and which of its rows each group's chosen one is, int64."""
     index: np.ndarray = frame.values[node.inputs[1]].numpy()
     kind, made = frame.types[node.inputs[0]], _table(node)
     assert isinstance(kind, Table)
@@ -340,25 +345,27 @@ def _picked_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.
 
 
 def update(node: Node, frame: Frame, session: Session) -> Made:
+    """Give a model another's weights, or move it towards them."""
     target, source = (frame.values[name] for name in node.inputs)
     take_over(node, frame.step, session, target, source)
     return Made({node.outputs[0].name: target})
 
 
 def take_over(node: Node, step: Step, session: Session, target: str, source: str) -> None:
-    """Gives a model another's weights, or moves it towards them."""
-    to, weights, ema = session.models[target], session.models[source].engine.state(), node.attr("ema")
+    """Give a model another's weights, or move it towards them."""
+    state, weights, ema = session.models[target], session.models[source].engine.state(), node.attr("ema")
     session.changing(target, step)
     try:
         if ema is None:
-            to.engine.load_state(weights)
+            state.engine.load_state(weights)
         else:
-            to.engine.blend(weights, ema)
+            state.engine.blend(weights, ema)
     except EngineError as error:
         raise engine_failure(node, "the weights do not fit", error) from None
 
 
 def report(node: Node, frame: Frame, session: Session) -> Made:
+    """Return the named metrics."""
     named = zip(node.attr("names"), node.inputs, strict=True)
     return Made(metrics={name: float(frame.values[source]) for name, source in named})
 
@@ -376,7 +383,7 @@ _CHOOSE: Mapping[str, Callable[[Node, Frame, Session], tuple[str, np.ndarray]]] 
     "aged": _aged_places,
     "soonest": _soonest_places,
 }
-"""By operation."""
+"""Which rows each operation chooses, by its name."""
 
 WORK: dict[str, Work] = {
     "read": read,
@@ -406,5 +413,5 @@ WORK: dict[str, Work] = {
 
 
 def work(node: Node, frame: Frame, session: Session) -> Made:
-    """Does the work of one node on the rows of a frame."""
+    """Do the work of one node on the rows of a frame."""
     return WORK[node.op](node, frame, session)

@@ -1,4 +1,4 @@
-"""Rows that a model samples: answers to prompts, and episodes with an environment. Both become tables."""
+"""This module samples rows: answers to prompts, and episodes with an environment. Both become tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rlgraph.user_code import Environment, Episode
 
 
 def generate(node: Node, frame: Frame, session: Session) -> Made:
-    """`n` answers for each row of a table or a text column, or those of them that end first."""
+    """Sample `n` answers for each row of a table or a text column, or those of them that end first."""
     size = asked_rows(node, frame)[0].size
     [(_, _, made)] = generate_parts(node, frame, session, [size])
     return made
@@ -41,12 +41,12 @@ def generate(node: Node, frame: Frame, session: Session) -> Made:
 def generate_parts(
     node: Node, frame: Frame, session: Session, sizes: Sequence[int]
 ) -> Iterator[tuple[int, Rows, Made]]:
-    """`generate` for the first so many rows, for the next ones, and so on, each part as soon as it is there: its
-    number, and the rows that were asked, counted in the part as everything in it is."""
+    """Do `generate` for the first `sizes[0]` rows, for the next `sizes[1]`, and so on. Yields each part when it is
+    done: its number, and the rows that were asked, counted in the part as everything in it is."""
     model = session.models[frame.values[node.inputs[0]]]
     parents, data, prompts = asked_rows(node, frame)
     kind = _kind(node)
-    count, each = node.attr("n"), rows_each(node)
+    count, answers = node.attr("n"), rows_each(node)
     ids = _ids(parents, count)
     encoded = _encoded(node, model, prompts, parents)
     weights, version = _weights(node, frame, session, model)
@@ -57,33 +57,34 @@ def generate_parts(
     bounds = list(pairwise(accumulate(sizes, initial=0)))
     for number, rows, made, runs in sampler.parts(ids, encoded, keys, sizes):
         start, stop = bounds[number]
-        # With one row for each that is asked, they are the same rows.
-        own = parents.known[start:stop] if kind.axis.key == parents.axis.key else rows
+        # With one answer for each row that is asked, they are the same rows.
+        row_ids = parents.known[start:stop] if kind.axis.key == parents.axis.key else rows
         columns = {
             "logprobs": made.logprobs.to(session.dtype),
             "finished": made.finished,
             **_versions(runs, kind),
         }
-        session.notes.add(frame.step, "sampled", node.attr("key"), own, runs)
-        asked = _repeat(data[start:stop], each), _repeat(prompts[start:stop], each)
+        session.notes.add(frame.step, "sampled", node.attr("key"), row_ids, runs)
+        asked = _repeat(data[start:stop], answers), _repeat(prompts[start:stop], answers)
         table = TableData(*asked, made.sequences, columns, model.model.name)
         part = parents.take(np.arange(start, stop), None)
-        yield number, part, _made(node, kind, part, own, table, each)
+        yield number, part, _made(node, kind, part, row_ids, table, answers)
 
 
 def sampled_tokens(node: Node, made: Made) -> int:
-    """How many tokens a node sampled."""
+    """Return how many tokens a node sampled."""
     return int(made.values[node.name].sequences.scored.sum()) if work_of(node.op) == "generates" else 0
 
 
 def longest_answers(node: Node, made: Made) -> tuple[int, ...]:
-    """For each row that was asked the tokens of the longest of its answers; 0 where one was given up."""
+    """Return for each row that was asked the tokens of the longest of its answers; 0 where one was given up."""
     counts = made.values[node.name].sequences.counts().view(-1, rows_each(node))
     longest = counts.max(1).values * (counts.min(1).values > 0)
     return tuple(longest.tolist())
 
 
 def _kind(node: Node) -> Table:
+    """Return the type of the table that a node makes."""
     kind = node.outputs[0].type
     assert isinstance(kind, Table)
     return kind
@@ -92,8 +93,8 @@ def _kind(node: Node) -> Table:
 def asked_rows(
     node: Node, frame: Frame, place: int = 1, *, asks: bool = True
 ) -> tuple[Rows, Sequence[Any], Sequence[Any]]:
-    """The rows to answer, the data rows they came from, and the prompts. place: of the input that these are; asks: a
-    row without a prompt is an error."""
+    """Return the rows to answer, the data rows they came from, and the prompts. place: of the input that these are;
+    asks: whether a row without a prompt is an error."""
     name = node.inputs[place]
     value, kind = frame.values[name], frame.types[name]
     if isinstance(kind, Table):
@@ -110,22 +111,24 @@ def asked_rows(
 
 
 def data_column(table: TableData, name: str, rows: Rows | None, node: Node) -> tuple[Any, ...]:
-    """A column of the data that a table's rows came from; says which row lacks it."""
+    """Return a column of the data that a table's rows came from; the error names the row that lacks it."""
     for place, row in enumerate(table.data):
         if name not in row:
-            others = any(name in other for other in table.data)
+            others = any(name in other_row for other_row in table.data)
             raise lacks(rows.who(place) if rows else f"row {place}", name, node.span, () if others else tuple(row))
     return tuple(row[name] for row in table.data)
 
 
 def _ids(parents: Rows, count: int) -> tuple[RowId, ...]:
+    """Return the identities of `count` samples of each row."""
     if count == 1:
         return parents.known
     return tuple((*row, sample) for row in parents.known for sample in range(count))
 
 
 def _encoded(node: Node, model: ModelState, prompts: Sequence[Any], parents: Rows) -> list[list[int]]:
-    found = []
+    """Return the tokens of each prompt. Raises RunError for prompts that cannot be used."""
+    encoded = []
     for place, prompt in enumerate(prompts):
         who = parents.who(place)
         if not isinstance(prompt, (str, list)):
@@ -135,18 +138,19 @@ def _encoded(node: Node, model: ModelState, prompts: Sequence[Any], parents: Row
                 )
             )
         try:
-            found.append(model.engine.codec.encode_prompt(prompt))
+            encoded.append(model.engine.codec.encode_prompt(prompt))
         except (EngineError, TypeError, KeyError) as error:
             raise engine_failure(node, f"the prompt of {who} cannot be used", error) from None
         longest, most = model.longest, node.attr("max_tokens")
-        if longest is not None and len(found[-1]) + most > longest:
-            asked = f"the prompt of {who} has {counted(len(found[-1]), 'token')}"
+        if longest is not None and len(encoded[-1]) + most > longest:
+            asked = f"the prompt of {who} has {counted(len(encoded[-1]), 'token')}"
             asked = f"{asked}: with the {most:,} of `max_tokens` more it is"
-            raise too_long(node, asked, len(found[-1]) + most, model, longest)
-    return found
+            raise too_long(node, asked, len(encoded[-1]) + most, model, longest)
+    return encoded
 
 
 def _sampling(node: Node, model: ModelState, most: int | None = None) -> Sampling:
+    """Return the sampling options of a node. most: tokens of an answer; None: as the node says."""
     stops: list[int] = []
     for text in node.attr("stop") or ():
         ids = model.engine.codec.encode_text(text)
@@ -176,25 +180,25 @@ def _sampling(node: Node, model: ModelState, most: int | None = None) -> Samplin
 
 
 def _weights(node: Node, frame: Frame, session: Session, model: ModelState) -> tuple[State | None, int]:
-    """The weights that generate, where they are not the present ones, and their version. In one process the last ones
-    are there when a step samples: a bound of their age is kept by them."""
+    """Return the weights that generate, where they are not the present ones, and their version. In one process the last
+    ones are always there when a step samples, which satisfies any bound of their age."""
     version = _newest(node, frame, session, model) if frame.version is None else frame.version
     return model.past.get(version) if oldest(node) else None, version
 
 
 def _newest(node: Node, frame: Frame, session: Session, model: ModelState) -> int:
-    """The last version that a node may sample with."""
+    """Return the last version that a node may sample with."""
     return session.versions.at(model.model.name, frame.step, 1 + node.attr("lag", 0))
 
 
 def _refresh(node: Node, frame: Frame) -> Refresh | None:
-    """Where newer weights come while a node samples, no more often than the program lets them."""
-    return _AtTurns(frame.refresh) if frame.refresh and node.attr("span") == "turn" else frame.refresh
+    """Return where newer weights come from while a node samples, no more often than the program lets them."""
+    return _RefreshAtTurns(frame.refresh) if frame.refresh and node.attr("span") == "turn" else frame.refresh
 
 
-class _AtTurns:
-    """Newer weights before the first token that is asked for with it, and before no other one: a turn is of one
-    version."""
+class _RefreshAtTurns:
+    """Newer weights that come before the first token that is asked for with it, and before no other one: a turn is of
+    one version."""
 
     def __init__(self, inner: Refresh) -> None:
         self._inner, self._begun = inner, False
@@ -213,31 +217,31 @@ class _AtTurns:
 
 
 def _runs(made: Generation, version: int) -> list[Runs]:
-    """Of each row the versions that made its tokens; `version`: where there were no others."""
+    """Return for each row the versions that made its tokens; `version`: where there were no others."""
     counts = made.sequences.counts().tolist()
     if made.versions is None:
         return [((version, tokens),) for tokens in counts]
-    found: list[Runs] = []
+    runs: list[Runs] = []
     for part in made.versions.split(counts):
-        own, tokens = torch.unique_consecutive(part, return_counts=True)
-        found.append(tuple(zip(own.tolist(), tokens.tolist(), strict=True)) or ((version, 0),))
-    return found
+        versions, tokens = torch.unique_consecutive(part, return_counts=True)
+        runs.append(tuple(zip(versions.tolist(), tokens.tolist(), strict=True)) or ((version, 0),))
+    return runs
 
 
 def _versions(runs: Sequence[Runs], kind: Table) -> dict[str, Tensor]:
-    """Of each row, int64 [rows], all of whose tokens are of one; where they may be of several, of each token, int64
-    [total scored], and the oldest of each row."""
-    oldest = torch.tensor([each[0][0] for each in runs], dtype=torch.long)
+    """Return the version of each row, int64 [rows], whose tokens are all of one; where they may be of several, that of
+    each token, int64 [total scored], and the oldest of each row."""
+    oldest = torch.tensor([row_runs[0][0] for row_runs in runs], dtype=torch.long)
     if not kind.spans:
         return {"version": oldest}
-    listed = [run for each in runs for run in each]
-    versions, tokens = (torch.tensor([run[at] for run in listed], dtype=torch.long) for at in (0, 1))
+    listed = [run for row_runs in runs for run in row_runs]
+    versions, tokens = (torch.tensor([run[part] for run in listed], dtype=torch.long) for part in (0, 1))
     return {"version": versions.repeat_interleave(tokens), OLDEST: oldest}
 
 
 @dataclass(frozen=True)
 class _Sampler:
-    """How rows are sampled, from the recording that is replayed or else by the engine, and which of them are kept."""
+    """How rows are sampled, by the recording that is replayed or else by the engine, and which of them are kept."""
 
     node: Node
     step: Step
@@ -249,9 +253,9 @@ class _Sampler:
     sampling: Sampling
     weights: State | None
     version: int
-    """Of the weights that the engine samples with."""
+    """The version of the weights that the engine samples with."""
     refresh: Refresh | None
-    """Where newer ones come meanwhile."""
+    """Where newer weights come from meanwhile."""
     admission: Admission | None = None
     """How the rows come among those of other work."""
     expected: Sequence[float] | None = None
@@ -260,8 +264,8 @@ class _Sampler:
     def parts(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
     ) -> Iterator[tuple[int, tuple[RowId, ...], Generation, list[Runs]]]:
-        """The responses to the first so many lists, to the next ones, and so on, each part when it is there: its
-        number, the rows that they are, and the versions that made them."""
+        """Yield the responses to the first `sizes[0]` lists, to the next `sizes[1]`, and so on, each part when it is
+        done: its number, the rows that they are, and the versions that made them."""
         starts = list(accumulate(sizes, initial=0))
         try:
             for number, kept, made, runs in self._kept(ids, encoded, keys, sizes):
@@ -277,36 +281,36 @@ class _Sampler:
     def _kept(
         self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
     ) -> Iterator[tuple[int, Tensor, Generation, list[Runs]]]:
-        """Of each part its number, which responses are kept, int64, and these."""
+        """Yield of each part its number, which responses are kept, int64, and these."""
         if self.session.replay:
             assert len(sizes) == 1, "a recording is there at once"
             yield 0, *self._replayed(self.session.replay, ids, encoded)
             return
         engine, asked = self.model.engine, Sequences.from_lists(encoded)
-        # Only an engine that rereads knows this word.
-        more: dict[str, Any] = {} if self.refresh is None else {"refresh": self.refresh}
-        # And only one that admits this one.
-        more |= {} if self.admission is None else {"admission": self.admission}
-        more |= {} if self.expected is None else {"expected": self.expected}
+        # Only an engine that rereads knows `refresh`.
+        engine_options: dict[str, Any] = {} if self.refresh is None else {"refresh": self.refresh}
+        # Only one that admits knows `admission`.
+        engine_options |= {} if self.admission is None else {"admission": self.admission}
+        engine_options |= {} if self.expected is None else {"expected": self.expected}
         if len(sizes) == 1 and not (self.admission and self.admission.leaves):
-            found = iter([(0, engine.generate(asked, self.count, self.sampling, keys, self.weights, **more))])
+            parts = iter([(0, engine.generate(asked, self.count, self.sampling, keys, self.weights, **engine_options))])
         else:
-            found = cast(Streams, engine).parts(asked, self.count, self.sampling, keys, sizes, **more)
-        for number, made in found:
-            whole = self.admission is None or self.admission.limit is None
-            kept = first_ended(made, self.count, self.sampling, whole)
+            parts = cast(Streams, engine).parts(asked, self.count, self.sampling, keys, sizes, **engine_options)
+        for number, made in parts:
+            all_wanted = self.admission is None or self.admission.limit is None
+            kept = first_ended(made, self.count, self.sampling, all_wanted)
             made = taken(made, kept)
             yield number, kept, made, _runs(made, self.version if self.refresh is None else self.refresh.version)
 
     def _replayed(
         self, replay: Replay, ids: tuple[RowId, ...], encoded: list[list[int]]
     ) -> tuple[Tensor, Generation, list[Runs]]:
-        """Of samples that end first the recording has no others."""
+        """Return which responses are kept, and these. Of samples that end first the recording has no others."""
         step, kept = self.step.number, torch.arange(len(ids))
         if self.sampling.first:
-            there = torch.tensor([replay.has(self.node, step, self.turn, row) for row in ids])
-            if bool((there.view(-1, self.count).sum(1) == self.sampling.first).all()):
-                kept = there.nonzero()[:, 0]
+            recorded = torch.tensor([replay.has(self.node, step, self.turn, row) for row in ids])
+            if bool((recorded.view(-1, self.count).sum(1) == self.sampling.first).all()):
+                kept = recorded.nonzero()[:, 0]
         places = kept.tolist()
         rows, asked = [ids[place] for place in places], [encoded[place // self.count] for place in places]
         made, runs = replay.read(self.node, step, self.turn, rows, asked)
@@ -329,11 +333,11 @@ def _made(
     count: int,
     turns: np.ndarray | None = None,
 ) -> Made:
-    """The table, and the rows of the axes that it brings."""
+    """Return the table, and the rows of the axes that it brings."""
     rows: list[Rows] = []
     if kind.axis.key != parents.axis.key:
-        above = np.repeat(np.arange(parents.size), count)
-        rows.append(Rows(kind.axis, len(ids), above, ids))
+        parent = np.repeat(np.arange(parents.size), count)
+        rows.append(Rows(kind.axis, len(ids), parent, ids))
     assert kind.token and table.sequences is not None
     rows.append(inner_rows(kind.token, table.sequences.counts().numpy()))
     if kind.turn and turns is not None:
@@ -342,19 +346,19 @@ def _made(
 
 
 def inner_rows(axis: Axis, counts: np.ndarray) -> Rows:
-    """Rows of an inner axis, from how many there are in each row, int64."""
+    """Return rows of an inner axis, from how many there are in each row, int64."""
     return Rows(axis, int(counts.sum()), np.repeat(np.arange(counts.shape[0]), counts))
 
 
 def interact(node: Node, frame: Frame, session: Session) -> Made:
-    """`n` episodes for each row: the model acts, the environment answers, tokens in are tokens out.
+    """Play `n` episodes for each row: the model acts, the environment answers, tokens in are tokens out.
 
     An episode is its prompt, the first observation, an action, an observation, ... Only actions carry loss. It ends
     when the environment says so, after `max_turns` actions or with `max_tokens` tokens after the prompt.
     """
     model = session.models[frame.values[node.inputs[0]]]
     if frame.admission is not None:
-        # Each turn hands over rows of its own.
+        # Each turn submits rows of its own.
         frame.admission.more = True
     parents, data, prompts = asked_rows(node, frame, asks=False)
     kind, count = _kind(node), node.attr("n")
@@ -363,14 +367,14 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
     started = _encoded(node, model, prompts, parents)
     rows, asked = _repeat(data, count), _repeat(prompts, count)
     environment = session.environments[node.attr("env")]
-    episodes = [_Episode(list(started[at // count])) for at in range(len(ids))]
+    episodes = [_Episode(list(started[place // count])) for place in range(len(ids))]
     games = [environment(show_id(row)) for row in ids]
     try:
         first = environment.together([partial(game.reset, row) for game, row in zip(games, rows, strict=True)])
         for text, episode in zip(first, episodes, strict=True):
             episode.observe(model, text)
         for turn in range(node.attr("max_turns")):
-            open_ = [at for at, episode in enumerate(episodes) if episode.room(node.attr("max_tokens")) > 0]
+            open_ = [place for place, episode in enumerate(episodes) if episode.room(node.attr("max_tokens")) > 0]
             if not open_:
                 break
             _turn(node, frame, session, model, weights, version, ids, episodes, environment, games, open_, turn)
@@ -388,7 +392,7 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
         "logprobs": torch.tensor([p for e in episodes for p in e.logprobs], dtype=session.dtype),
         "finished": torch.tensor([e.over for e in episodes], dtype=torch.bool),
         **_versions(runs, kind),
-        "reward": finite(rewards, lambda at: f"a reward of {show_id(owners[at])}", node.span, session.dtype),
+        "reward": finite(rewards, lambda place: f"a reward of {show_id(owners[place])}", node.span, session.dtype),
         "turns": torch.from_numpy(turns),
     }
     table = TableData(rows, asked, sequences, columns, model.model.name)
@@ -396,7 +400,7 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
 
 
 class _Episode:
-    """One episode as it grows."""
+    """An episode as it grows."""
 
     def __init__(self, prompt: list[int]) -> None:
         self.tokens = prompt
@@ -408,19 +412,21 @@ class _Episode:
         self.over = False
 
     def observe(self, model: ModelState, text: str) -> None:
+        """Add an observation, which carries no loss."""
         if text:
             ids = model.engine.codec.encode_text(text)
             self.tokens += ids
             self.scored += [False] * len(ids)
 
     def act(self, ids: list[int], logprobs: list[float], versions: Runs) -> None:
+        """Add an action, which carries loss."""
         self.tokens += ids
         self.scored += [True] * len(ids)
         self.logprobs += logprobs
         self.versions += versions
 
     def room(self, most: int) -> int:
-        """Tokens that may still come; none when it is over."""
+        """Return how many tokens may still come; none when it is over."""
         return 0 if self.over else most - (len(self.tokens) - self.prompt)
 
 
@@ -438,15 +444,15 @@ def _turn(
     open_: list[int],
     turn: int,
 ) -> None:
-    """One action of every open episode. Rows with the same room left are sampled together."""
+    """Take one action in every open episode. Rows with the same room left are sampled together."""
     most = node.attr("max_tokens")
     keys = frame.step.row_keys(node.attr("key"), ids, turn)
     by_room: dict[int, list[int]] = {}
-    for at in open_:
-        by_room.setdefault(episodes[at].room(most), []).append(at)
+    for place in open_:
+        by_room.setdefault(episodes[place].room(most), []).append(place)
     for room, group in by_room.items():
-        encoded = [episodes[at].tokens for at in group]
-        rows, sampling = tuple(ids[at] for at in group), _sampling(node, model, room)
+        encoded = [episodes[place].tokens for place in group]
+        rows, sampling = tuple(ids[place] for place in group), _sampling(node, model, room)
         how = sampling, weights, version, _refresh(node, frame), frame.admission
         sampler = _Sampler(node, frame.step, session, model, turn, 1, *how)
         [(_, _, made, runs)] = sampler.parts(rows, encoded, keys[group], [len(rows)])
@@ -454,17 +460,17 @@ def _turn(
         logprobs = torch.split(made.logprobs, made.sequences.counts().tolist())
         decode = model.engine.codec.decode
         answers = environment.together(
-            [partial(games[at].step, decode(action)) for at, action in zip(group, actions, strict=True)]
+            [partial(games[place].step, decode(action)) for place, action in zip(group, actions, strict=True)]
         )
-        for at, action, chances, own, answer in zip(group, actions, logprobs, runs, answers, strict=True):
-            episodes[at].act(action, chances.tolist(), own)
+        for place, action, chances, runs_of_row, answer in zip(group, actions, logprobs, runs, answers, strict=True):
+            episodes[place].act(action, chances.tolist(), runs_of_row)
             observation, reward, over = answer
-            episodes[at].rewards.append(reward)
-            episodes[at].over = over
+            episodes[place].rewards.append(reward)
+            episodes[place].over = over
             if not over and turn + 1 < node.attr("max_turns"):
-                # What is cut off here could not be answered: the episode ends with the action.
-                room_left = episodes[at].room(most)
+                # An observation that does not fit could not be answered: the episode ends with the action.
+                room_left = episodes[place].room(most)
                 if len(model.engine.codec.encode_text(observation)) < room_left:
-                    episodes[at].observe(model, observation)
+                    episodes[place].observe(model, observation)
                 else:
-                    episodes[at].over = True
+                    episodes[place].over = True

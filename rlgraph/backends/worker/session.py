@@ -1,4 +1,4 @@
-"""What lives as long as a run: models and their engines, readers, functions, environments, states."""
+"""This module has what lives as long as a run: models and their engines, readers, functions, environments, states."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Settings:
     block: int | None = None
     """Rows of its unit that every node takes at a time; None: what the plan says, or the batch."""
     token_budget: int | None = None
-    """Padded tokens of a micro-batch at most; None: the engine's own."""
+    """Padded tokens of a micro-batch, at most; None: the engine's own budget."""
     micro_rows: int | None = None
-    """Rows of a micro-batch at most, instead of a token budget."""
+    """Rows of a micro-batch, at most, instead of a token budget."""
     folder: Path = field(default_factory=Path)
-    """The program's."""
+    """The program's folder."""
     here: Path = field(default_factory=Path.cwd)
     """The folder in which the command runs, whatever that of this process is."""
     record: Path | None = None
@@ -68,15 +68,15 @@ class Settings:
     replay: Path | None = None
     """A recording, whose rows take the place of sampling."""
     skips: bool = False
-    """An update whose gradient is not finite is left out, and the run goes on."""
+    """Whether an update whose gradient is not finite is left out, and the run goes on."""
     device: str | None = None
-    """Of the models, where they are all in this process, as torch names it; None: the engine chooses."""
+    """The device of the models, where they are all in this process, as torch names it; None: the engine chooses."""
     saves: bool = False
-    """What steps leave of models is written while others go on."""
+    """Whether what steps leave of models is written while others go on."""
 
     @property
     def folders(self) -> Folders:
-        """Where relative paths of the program begin."""
+        """The folders in which relative paths of the program begin."""
         return Folders(self.folder, self.here)
 
 
@@ -88,43 +88,45 @@ class ModelState:
     model: Model
     past: PastWeights
     updates: int = 0
-    """Optimizer steps."""
+    """Optimizer steps that it took."""
     skipped: tuple[Step | None, int] = (None, 0)
     """The last step in which updates were left out because their gradient was not finite, and how many."""
     empty: tuple[Step | None, int] = (None, 0)
-    """The same of updates that had no rows."""
+    """The last step in which updates were left out because they had no rows, and how many."""
     odd: list[str] = field(default_factory=list)
     """Rows of the micro-batches of an update whose loss is not finite, for a message."""
     gathers: Step | None = None
     """The step of which gradients have been added up."""
     gate: threading.Condition = field(default_factory=threading.Condition)
     torn: bool = False
-    """A change has ended in the midst: its weights are neither the old ones nor the new ones."""
+    """Whether a change has ended halfway: its weights are neither the old ones nor the new ones."""
     held: bool = False
-    """Its weights are being written to the disk: who would change them waits at the gate."""
+    """Whether its weights are being written to disk: a change of them waits at the gate."""
 
     @property
     def longest(self) -> int | None:
-        """Most tokens of a row; None: any number, or the engine does not say."""
-        found: int | None = getattr(self.engine, "longest", None)
-        return found
+        """Tokens of a row, at most; None: any number, or the engine does not say."""
+        longest: int | None = getattr(self.engine, "longest", None)
+        return longest
 
     def roomier(self, tokens: int) -> Holding | None:
-        """What the plan has to say of the model for a row of so many tokens; None where that would not help."""
+        """Return what the plan would have to say of the model for a row of so many tokens; None where that would not
+        help."""
         return cast(Caches, self.engine).roomier(tokens) if hasattr(self.engine, "roomier") else None
 
 
 OpenEngine = Callable[[Model, ModelSpec, "Session"], Any]
-"""Makes the engine of a model, or a stand-in that only has its `codec`; an `EngineError` says why it cannot."""
+"""Makes the engine of a model, or a proxy that only has its `codec`; raises `EngineError` where it cannot."""
 
 
 def _open_here(model: Model, spec: ModelSpec, session: Session) -> Engine:
+    """Open an engine in this process."""
     beside = session.beside(model)
     if model.copy_of and beside is None:
         return cast(Embedded, session.models[model.copy_of].engine).copy()
     rank = Rank(threads=session.settings.threads, device=session.settings.device, beside=beside)
-    found: Embedded = opener(embedded())(spec, rank)
-    return found
+    engine: Embedded = opener(embedded())(spec, rank)
+    return engine
 
 
 class Session:
@@ -164,7 +166,7 @@ class Session:
         self.recorder = Recorder(settings.record, who) if settings.record else None
         self.replay = Replay(settings.replay, program.name, settings.seed) if settings.replay else None
         try:
-            self._open(note, [each for each in program.outside if outside is None or each.name in outside])
+            self._open(note, [thing for thing in program.outside if outside is None or thing.name in outside])
         except BaseException:
             self.close()
             raise
@@ -176,8 +178,8 @@ class Session:
             with _collected(problems):
                 self._open_outside(outside)
         if not problems:
-            known = {name: reader.source.columns for name, reader in self.readers.items()}
-            problems += misused(self.program, known, self.functions)
+            columns = {name: reader.source.columns for name, reader in self.readers.items()}
+            problems += misused(self.program, columns, self.functions)
         if problems:
             raise ProgramError(problems)
         for model in self.program.models:
@@ -188,7 +190,7 @@ class Session:
         if problems:
             raise ProgramError(problems)
         self.judged = judge(self.readers, limits(self.program, self.readers, self.models), note)
-        """What was done with rows that are too long, in sentences."""
+        """Sentences on what was done with rows that are too long."""
         self.dtype = width(self.program)
         for state in self.program.states:
             self.first[state.name] = {} if state.keyed else torch.tensor(state.initial, dtype=self.dtype)
@@ -199,8 +201,8 @@ class Session:
         if outside.kind == "buffer":
             self.first[outside.name] = None
             return
-        own = {} if self.spread or outside.kind == "data" else {"workers": 1}
-        spec = _spec(outside, own)
+        overrides = {} if self.spread or outside.kind == "data" else {"workers": 1}
+        spec = _spec(outside, overrides)
         if outside.kind == "data":
             check_source(spec)
             source = open_source(spec, folders, self.workers)
@@ -212,27 +214,26 @@ class Session:
             self.environments[outside.name] = open_environment(spec, folders, self.workers)
 
     def reach(self, name: str, asks: Sequence[Ask], caller: int) -> None:
-        """Opens an environment whose processes are elsewhere. caller: a number of its own for each session that has
-        them."""
-        outside = next(each for each in self.program.outside if each.name == name)
+        """Open an environment whose processes are elsewhere. caller: a number for each session that uses them."""
+        outside = next(thing for thing in self.program.outside if thing.name == name)
         away = Workers(lambda code, slot: Away(code, asks[slot], caller))
         self.environments[name] = open_environment(_spec(outside, {"workers": len(asks)}), self.settings.folders, away)
 
     def answer(
         self, name: str, generation: int, operation: str, arguments: tuple[Any, ...], limit_s: float
     ) -> tuple[int, Any]:
-        """What the process of an environment here has to say to `Ask`."""
+        """Return what the process of an environment here answers to `Ask`."""
         worker = self.environments[name].workers[0]
-        found: Any
+        answer: Any
         try:
-            found = worker.request_of(generation, operation, *arguments, limit_s=limit_s)
+            answer = worker.request_of(generation, operation, *arguments, limit_s=limit_s)
         except Failure as failure:
-            found = failure
-        return worker.generation, found
+            answer = failure
+        return worker.generation, answer
 
     def _open_model(self, model: Model) -> None:
         if model.copy_of and model.copy_of not in self.models:
-            return  # The original could not be loaded, and that has been said.
+            return  # The original could not be loaded, which has been reported.
         try:
             engine = self._open_engine(model, model_spec(self.program, model, self.settings.folders), self)
         except ModelRefused as error:
@@ -251,39 +252,40 @@ class Session:
         self.first[model.name] = model.name
 
     def beside(self, model: Model) -> Any:
-        """The engine here of a model that is opened, and has the same weights, which never change; None: there is
-        none."""
+        """Return the engine of an open model in this process that has the same weights, which never change; None: there
+        is none."""
         base = self.bases.get(model.name)
-        held = [state.engine for name, state in self.models.items() if base and self.bases.get(name) == base]
-        return next((engine for engine in held if hasattr(engine, "tensors")), None)
+        engines = [state.engine for name, state in self.models.items() if base and self.bases.get(name) == base]
+        return next((engine for engine in engines if hasattr(engine, "tensors")), None)
 
     def changing(self, name: str, step: Step) -> None:
-        """A model's weights are about to change, once nobody holds them; its past ones are kept as long as they are
-        needed."""
+        """Prepare for a change of a model's weights: wait until they are not held, and keep the past ones as long as
+        they are needed."""
         state = self.models[name]
         with state.gate:
             state.gate.wait_for(lambda: not state.held)
             state.past.changing(step, state.engine.state)
 
     def finish(self, step: Step) -> None:
-        """This step and those before are over: what only they needed is forgotten."""
+        """Forget what only this step and those before needed, which are over."""
         for state in self.models.values():
             state.past.finish(step)
         if self.replay:
             self.replay.finish(step)
 
     def close(self) -> None:
+        """End the processes of functions and environments."""
         self.workers.close()
 
 
-def _spec(outside: Outside, own: Mapping[str, Any]) -> Spec:
-    """own: options that count, whatever the program says."""
+def _spec(outside: Outside, overrides: Mapping[str, Any]) -> Spec:
+    """Return the spec of an outside thing. overrides: options that count, whatever the program says."""
     args, options = outside.record.plain()
-    return Spec(outside.record.name, args, {**options, **own}, outside.record.span, dict(outside.record.spans))
+    return Spec(outside.record.name, args, {**options, **overrides}, outside.record.span, dict(outside.record.spans))
 
 
 def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
-    """Where a model comes from; of a copy, where its original does. Relative paths begin in `folders`."""
+    """Return where a model comes from; of a copy, where its original does. Relative paths begin in `folders`."""
     dtype = program.dtype(model)
     model = program.original(model)
     # A copy is made of what was loaded for its original.
@@ -293,17 +295,17 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     if not isinstance(model.source, Record):
         source = local_source(str(model.source), folders)
         try:
-            found = find_adapter(source)
+            adapter = find_adapter(source)
         except UnsupportedAdapter as error:
             raise EngineError(str(error)) from None
-        if found is None:
+        if adapter is None:
             return ModelSpec(model.kind, source, dtype, None, generates, adapters, learns)  # type: ignore[arg-type]
-        base = local_source(found[0], folders)
+        base = local_source(adapter[0], folders)
         if Path(base).is_absolute() and not Path(base).is_dir():
             where = f"write where it is as `base_model_name_or_path` in its {CONFIG}"
             raise EngineError(f"the adapter in {source!r} is for the model {base!r}, which is not here: {where}")
-        own = source if (Path(source) / "tokenizer_config.json").is_file() else None
-        return ModelSpec(model.kind, base, dtype, own, generates, found[1], learns)  # type: ignore[arg-type]
+        tokenizer_source = source if (Path(source) / "tokenizer_config.json").is_file() else None
+        return ModelSpec(model.kind, base, dtype, tokenizer_source, generates, adapter[1], learns)  # type: ignore[arg-type]
     options = dict(model.source.options)
     tokenizer, seed = options.pop("tokenizer"), options.pop("seed")
     config = {name: plain(value) for name, value in options.items()}
@@ -316,13 +318,13 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
 
 
 def local_source(source: str, folders: Folders) -> str:
-    """A folder, where a program's source is one."""
+    """Return a folder, where a program's source is one."""
     local = folders.find(source)
     return str(local) if local.is_dir() else source
 
 
 def _generating(program: Program) -> Iterator[str]:
-    """The models that make rows."""
+    """Yield the models that make rows."""
     making = {name for name, op in NODES.items() if op.generates}
     for phase in program.phases:
         types = phase.graph.values()
@@ -332,14 +334,14 @@ def _generating(program: Program) -> Iterator[str]:
 
 
 def width(program: Program) -> torch.dtype:
-    """Of the program's own numbers: float64 if a model is."""
+    """Return the dtype of the program's own numbers: float64 if a model has it."""
     dtypes = {dict(model.options).get("dtype") for model in program.models}
     return torch.float64 if "float64" in dtypes else torch.float32
 
 
 @contextmanager
 def _collected(problems: list[Diagnostic]) -> Iterator[None]:
-    """All that cannot be opened is said at once."""
+    """Collect the errors of all that cannot be opened, so that they are reported at once."""
     try:
         yield
     except ProgramError as error:
@@ -365,12 +367,12 @@ def _place(model: Model) -> Span:
 
 
 def engine_failure(node: Node, what: str, error: Exception) -> RunError:
-    """An engine's refusal, at the place in the program that asked."""
+    """Return the error for what an engine refuses, at the place in the program that asked."""
     return RunError(Diagnostic("E0731", f"{what}: {error}", node.span))
 
 
 def too_long(node: Node, what: str, tokens: int, state: ModelState, longest: int) -> RunError:
-    """A row of so many tokens, of which the model's positions do not reach to the end, or for which the cache that the
+    """Return the error for a row of so many tokens, for which the model has too few positions, or the cache that the
     plan gives it has no room."""
     message = f"{what} longer than the {longest:,} that a row of `{state.model.name}` may have"
     hint = "lower `max_tokens`, or leave such rows out of the data"

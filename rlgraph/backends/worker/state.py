@@ -1,4 +1,4 @@
-"""Work on what lives across steps: keyed states and buffers."""
+"""This module works on what lives across steps: keyed states and buffers."""
 
 from __future__ import annotations
 
@@ -25,65 +25,80 @@ from rlgraph.ir.types import Tensor as TensorType
 
 
 def lookup(node: Node, frame: Frame, session: Session) -> Made:
-    known, keys = (frame.values[name] for name in node.inputs)
+    """Return the number that a state has for each key."""
+    entries, keys = (frame.values[name] for name in node.inputs)
     kind: Any = frame.types[node.inputs[0]]
     initial = session.initial[kind.name]
-    found = [known.get(key, initial) for key in _keys(known, keys, node, frame)]
-    return Made({node.outputs[0].name: torch.tensor(found, dtype=session.dtype)})
+    numbers = [entries.get(key, initial) for key in _keys(entries, keys, node, frame)]
+    return Made({node.outputs[0].name: torch.tensor(numbers, dtype=session.dtype)})
 
 
 def assign(node: Node, frame: Frame, session: Session) -> Made:
-    known, keys, values = (frame.values[name] for name in node.inputs)
+    """Write into a state, for each key, the mean of its values."""
+    entries, keys, values = (frame.values[name] for name in node.inputs)
     sums: dict[Any, list[float]] = {}
     if isinstance(values, list):
         axis = axis_of(frame.types[node.inputs[2]])
         assert axis
         values = numbers_of(values, node.inputs[2], frame.rows[axis.key].who, node.span, session.dtype)
     numbers = [float(value) for value in values.tolist()]
-    for key, value in zip(_keys(known, keys, node, frame), numbers, strict=True):
+    for key, value in zip(_keys(entries, keys, node, frame), numbers, strict=True):
         sums.setdefault(key, []).append(value)
-    return Made({node.outputs[0].name: {**known, **{key: sum(of) / len(of) for key, of in sums.items()}}})
+    return Made(
+        {
+            node.outputs[0].name: {
+                **entries,
+                **{key: sum(key_values) / len(key_values) for key, key_values in sums.items()},
+            }
+        }
+    )
 
 
-def _keys(known: Mapping[Any, float], column: Any, node: Node, frame: Frame) -> list[Any]:
-    """Keys are all texts or all numbers, those that the state has, too: "4" is another key than 4."""
-    found: list[Any] = column.tolist() if isinstance(column, Tensor) else column
-    first = next(iter(known), found[0] if found else None)
-    for place, key in enumerate(found):
+def _keys(entries: Mapping[Any, float], column: Any, node: Node, frame: Frame) -> list[Any]:
+    """Return the keys, which are all texts or all numbers, those that the state has, too: "4" is another key than 4."""
+    keys: list[Any] = column.tolist() if isinstance(column, Tensor) else column
+    first = next(iter(entries), keys[0] if keys else None)
+    for place, key in enumerate(keys):
         kind = kind_of(key)
         if kind not in NO_KEYS and isinstance(key, str) == isinstance(first, str):
             continue
         axis = axis_of(frame.types[node.inputs[1]])
         assert axis
         others = f"other keys are {'texts' if isinstance(first, str) else 'numbers'}"
-        said = f"is {WORDS[kind]}, and {'no key' if kind in NO_KEYS else others}"
-        message = f"`{node.inputs[1]}` of {frame.rows[axis.key].who(place)} {said}"
+        problem = f"is {WORDS[kind]}, and {'no key' if kind in NO_KEYS else others}"
+        message = f"`{node.inputs[1]}` of {frame.rows[axis.key].who(place)} {problem}"
         raise RunError(Diagnostic("E0735", message, node.span, "write a text or a whole number in every row"))
-    return found
+    return keys
 
 
 def push(node: Node, frame: Frame, session: Session) -> Made:
-    """A buffer is a frame with one table in it."""
-    held, table, *extra = (frame.values[name] for name in node.inputs)
+    """Put the rows of a table into a buffer, which has one table."""
+    buffer, table, *extra = (frame.values[name] for name in node.inputs)
     kind: Any = frame.types[node.inputs[1]]
     named = dict(zip(node.attr("names"), extra, strict=True))
     table = replace(table, columns={**table.columns, **named})
     axis = kind.axis
-    lengths = {k.key: np.bincount(frame.index(k.key, axis.key), minlength=len(table.data)) for k in (kind.token,) if k}
+    lengths = {
+        inner_axis.key: np.bincount(frame.index(inner_axis.key, axis.key), minlength=len(table.data))
+        for inner_axis in (kind.token,)
+        if inner_axis
+    }
     full = replace(kind, turn=None, extra=(*kind.extra, *_extra_types(node, frame)))
     table.columns.pop("reward", None)
     table.columns.pop("turns", None)
     new = Stored(full, table, frame.rows[axis.key].known, lengths[kind.token.key])
     capacity = _capacity(node, session)
-    return Made({node.outputs[0].name: new.after(held, capacity)})
+    return Made({node.outputs[0].name: new.after(buffer, capacity)})
 
 
 def _extra_types(node: Node, frame: Frame) -> list[tuple[str, TensorType]]:
+    """Return the names and types of columns that are stored with a table."""
     kinds = (frame.types[name] for name in node.inputs[2:])
     return [(n, k) for n, k in zip(node.attr("names"), kinds, strict=True) if isinstance(k, TensorType)]
 
 
 def _capacity(node: Node, session: Session) -> int:
+    """Return how many rows a buffer has, at most."""
     kind: Any = node.outputs[0].type
     outside = next(o for o in session.program.outside if o.name == kind.name)
     return int(outside.record.option("capacity"))
@@ -91,16 +106,16 @@ def _capacity(node: Node, session: Session) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """What a buffer holds: rows of a table that have left their batch."""
+    """The rows of a buffer: rows of a table that have left their batch."""
 
     kind: Table
     table: TableData
     ids: tuple[Any, ...]
     lengths: np.ndarray
-    """int64: of each row its tokens."""
+    """int64: the tokens of each row."""
 
     def after(self, held: Stored | None, capacity: int) -> Stored:
-        """These rows behind those that were there; the oldest leave."""
+        """Return these rows behind those that were there; the oldest leave."""
         if held is not None:
             table = join([held.table, self.table])
             joined = Stored(self.kind, table, held.ids + self.ids, np.concatenate([held.lengths, self.lengths]))
@@ -110,6 +125,7 @@ class Stored:
         return joined.take(np.arange(over, len(joined.ids))) if over > 0 else joined
 
     def take(self, places: np.ndarray) -> Stored:
+        """Return some rows."""
         starts = self.lengths.cumsum() - self.lengths
         chosen = {self.kind.axis.key: places}
         if self.kind.token:
@@ -119,14 +135,14 @@ class Stored:
 
 
 def sample(node: Node, frame: Frame, session: Session) -> Made:
-    """Rows of a buffer without repetition; all of them if it holds fewer."""
-    held: Stored | None = frame.values[node.inputs[0]]
+    """Sample rows of a buffer without repetition; all of them if it has fewer."""
+    buffer: Stored | None = frame.values[node.inputs[0]]
     kind = node.outputs[0].type
     assert isinstance(kind, Table)
-    assert held is not None, "the checker has seen a push above"
-    count = min(node.attr("rows"), len(held.ids))
-    places = frame.step.sampler(node.attr("key")).sample(range(len(held.ids)), count)
-    taken = held.take(np.array(sorted(places), dtype=np.int64))
+    assert buffer is not None, "the checker has seen a push above"
+    count = min(node.attr("rows"), len(buffer.ids))
+    places = frame.step.sampler(node.attr("key")).sample(range(len(buffer.ids)), count)
+    taken = buffer.take(np.array(sorted(places), dtype=np.int64))
     assert kind.token
     rows = [Rows(kind.axis, count, None, taken.ids), inner_rows(kind.token, taken.lengths)]
     return Made({node.outputs[0].name: taken.table}, rows)

@@ -1,4 +1,5 @@
-"""`train`: one optimizer step, its gradient summed over micro-batches; `accumulate` and `apply`: the same in parts."""
+"""This module does `train`, one optimizer step with its gradient summed over micro-batches, and `accumulate` and
+`apply`, which do the same in parts."""
 
 from __future__ import annotations
 
@@ -41,17 +42,17 @@ from rlgraph.ops.optimizers import optimizer_of, settings_of
 
 
 def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> Made:
-    """The body for each micro-batch of the step's unit; the model with its gradient's step taken.
+    """Run the body for each micro-batch of the step's unit, and take the step of its gradient.
 
-    idle: other copies of the model have all the rows; this one only takes the same step.
+    idle: other replicas of the model have all the rows; this one only takes the same step.
     """
     gathered, model = _Gathered(node, frame, session, node.attr("micro"), idle), frame.values[node.inputs[0]]
     state = session.models[model]
     state.odd.clear()
-    with _changed(node, model, frame, session):
+    with _updating(node, model, frame, session):
         state.engine.train_step(gathered.blocks, gathered.micro, _options(node), state.updates)
     made = gathered.made(model)
-    return replace(made, metrics={**made.metrics, **_skipped(model, frame, session)})
+    return replace(made, metrics={**made.metrics, **_skipped_metrics(model, frame, session)})
 
 
 def train_together(
@@ -61,18 +62,18 @@ def train_together(
     idle: Sequence[bool],
     beside: Beside | None = None,
 ) -> list[Made]:
-    """`train` of models that share the stages of a pipeline: the micro-batches of all of them, then the step of each.
-    beside: other processes, with other models of the pipeline."""
+    """Do `train` of models that share the stages of a pipeline: the micro-batches of all of them, then the step of
+    each. beside: other processes, with other models of the pipeline."""
     bodies = [
         _Gathered(node, frame, session, node.attr("micro"), alone)
         for node, frame, alone in zip(nodes, frames, idle, strict=True)
     ]
-    states = [session.models[each.model] for each in bodies]
+    states = [session.models[body.model] for body in bodies]
     try:
         for state in states:
             cast(Fuses, state.engine).clear_gradients()
             state.odd.clear()
-        parts = [(state.engine, each.blocks, each.micro) for state, each in zip(states, bodies, strict=True)]
+        parts = [(state.engine, body.blocks, body.micro) for state, body in zip(states, bodies, strict=True)]
         cast(Fuses, states[0].engine).add_together(parts, beside)
     except LinkError:
         # Another process is to blame.
@@ -80,26 +81,26 @@ def train_together(
     except EngineError as error:
         names = listed([state.model.name for state in states], "and")
         raise engine_failure(nodes[0], f"training {names} in one pipeline failed", error) from None
-    made = []
-    for node, frame, state, each in zip(nodes, frames, states, bodies, strict=True):
-        with _changed(node, each.model, frame, session):
+    outputs = []
+    for node, frame, state, body in zip(nodes, frames, states, bodies, strict=True):
+        with _updating(node, body.model, frame, session):
             cast(Fuses, state.engine).apply_gradients(_options(node), state.updates)
-        own = each.made(each.model)
-        made.append(replace(own, metrics={**own.metrics, **_skipped(each.model, frame, session)}))
-    return made
+        output = body.made(body.model)
+        outputs.append(replace(output, metrics={**output.metrics, **_skipped_metrics(body.model, frame, session)}))
+    return outputs
 
 
 def accumulate(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> Made:
-    """The body for each micro-batch of some rows of the step: its gradient is added to that of the rows before.
+    """Run the body for each micro-batch of some rows of the step, and add its gradient to that of the rows before.
 
-    idle: other copies of the model have all these rows.
+    idle: other replicas of the model have all these rows.
     """
     axis, model = node.attr("axis"), frame.values[node.inputs[0]]
     gathered, state = _Gathered(node, frame, session, axis, idle), session.models[model]
     engine = cast(Accumulates, state.engine)
     try:
         if state.gathers != frame.step:
-            # The first of a step: a step that failed may have left some.
+            # The first gradients of a step: a step that failed may have left some.
             engine.clear_gradients()
             state.odd.clear()
             state.gathers = frame.step
@@ -111,35 +112,35 @@ def accumulate(node: Node, frame: Frame, session: Session, *, idle: bool = False
 
 
 def apply(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> Made:
-    """The model with the step taken of the gradients that were accumulated, times a number."""
+    """Take the step of the gradients that were accumulated, times a number."""
     model, scale = (frame.values[name] for name in node.inputs)
     state = session.models[model]
     state.gathers = None
-    with _changed(node, model, frame, session):
+    with _updating(node, model, frame, session):
         cast(Accumulates, state.engine).apply_gradients(_options(node), state.updates, float(scale))
-    return Made({node.outputs[0].name: model}, metrics=_skipped(model, frame, session))
+    return Made({node.outputs[0].name: model}, metrics=_skipped_metrics(model, frame, session))
 
 
 TRAINING: Mapping[str, Callable[..., Made]] = {"train": train, "accumulate": accumulate, "apply": apply}
-"""By operation; each takes `idle`, beside what all work takes."""
+"""The functions of operations that train; each takes `idle`, beside what all work takes."""
 
 
 @contextmanager
-def _changed(node: Node, model: str, frame: Frame, session: Session) -> Iterator[None]:
-    """Around an update of a model. One that is left out does not count as an update, and makes a version all the
-    same: which step makes which one is known before."""
+def _updating(node: Node, model: str, frame: Frame, session: Session) -> Iterator[None]:
+    """Guard an update of a model. One that is left out does not count as an update, and makes a version all the same:
+    which step makes which version is known before."""
     state = session.models[model]
     session.changing(model, frame.step)
     try:
         yield
     except NoRows:
-        # All ranks know that none has any.
+        # All ranks know that no rank has rows.
         state.empty = _one_more(state.empty, frame)
         return
     except NotFinite as error:
         # All ranks see the same norm, and leave out the same update.
         if not session.settings.skips:
-            rows = f", nor is the loss of {_few(state.odd)}" if state.odd else ""
+            rows = f", nor is the loss of {_first_few(state.odd)}" if state.odd else ""
             raise engine_failure(node, f"training `{state.model.name}` failed", NotFinite(f"{error}{rows}")) from None
         state.skipped = _one_more(state.skipped, frame)
         return
@@ -150,35 +151,36 @@ def _changed(node: Node, model: str, frame: Frame, session: Session) -> Iterator
 
 
 def _one_more(left_out: tuple[Step | None, int], frame: Frame) -> tuple[Step, int]:
-    """A step and how many of its updates were left out, with one more."""
+    """Return a step and how many of its updates were left out, with one more."""
     return frame.step, _so_far(left_out, frame) + 1
 
 
 def _so_far(left_out: tuple[Step | None, int], frame: Frame) -> int:
-    """How many updates of this step were left out; a step that is done again begins at 0."""
+    """Return how many updates of this step were left out; a step that is done again begins at 0."""
     step, count = left_out
     return count if step == frame.step else 0
 
 
-def _skipped(model: str, frame: Frame, session: Session) -> dict[str, float]:
-    """What is reported of updates that were left out: how many so far in this step. Those without rows where there are
-    any: most programs never have one, and a column of zeros would say nothing."""
-    state, found = session.models[model], dict[str, float]()
+def _skipped_metrics(model: str, frame: Frame, session: Session) -> dict[str, float]:
+    """Return the metrics on updates that were left out: how many so far in this step. Those without rows are only
+    reported where there are any: most programs never have one, and a column of zeros would say nothing."""
+    state, metrics = session.models[model], dict[str, float]()
     if session.settings.skips:
-        found[f"{model}.skipped"] = float(_so_far(state.skipped, frame))
+        metrics[f"{model}.skipped"] = float(_so_far(state.skipped, frame))
     if count := _so_far(state.empty, frame):
-        found[f"{model}.skipped_empty"] = float(count)
-    return found
+        metrics[f"{model}.skipped_empty"] = float(count)
+    return metrics
 
 
-def _few(rows: Sequence[str]) -> str:
-    known = list(dict.fromkeys(rows))
-    more = f" and {len(known) - 3} more rows" if len(known) > 3 else ""
-    return ", ".join(known[:3]) + more
+def _first_few(rows: Sequence[str]) -> str:
+    """Return the names of the first rows, and how many more there are."""
+    names = list(dict.fromkeys(rows))
+    more = f" and {len(names) - 3} more rows" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 class _Gathered:
-    """The micro-batches of a body, and what it makes on them."""
+    """The micro-batches of a body, and its output on them."""
 
     def __init__(self, node: Node, frame: Frame, session: Session, axis: str | None, idle: bool) -> None:
         self.node, self.frame, self.session, self.axis = node, frame, session, axis
@@ -191,7 +193,7 @@ class _Gathered:
             self._note()
 
     def _note(self) -> None:
-        """Which rows it trains on: those that a model is asked about."""
+        """Note which rows it trains on: those that a model is asked about."""
         weights = self.node.region.inputs[0].name
         for name in dict.fromkeys(map(table_of, self.asked)):
             kind = self.frame.types.get(name)
@@ -200,15 +202,17 @@ class _Gathered:
                 self.session.notes.add(self.frame.step, "trained", weights, rows, table=name)
 
     def _rows_of(self, body: Frame) -> list[str]:
-        """The rows that a model is asked about in a micro-batch, for a message."""
+        """Return the rows that a model is asked about in a micro-batch, for a message."""
         tables = [body.types.get(name) for name in dict.fromkeys(map(table_of, self.asked))]
         return [show_id(row) for kind in tables if isinstance(kind, Table) for row in body.rows[kind.axis.key].known]
 
     @property
     def blocks(self) -> range:
+        """The numbers of the micro-batches."""
         return range(len(self.rows))
 
     def micro(self, block: int) -> Micro:
+        """Return a micro-batch: the calls of the model, and its part of the loss."""
         region, session = self.node.region, self.session
         body, places = _part(self.frame, self.axis, self.rows[block], self.node.captured)
 
@@ -230,28 +234,30 @@ class _Gathered:
         return Micro(tuple(_call(inner, body, session) for inner in self.asked), loss)
 
     def made(self, carried: Any) -> Made:
-        """What the node makes: `carried`, and what the body has exported."""
+        """Return the output of the node: `carried`, and what the body has exported."""
         if not self.parts:
             # A rank without the answers has nothing to export either.
             return Made({self.node.outputs[0].name: carried})
         ordered = [self.parts[block] for block in self.blocks]
-        whole = assembled(self.node, self.frame, ordered, self.axis or "")
-        return made_of(self.node, self.frame, whole, [carried], {})
+        exports = assembled(self.node, self.frame, ordered, self.axis or "")
+        return made_of(self.node, self.frame, exports, [carried], {})
 
 
 def _call(node: Node, body: Frame, session: Session) -> Call:
+    """Return the call of a model on the rows of a micro-batch."""
     _, sequences = sequences_for(node, body, session)
     return Call(node.op, sequences, **options(node))  # type: ignore[arg-type]
 
 
 def _part(frame: Frame, axis: str | None, places: np.ndarray | None, names: tuple[str, ...]) -> tuple[Frame, Places]:
+    """Return the frame of a micro-batch, and the places of its rows."""
     if axis is None or places is None:
         return frame.child(), {}
     return frame.slice(axis, places, names)
 
 
 def _straight(session: Session, region: Graph, frame: Frame) -> None:
-    """A micro-batch is one block: its nodes run one after the other; the model has answered already."""
+    """Run a micro-batch, which is one block: its nodes run one after the other; the model has answered already."""
     for inner in region.nodes:
         if NODES[inner.op].scores:
             continue
@@ -266,7 +272,8 @@ def _detached(value: object) -> object:
 
 
 def _blocks(node: Node, frame: Frame, session: Session, axis: str) -> list[np.ndarray | None]:
-    """Rows of the unit for each micro-batch, int64, by the padded tokens of what the model reads for them."""
+    """Return the rows of the unit for each micro-batch, int64, by the padded tokens of what the model reads for
+    them."""
     lengths = torch.zeros(frame.size(axis), dtype=torch.long)
     for inner in node.region.nodes:
         if not NODES[inner.op].scores or table_of(inner) not in frame.values:
@@ -280,11 +287,12 @@ def _blocks(node: Node, frame: Frame, session: Session, axis: str) -> list[np.nd
         return list(np.split(rows, range(settings.micro_rows, len(rows), settings.micro_rows)))
     state = session.models[frame.values[node.inputs[0]]]
     blocks = state.engine.plan_blocks(lengths, settings.token_budget)
-    # Ascending within a block: rows of one parent stay together.
+    # Sort within a block, so that rows of one parent stay together.
     return [np.sort(block.numpy()) for block in blocks] or [np.arange(0)]
 
 
 def _options(node: Node) -> TrainOptions:
+    """Return the options of an optimizer step."""
     rate = node.attr("lr")
     common: dict[str, Any] = {
         "optimizer": optimizer_of(node),
