@@ -1,14 +1,12 @@
-"""From what Python and notebooks call, `check`, `compile`, `load_plan`, `functions`, to compiled programs, plans,
-runs.
+"""The functions that Python and notebooks call, `check`, `compile`, `load_plan` and `functions`, and compiled programs.
 
     program = rlgraph.compile("grpo.rlf", set={"n": 4})
     program.show()
     run = program.run(steps=30)
 
-A program is a path (a `Path`, or a str that ends in `.rlf`) or the text itself. `set` replaces what `--set`
-replaces: a `param`, or the right side of a `model`, `data`, `func` or `env`. Its values are numbers,
-booleans, paths, or expressions of the language as text: `{"prompts": 'jsonl("mine.jsonl", batch=8)', "base":
-'"Qwen/Qwen2.5-0.5B"'}`.
+A program is a path (a `Path`, or a str that ends in `.rlf`) or the text itself. `set` replaces what `--set` replaces: a
+`param`, or the right side of a `model`, `data`, `func` or `env`. Its values are numbers, booleans, paths, or
+expressions of the language as text: `{"prompts": 'jsonl("mine.jsonl", batch=8)', "base": '"Qwen/Qwen2.5-0.5B"'}`.
 """
 
 from __future__ import annotations
@@ -95,17 +93,17 @@ def compile(
     from rlgraph.passes.compilation.compile import checked, compiled
 
     opened, texts = open_program(program, name), settings_text(set)
-    found = checked(opened, texts, schedule)
-    measured = aim = None
+    unplanned = checked(opened, texts, schedule)
+    calibrated = goal = None
     if calibration is not None:
         from rlgraph.profiles.calibration import read_calibration
 
-        measured = read_calibration(calibration)
+        calibrated = read_calibration(calibration)
     if cluster is not None:
         from rlgraph.passes.compilation.target import target
 
-        aim = target(cluster, workload, measured, minimize, offload, search_seconds, search_gap, fuse, stream)
-    return Compiled.of(compiled(opened, texts, found, devices, aim))
+        goal = target(cluster, workload, calibrated, minimize, offload, search_seconds, search_gap, fuse, stream)
+    return Compiled.of(compiled(opened, texts, unplanned, devices, goal))
 
 
 def load_plan(path: str | Path) -> Compiled:

@@ -31,9 +31,9 @@ class Compiled(Compilation):
     @classmethod
     def of(cls, found: Compilation) -> Self:
         """Return a compilation with all of these methods; results that it has already are not computed again."""
-        made = object.__new__(cls)
-        made.__dict__.update(found.__dict__)
-        return made
+        compiled = object.__new__(cls)
+        compiled.__dict__.update(found.__dict__)
+        return compiled
 
     @property
     def graph(self) -> Graph:
@@ -145,8 +145,8 @@ class Compiled(Compilation):
         return self._shown(None)
 
     def _shown(self, picture: Picture | None) -> dict[str, str]:
-        # Pictures on one page must not share ids, those of an earlier session among them. A browser takes the HTML: the
-        # fonts are in it alone.
+        # Pictures on one page must not share ids, not even with those of an earlier session. A browser takes the HTML,
+        # which alone contains the fonts.
         from rlgraph.viz.marks import with_fonts
 
         prefix = f"rlgraph{uuid4().hex[:12]}-"

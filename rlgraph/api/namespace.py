@@ -27,12 +27,12 @@ class Function:
     def __init__(self, called: DefName) -> None:
         definition = called.definition
         self._called = called
-        self._made: dict[tuple[Any, ...], Defined] = {}
+        self._defined: dict[tuple[Any, ...], Defined] = {}
         self.__name__ = self.__qualname__ = definition.name
         self.__doc__ = _text(called)
         names = [parameter.id for parameter in definition.parameters]
         self._parameters = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
-        # A def with a parameter of that name is one that is called without a mask.
+        # A def with a parameter called `mask` is called without a mask.
         self._masks = "mask" not in names
         mask = [Parameter("mask", Parameter.KEYWORD_ONLY, default=None)] if self._masks else []
         self.__signature__ = Signature([*self._parameters.parameters.values(), *mask])
@@ -47,10 +47,10 @@ class Function:
             raise TypeError(f"{self.__name__}{self.__signature__}: {error}") from None
         types = types_of(arguments)
         key = tuple(types.items())
-        if key not in self._made:
-            self._made[key] = define(self._called, types)
-        made = self._made[key]
-        return call_padded(made.node, arguments, mask, made.group)
+        if key not in self._defined:
+            self._defined[key] = define(self._called, types)
+        defined = self._defined[key]
+        return call_padded(defined.node, arguments, mask, defined.group)
 
     def __repr__(self) -> str:
         return f"<function {self.__name__}{self.__signature__} of {self._called.definition.span.source.path}>"
@@ -72,27 +72,27 @@ class Functions:
     """A namespace with the functions of a file as attributes; iterating over it yields their names."""
 
     def __init__(self, name: str, found: Mapping[str, Function]) -> None:
-        self._name, self._found = name, dict(found)
+        self._name, self._functions = name, dict(found)
 
     def __getattr__(self, name: str) -> Function:
-        found = self.__dict__.get("_found", {})
-        if name in found:
-            function: Function = found[name]
+        functions = self.__dict__.get("_functions", {})
+        if name in functions:
+            function: Function = functions[name]
             return function
-        hint = nearest(name, found) or f"it has {', '.join(found) or 'none'}"
+        hint = nearest(name, functions) or f"it has {', '.join(functions) or 'none'}"
         raise AttributeError(f"{self.__dict__.get('_name')} has no function {name}: {hint}")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self._functions)
 
     def __dir__(self) -> list[str]:
-        return list(self._found)
+        return list(self._functions)
 
     def __repr__(self) -> str:
-        return f"<functions of {self._name}: {', '.join(self._found)}>"
+        return f"<functions of {self._name}: {', '.join(self._functions)}>"
 
 
 def namespace(name: str, source: Source | None, changes: Mapping[str, Expr]) -> Functions:
     """Return the defs of a source, or those of the prelude for None. Raise ProgramError."""
-    found = definitions(source, changes)
-    return Functions(name, {key: Function(called) for key, called in found.items()})
+    defs = definitions(source, changes)
+    return Functions(name, {key: Function(called) for key, called in defs.items()})

@@ -66,8 +66,8 @@ def records(compiled: Compilation) -> Iterator[dict[str, Any]]:
         from rlgraph.runs.planfiles.file import plan_document
 
         document = json.loads(plan_document(compiled, Path()))
-        told = {name: value for name, value in document.items() if name not in ("rlgraph", "program")}
-        yield {"type": "plan", "name": program.name, **told}
+        contents = {name: value for name, value in document.items() if name not in ("rlgraph", "program")}
+        yield {"type": "plan", "name": program.name, **contents}
 
 
 def _placement(plan: Plan) -> Iterator[str]:
@@ -75,38 +75,38 @@ def _placement(plan: Plan) -> Iterator[str]:
     for pool in plan.pools:
         if pool.name != HOST:
             yield f"{sized(pool)} in `{pool.name}`"
-            here = [group for group in plan.groups if group.pool == pool.name]
-            yield from _columns([(f"{group.engine}, {group.mesh}", _does(group, plan)) for group in here])
-    for held in plan.holdings:
-        said = ["layers are computed again"] * held.recompute
-        said += [f"attention by {held.attention}"] if held.attention else []
-        said += [f"adapters {held.adapters}"] if held.adapters else []
-        said += [f"gathered by {held.gather}"] if held.gather else []
-        if said:
-            yield f"{held.model} in {held.group}: {', '.join(said)}"
+            groups = [group for group in plan.groups if group.pool == pool.name]
+            yield from _columns([(f"{group.engine}, {group.mesh}", _does(group, plan)) for group in groups])
+    for holding in plan.holdings:
+        options = ["layers are computed again"] * holding.recompute
+        options += [f"attention by {holding.attention}"] if holding.attention else []
+        options += [f"adapters {holding.adapters}"] if holding.adapters else []
+        options += [f"gathered by {holding.gather}"] if holding.gather else []
+        if options:
+            yield f"{holding.model} in {holding.group}: {', '.join(options)}"
     for model, source, target in plan.syncs():
-        held = plan.holding(model, target)
-        how = ", what changed of them" if held.delta else ""
-        how += ", also to rows that are sampled" if held.refreshes else ""
-        how += ", one copy after the other" if held.replica else ""
-        yield f"weights of {model}: {source} to {target}{how}"
+        target_holding = plan.holding(model, target)
+        details = ", what changed of them" if target_holding.delta else ""
+        details += ", also to rows that are sampled" if target_holding.refreshes else ""
+        details += ", one copy after the other" if target_holding.replica else ""
+        yield f"weights of {model}: {source} to {target}{details}"
 
 
 def _sharing(program: Program, plan: Plan) -> Iterator[str]:
     """Yield which models of a group are one base with several adapters."""
-    together = [group for group in plan.groups if group.models and engine(group.engine).lends(group.mesh)]
-    for group in together:
+    lending = [group for group in plan.groups if group.models and engine(group.engine).lends(group.mesh)]
+    for group in lending:
         for names in shared(program).values():
-            here = [name for name in names if name in group.models]
-            if len(here) > 1:
-                yield f"{', '.join(here)} share one base, which {group.name} has once"
+            members = [name for name in names if name in group.models]
+            if len(members) > 1:
+                yield f"{', '.join(members)} share one base, which {group.name} has once"
 
 
 def _admitted(plan: Plan) -> Iterator[str]:
     """Yield for each table the order in which its rows begin, if it is not that of the data."""
-    ways = {"longest": "what their prompts gave before", "column": "the column {}", "function": "the function {}"}
+    orders = {"longest": "what their prompts gave before", "column": "the column {}", "function": "the function {}"}
     for admit in plan.admits:
-        by = ways[admit.by].format(admit.name)
+        by = orders[admit.by].format(admit.name)
         yield f"rows of {admit.table} that are expected to be long begin first, by {by}"
 
 
@@ -114,26 +114,26 @@ def _streamed(compiled: Compilation) -> Iterator[str]:
     """Yield the blocks in which tables' rows stream, what becomes of the last ones, and each training they stream
     to."""
     for name, rows in compiled.plan.blocks:
-        dealt = ", dealt to whoever is free" if name in compiled.plan.free else ""
-        yield f"{name} goes on in blocks of {counted(rows, 'row')}, before all of it is there{dealt}"
+        sharing = ", dealt to whoever is free" if name in compiled.plan.free else ""
+        yield f"{name} goes on in blocks of {counted(rows, 'row')}, before all of it is there{sharing}"
     for tail in compiled.plan.tails:
-        few = f"{tail.under:.0%}" if tail.under < 1 else f"{tail.under:.0f}"
+        threshold = f"{tail.under:.0%}" if tail.under < 1 else f"{tail.under:.0f}"
         copies = f"{tail.on} copies go" if tail.on > 1 else "1 copy goes"
-        yield f"{copies} on with the last rows of {tail.table}, when fewer than {few} have not ended"
-    for each in trainings(compiled.program, compiled.plan):
-        if each.why:
-            yield f"train {each.model} waits for the whole batch: {each.why}"
+        yield f"{copies} on with the last rows of {tail.table}, when fewer than {threshold} have not ended"
+    for training in trainings(compiled.program, compiled.plan):
+        if training.why:
+            yield f"train {training.model} waits for the whole batch: {training.why}"
         else:
-            yield f"train {each.model} adds gradients up while rows stream, and takes its step when all are there"
+            yield f"train {training.model} adds gradients up while rows stream, and takes its step when all are there"
 
 
 def _does(group: Group, plan: Plan) -> str:
     """Return a group's work as `actor.train, critic`: a model by its name alone if all its work is here."""
     shown = [*group.code]
     for model in group.models:
-        own = [role for role in plan.roles if role.model == model]
-        here = [role.operation for role in own if role.group == group.name]
-        shown += [model] if len(here) == len(own) else [f"{model}.{operation}" for operation in here]
+        roles = [role for role in plan.roles if role.model == model]
+        operations = [role.operation for role in roles if role.group == group.name]
+        shown += [model] if len(operations) == len(roles) else [f"{model}.{operation}" for operation in operations]
     return ", ".join(shown)
 
 
@@ -153,11 +153,11 @@ def _name(node: Node) -> str:
 
 
 def _model(model: Model, nodes: list[Node]) -> str:
-    made = f"copy of {model.copy_of}" if model.copy_of else f"{model.kind}({_short(show_constant(model.source))})"
-    does = dict.fromkeys(
+    origin = f"copy of {model.copy_of}" if model.copy_of else f"{model.kind}({_short(show_constant(model.source))})"
+    operations = dict.fromkeys(
         node.op for node in nodes if NODES[node.op].with_model and model_of(node).split("@")[0] == model.name
     )
-    return ", ".join([made, *(["frozen"] if model.frozen else []), *does])
+    return ", ".join([origin, *(["frozen"] if model.frozen else []), *operations])
 
 
 def _short(text: str) -> str:

@@ -26,13 +26,13 @@ def workload(
 
     lengths: a file that `rlgraph lengths` wrote, for what the first two do not say. Raise RlgraphError.
     """
-    said = replace(target.workload(prompt_tokens, response_tokens, kept), alike=alike)
-    said = said if foresight is None else replace(said, foresight=foresight)
+    described = replace(target.workload(prompt_tokens, response_tokens, kept), alike=alike)
+    described = described if foresight is None else replace(described, foresight=foresight)
     if lengths is None:
-        return said
+        return described
     prompt, response = read_fitted(lengths)
     return replace(
-        said,
-        prompt=said.prompt if prompt is None or prompt_tokens is not None else prompt,
-        response=said.response or response,
+        described,
+        prompt=described.prompt if prompt is None or prompt_tokens is not None else prompt,
+        response=described.response or response,
     )

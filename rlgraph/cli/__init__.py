@@ -1,9 +1,8 @@
-"""From a command line to its output and its exit code. Each command is a function in a file of this folder.
+"""Runs a command line and returns its exit code. Each command is a function in a file of this folder.
 
-Exit codes: 0 fine, 1 a program is wrong, 2 a command is wrong, 3 a bug of rlgraph, 4 a run failed, 130
-interrupted.
+Exit codes: 0 fine, 1 a program is wrong, 2 a command is wrong, 3 a bug of rlgraph, 4 a run failed, 130 interrupted.
 
-What computes is imported inside the commands that compute: `rlgraph check` is as fast as it feels.
+Modules that compute are imported inside the commands that need them, so that `rlgraph check` starts fast.
 """
 
 from __future__ import annotations
@@ -48,43 +47,43 @@ __all__ = [
 
 
 SHORT = {"check", "compile"}
-"""Commands whose processes keep what they make until they end."""
+"""Commands whose processes keep everything that they allocate until they end."""
 
 
 def main() -> None:
-    """The command `rlgraph`."""
+    """Run the command `rlgraph`."""
     if SHORT.intersection(sys.argv[1:2]):
-        # To look for cycles in what a search makes, and once more at the end, takes a sixth of the time.
+        # Searching for reference cycles, during the command and once more at the end, takes a sixth of the time.
         gc.disable()
         atexit.register(gc.freeze)
     if "_RLGRAPH_COMPLETE" in os.environ:
         rlgraph.main(prog_name="rlgraph")
-    if other := namesake(sys.path):
-        print(f"{other.render()}\n", file=sys.stderr)
+    if conflict := namesake(sys.path):
+        print(f"{conflict.render()}\n", file=sys.stderr)
     code = status(sys.argv[1:])
     if code == INTERRUPTED:
-        # Threads of an engine that are still at work would hold the exit.
+        # Engine threads that are still at work would block a normal exit.
         os._exit(code)
     sys.exit(code)
 
 
 def status(arguments: list[str]) -> int:
-    """Runs a command and gives its exit code; a person never sees a traceback."""
+    """Run a command and return its exit code; a user never sees a traceback."""
     try:
         code = _invoked(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Whoever read has seen enough. What is left must not fail again when Python ends.
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, 1)
-        os.dup2(nothing, 2)
+        # The reader has closed the pipe. Flushing what is left must not fail again when Python ends.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
         return PIPE
     except (KeyboardInterrupt, click.Abort) as error:
         print(str(error) or "interrupted", file=sys.stderr, flush=True)
         return INTERRUPTED
     except Exception as error:
-        print(f"internal error: {_first_line(error)}; please report it with {_kept()}", file=sys.stderr)
+        print(f"internal error: {_first_line(error)}; please report it with {_saved_traceback()}", file=sys.stderr)
         return BUG
 
 
@@ -96,26 +95,28 @@ def _invoked(arguments: list[str]) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.NoSuchOption as error:
-        _meant(error).show()
+        _with_suggestion(error).show()
         return USAGE
     except click.ClickException as error:
-        # It quotes what it was given.
+        # The message quotes the user's input.
         error.message = visible(error.message)  # type: ignore[misc]
         error.show()
         return USAGE
 
 
-def _meant(error: click.NoSuchOption) -> click.NoSuchOption:
-    """Suggests an option only if its name is near, and says so where another command has the one that was asked for."""
+def _with_suggestion(error: click.NoSuchOption) -> click.NoSuchOption:
+    """Suggest an option only if its name is near, and name the other commands that have the wanted option."""
     wanted = error.option_name
-    # Older versions of Click end the sentence without a stop.
-    said = f"{error.message.rstrip('.')}."
+    # Older versions of Click end the message without a full stop.
+    sentence = f"{error.message.rstrip('.')}."
     parameters = error.ctx.command.params if error.ctx else []
-    if any(isinstance(each, click.Argument) and each.name == wanted.lstrip("-") for each in parameters):
+    if any(isinstance(parameter, click.Argument) and parameter.name == wanted.lstrip("-") for parameter in parameters):
         assert error.ctx is not None
         usage = " ".join([error.ctx.command_path, *error.ctx.command.collect_usage_pieces(error.ctx)])
-        return click.NoSuchOption(wanted, f"{said} It stands by itself: `{usage}`.", ctx=error.ctx)
-    options = [name.lstrip("-") for each in parameters if isinstance(each, click.Option) for name in each.opts]
+        return click.NoSuchOption(wanted, f"{sentence} It stands by itself: `{usage}`.", ctx=error.ctx)
+    options = [
+        name.lstrip("-") for parameter in parameters if isinstance(parameter, click.Option) for name in parameter.opts
+    ]
     near = closest(wanted.lstrip("-"), options)
     others = [
         f"`rlgraph {name}`"
@@ -123,17 +124,17 @@ def _meant(error: click.NoSuchOption) -> click.NoSuchOption:
         if any(wanted in parameter.opts for parameter in command.params)
     ]
     if others:
-        message = f"{said} It is one of {', '.join(others)}."
+        message = f"{sentence} It is one of {', '.join(others)}."
         return click.NoSuchOption(wanted, message, ctx=error.ctx)
-    return click.NoSuchOption(wanted, said, [f"--{near}"] if near else None, error.ctx)
+    return click.NoSuchOption(wanted, sentence, [f"--{near}"] if near else None, error.ctx)
 
 
 def _first_line(error: Exception) -> str:
     return visible(f"{type(error).__name__}: {error}".splitlines()[0][:200])
 
 
-def _kept() -> str:
-    """The file that the traceback is written to."""
+def _saved_traceback() -> str:
+    """Write the traceback to a file, and return its name."""
     import tempfile
     import traceback
 

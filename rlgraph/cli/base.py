@@ -1,4 +1,4 @@
-"""The parts that all commands share: the group, exit codes, options, and the report of errors."""
+"""What all commands share: the group, exit codes, options, and the report of errors."""
 
 from __future__ import annotations
 
@@ -99,28 +99,28 @@ _TARGET = (
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say what a plan is made for: `cluster`, `prompt_tokens`, `response_tokens`, `lengths`,
+    """Add the options that say what a plan is made for: `cluster`, `prompt_tokens`, `response_tokens`, `lengths`,
     `kept`, `calibration`, `search_seconds`, `search_gap`."""
     return reduce(lambda wrapped, option: option(wrapped), reversed(_TARGET), command)
 
 
 def settings_of(given: tuple[str, ...]) -> dict[str, str]:
-    """The `--set` options by name."""
-    found: dict[str, str] = {}
+    """Return the `--set` options by name. Raise BadParameter."""
+    settings: dict[str, str] = {}
     for text in given:
         name, sign, value = text.partition("=")
         name = name.strip()
         if not sign or not name.isidentifier():
             raise click.BadParameter(f"`{text}` is not NAME=EXPR, as in `--set n=4`", param_hint="'--set'")
-        if name in found:
+        if name in settings:
             raise click.BadParameter(f"`{name}` is set twice", param_hint="'--set'")
-        found[name] = value.strip()
-    return found
+        settings[name] = value.strip()
+    return settings
 
 
 @contextmanager
 def telling(form: Format) -> Iterator[None]:
-    """What is wrong is shown, and ends the command."""
+    """Show an error of the block, and end the command with its exit code."""
     try:
         yield
     except RlgraphError as error:

@@ -1,4 +1,4 @@
-"""`rlgraph check` and `rlgraph fmt`: a program as text."""
+"""`rlgraph check` and `rlgraph fmt`, which check and format the text of programs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,20 @@ def check(files: tuple[str, ...], settings: tuple[str, ...], form: Format) -> in
 
     changed = settings_of(settings)
     programs = [Path(file) for file in files if not file.endswith(".rls")]
-    found: list[Diagnostic] = []
+    diagnostics: list[Diagnostic] = []
     for file in files:
-        # What is wrong with the program of a schedule may have been told already.
-        new = [diagnostic for diagnostic in checked(Path(file), changed, programs=programs) if diagnostic not in found]
+        # The errors in the program of a schedule may have been shown already.
+        new = [
+            diagnostic
+            for diagnostic in checked(Path(file), changed, programs=programs)
+            if diagnostic not in diagnostics
+        ]
         show(new, form)
-        found += new
+        diagnostics += new
     if form == "human":
         which = files[0] if len(files) == 1 else f"{len(files)} files"
-        say(f"{which}: {tally(found)}", err=True)
-    return WRONG if any(diagnostic.severity == "error" for diagnostic in found) else FINE
+        say(f"{which}: {tally(diagnostics)}", err=True)
+    return WRONG if any(diagnostic.severity == "error" for diagnostic in diagnostics) else FINE
 
 
 @rlgraph.command()

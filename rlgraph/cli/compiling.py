@@ -1,4 +1,4 @@
-"""`rlgraph compile`: what becomes of a program, and where it runs."""
+"""`rlgraph compile`, which compiles a program, plans where it runs, and draws both."""
 
 from __future__ import annotations
 
@@ -115,10 +115,10 @@ def compile_(
     from rlgraph.api import compile, load_plan
 
     if visualize and visualize.endswith(".rlf"):
-        # `--visualize FILE`: the option has no value, and click cannot know.
+        # `--visualize FILE`: click takes the file for the option's value.
         files, visualize = (visualize, *files), ""
     programs = [Path(file) for file in files if not file.endswith(".rls")]
-    saved = len(files) == 1 and files[0].endswith(".json")
+    is_plan_file = len(files) == 1 and files[0].endswith(".json")
     schedules = [Path(file) for file in files if file.endswith(".rls")]
     if not programs:
         raise click.UsageError("Missing argument 'FILE...'.")
@@ -129,8 +129,8 @@ def compile_(
     if picture == "pipelines" and ("dot" in emitted or (visualize or "").endswith(".dot")):
         raise click.UsageError("a picture of pipelines is no graph: take .html, .svg or .png, not .dot")
     searched = search_seconds is not None or search_gap is not None
-    of_search = (explained, what_if, calibration, searched, no_fuse, no_stream, no_offload, minimize != "time")
-    if cluster is None and any(of_search):
+    search_options = (explained, what_if, calibration, searched, no_fuse, no_stream, no_offload, minimize != "time")
+    if cluster is None and any(search_options):
         raise click.UsageError(
             "`--explain`, `--what-if`, `--calibration`, `--search-seconds`, `--search-gap`, `--minimize`, `--no-fuse`, "
             "`--no-stream` and `--no-offload` go with `--cluster`"
@@ -142,15 +142,15 @@ def compile_(
         schedule = schedules[0] if schedules else None
         rows = None
         if (prompt_tokens, response_tokens, lengths, kept) != (None, None, None, 1.0):
-            # It loads the cost model, which compiling does without where nothing is searched for.
+            # Imported late: it loads the cost model, which compiling without a search does not need.
             from rlgraph.api.target import workload
 
             rows = workload(prompt_tokens, response_tokens, kept, lengths=lengths)
-        if saved and (settings or cluster):
+        if is_plan_file and (settings or cluster):
             raise click.UsageError("a plan file is compiled already: `--set` and `--cluster` go with its program")
         compiled = (
             load_plan(programs[0])
-            if saved
+            if is_plan_file
             else compile(
                 programs[0],
                 settings_of(settings),
@@ -168,22 +168,22 @@ def compile_(
             )
         )
         show(compiled.diagnostics, form)
-        told: list[Explanation | Sweep] = [compiled.explain(ends - monotonic())] if explained else []
-        told += [compiled.what_if(what_if, ends - monotonic())] if what_if else []
+        reports: list[Explanation | Sweep] = [compiled.explain(ends - monotonic())] if explained else []
+        reports += [compiled.what_if(what_if, ends - monotonic())] if what_if else []
     for name in after:
         try:
             say(compiled.text(name), nl=False)
         except LookupError as error:
             raise click.BadParameter(str(error), param_hint="'--print-after'") from None
     write(compiled, list(dict.fromkeys(emitted)), visualize, out, picture)
-    for name, each in zip([*(["explain"] if explained else []), "what-if"], told, strict=False):
+    for name, report in zip([*(["explain"] if explained else []), "what-if"], reports, strict=False):
         if out is not None:
-            save(out / f"{compiled.name}.{name}.svg", each.to_svg())
+            save(out / f"{compiled.name}.{name}.svg", report.to_svg())
         if form == "json":
-            emit(each.to_json())
+            emit(report.to_json())
         else:
-            say(f"{each}\n")
-    if not (emitted or after or told or visualize is not None):
+            say(f"{report}\n")
+    if not (emitted or after or reports or visualize is not None):
         from rlgraph.api.summary import records, summary
 
         if form == "json":

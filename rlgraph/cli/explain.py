@@ -1,4 +1,4 @@
-"""`rlgraph explain`: what a diagnostic's code means. `rlgraph.errors.codes` has a section for each."""
+"""`rlgraph explain`, which shows what a diagnostic's code means. `rlgraph.errors.codes` has a section for each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlgraph.errors.codes import registry
 
 def explain(code: str) -> str:
     """Return the section of a code. Raise LookupError with the nearest code."""
-    found = registry()
+    codes = registry()
     wanted = code.strip().strip("[]").upper()
-    if wanted in found:
-        return found[wanted].section
-    hint = nearest(wanted, found) or "`rlgraph explain` lists all codes"
+    if wanted in codes:
+        return codes[wanted].section
+    hint = nearest(wanted, codes) or "`rlgraph explain` lists all codes"
     raise LookupError(f"there is no code {code}: {hint}")
 
 
@@ -25,8 +25,8 @@ def explain(code: str) -> str:
 def explain_(code: str | None) -> int:
     """Say more about a diagnostic, such as E0201; without CODE, list them all."""
     if code is None:
-        for found in registry().values():
-            say(f"{found.name}  {found.title}")
+        for entry in registry().values():
+            say(f"{entry.name}  {entry.title}")
         return FINE
     try:
         say(explain(code), nl=False)

@@ -1,4 +1,4 @@
-"""`rlgraph fmt`: programs laid out anew, in their files."""
+"""Formats programs in their files, for `rlgraph fmt`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlgraph.passes.compilation.programs import decoded, open_file, whole
 
 
 def format_file(path: str, only_check: bool = False) -> bool:
-    """Whether the layout of a file is another one; it is written unless that was only to be checked.
+    """Format a file unless `only_check`, and return whether its layout changes.
 
-    Raises ProgramError where the file is no program, or cannot be written.
+    Raises ProgramError if the file is no program, or cannot be written.
     """
     opened = open_file(path)
     text = format_source(opened.source).encode()
@@ -32,7 +32,7 @@ def format_file(path: str, only_check: bool = False) -> bool:
 
 
 def format_stdin(only_check: bool = False) -> bool:
-    """From stdin to stdout; nothing is written where that is only to be checked."""
+    """Format stdin to stdout, and return whether its layout changes; with `only_check` nothing is written."""
     raw = sys.stdin.buffer.read()
     text = format_source(decoded("<stdin>", raw))
     if not only_check:
@@ -41,7 +41,8 @@ def format_stdin(only_check: bool = False) -> bool:
 
 
 def _replace(path: Path, text: bytes) -> None:
-    """The file with this text and its old mode; whole at every moment, so that a full disk loses nothing."""
+    """Replace a file's text and keep its mode. The file is complete at every moment, so that a full disk loses
+    nothing."""
     if not os.access(path, os.W_OK):
         raise PermissionError(13, "permission denied")
     draft = path.with_name(f".{path.name}.{os.getpid()}")

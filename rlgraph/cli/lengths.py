@@ -1,4 +1,4 @@
-"""`rlgraph lengths`: how long prompts and answers are, counted for predictions."""
+"""`rlgraph lengths`, which counts how long prompts and answers are, for predictions."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def lengths(
     if not output.parent.is_dir():
         raise click.BadParameter(f"there is no folder `{output.parent}`", param_hint="'--output'")
     with telling(form):
-        found = fit_lengths(source, prompt=prompt, answer=answer, limit=limit, model=model)
-    output.write_text(found.to_text(), "utf-8")
+        distributions = fit_lengths(source, prompt=prompt, answer=answer, limit=limit, model=model)
+    output.write_text(distributions.to_text(), "utf-8")
     if form == "json":
-        emit({"type": "lengths", **found.to_json()})
+        emit({"type": "lengths", **distributions.to_json()})
     else:
-        say(str(found))
+        say(str(distributions))
         say(f"wrote {output}", err=True)
     return FINE

@@ -1,4 +1,4 @@
-"""`rlgraph list`: the algorithms that ship, and what each is."""
+"""`rlgraph list`, which lists the algorithms that ship."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def algorithms() -> dict[str, str]:
 @click.argument("name", required=False, metavar="[NAME]")
 def list_(name: str | None) -> int:
     """Say which algorithms ship; with NAME, print that program, to copy and edit."""
-    known = algorithms()
+    texts = algorithms()
     if name is None:
-        width = max(map(len, known))
-        for each, text in known.items():
-            say(f"{each:{width}}  {text.partition(chr(10))[0].removeprefix('# ').partition(':')[0]}")
+        width = max(map(len, texts))
+        for algorithm, text in texts.items():
+            say(f"{algorithm:{width}}  {text.partition(chr(10))[0].removeprefix('# ').partition(':')[0]}")
         say("`rlgraph check NAME`, `compile` and `run` take these names; `rlgraph list NAME > my.rlf` makes one yours")
         return FINE
     wanted = name.removesuffix(".rlf")
-    if wanted not in known:
-        hint = nearest(wanted, known) or "`rlgraph list` says which there are"
+    if wanted not in texts:
+        hint = nearest(wanted, texts) or "`rlgraph list` says which there are"
         raise click.BadParameter(f"no algorithm called {name} ships: {hint}", param_hint="'NAME'")
-    say(known[wanted], nl=False)
+    say(texts[wanted], nl=False)
     return FINE

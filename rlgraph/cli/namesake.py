@@ -1,4 +1,4 @@
-"""A check for another installed project called `rlgraph`, whose files would lie among ours."""
+"""Checks for another installed project called `rlgraph`, whose files would lie among ours."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rlgraph.errors import DISTRIBUTION, NO_SPAN, Diagnostic
 _NAME = "rlgraph"
 _INFO = re.compile(rf"{_NAME}(-[^-]*)?(-py[\d.]+)?\.(dist|egg)-info")
 _OURS = "rlgraph.cli:main"
-"""The command of this project, which was installed by the package's name before."""
+"""The entry point of this project, which was once installed under the package's name."""
 
 
 def namesake(places: Iterable[str]) -> Diagnostic | None:
-    """A warning where one of these folders of packages has another project of our package's name."""
-    # What reads the files of packages takes longer to load than this takes: names of files are enough where there is
-    # none, which is nearly always.
+    """Return a warning if one of these package folders has another project of our package's name."""
+    # Reading the metadata of packages is slow to import: if there is no such file name, as nearly always, there is no
+    # such project.
     if not any(_INFO.fullmatch(name) for place in places for name in _names(place)):
         return None
     from importlib.metadata import distributions
 
-    for found in distributions(name=_NAME, path=list(places)):
-        if all(entry.value != _OURS for entry in found.entry_points):
-            which = f"another project called `{_NAME}` ({found.version})"
+    for distribution in distributions(name=_NAME, path=list(places)):
+        if all(entry.value != _OURS for entry in distribution.entry_points):
+            which = f"another project called `{_NAME}` ({distribution.version})"
             message = f"{which} is installed here, and its files are among ours"
             hint = f"`pip uninstall {_NAME}`, then `pip install --force-reinstall {DISTRIBUTION}`"
             return Diagnostic("W0801", message, NO_SPAN, hint)

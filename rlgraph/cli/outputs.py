@@ -23,7 +23,7 @@ _ENDINGS = {"graph": "graph.txt", "plan": "plan.json", "transfers": "transfers.t
 def write(
     compiled: Compiled, emitted: list[str], visualize: str | None, out: Path | None, picture: Picture | None = None
 ) -> None:
-    """The files and texts that were asked for. picture: what pictures are of."""
+    """Write the files and texts that were asked for. picture: the subject of pictures."""
     if emitted and out is None:
         data = _emit(compiled, emitted[0], Path(), picture)
         if isinstance(data, bytes) and sys.stdout.isatty():
@@ -39,7 +39,7 @@ def write(
 
 
 def _emit(compiled: Compiled, form: str, folder: Path, picture: Picture | None) -> str | bytes:
-    """What is written, for a file in this folder."""
+    """Return what is written to a file in this folder."""
     if form == "json":
         import json
 
@@ -57,7 +57,7 @@ def _emit(compiled: Compiled, form: str, folder: Path, picture: Picture | None) 
 
 
 def save(path: Path, data: str | bytes) -> None:
-    """Writes a file, and says so."""
+    """Write a file, and say so."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data if isinstance(data, bytes) else data.encode())

@@ -1,4 +1,4 @@
-"""`rlgraph diff`: two plan files side by side."""
+"""`rlgraph diff`, which compares two plan files."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def diff(before: str, after: str, form: Format) -> int:
 
     with telling(form):
         files = [read_plan_file(open_plan_file(path)) for path in (before, after)]
-    found, graph = differences(*files), graph_difference(*files)
+    differing, graph = differences(*files), graph_difference(*files)
     if form == "json":
-        for each in found:
+        for difference in differing:
             emit(
                 {
                     "type": "difference",
-                    "section": each.section,
-                    "name": each.name,
-                    "before": each.before,
-                    "after": each.after,
+                    "section": difference.section,
+                    "name": difference.name,
+                    "before": difference.before,
+                    "after": difference.after,
                 }
             )
         if graph:
             emit({"type": "difference", "section": "graph", "diff": graph})
     else:
-        for section in dict.fromkeys(each.section for each in found):
-            say("\n".join([section, *(f"  {each}" for each in found if each.section == section)]))
+        for section in dict.fromkeys(difference.section for difference in differing):
+            say("\n".join([section, *(f"  {difference}" for difference in differing if difference.section == section)]))
         if graph:
             say("\n".join(["graph", *(f"  {line}" for line in graph)]))
-    return WRONG if found or graph else FINE
+    return WRONG if differing or graph else FINE

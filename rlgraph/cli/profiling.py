@@ -1,4 +1,4 @@
-"""`rlgraph profile`: measures this machine for the cost model."""
+"""`rlgraph profile`, which measures this machine for the cost model."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def profile(output: Path, engines: str | None, threads: int, quick: bool, form: 
                 f"`{name}` is not installed: pip install '{engine(name).install}'", param_hint="'--engines'"
             )
     with telling(form):
-        found = profile(wanted, threads=threads, quick=quick, note=lambda text: say(f"  {text}", err=True))
-    output.write_text(found.to_text(), "utf-8")
-    for what, error in found.errors.items():
-        say(f"{what:24}{error:6.1%} median error of the fit{_held_out(found.held_out.get(what))}")
+        calibration = profile(wanted, threads=threads, quick=quick, note=lambda text: say(f"  {text}", err=True))
+    output.write_text(calibration.to_text(), "utf-8")
+    for constant, error in calibration.errors.items():
+        say(f"{constant:24}{error:6.1%} median error of the fit{_held_out(calibration.held_out.get(constant))}")
     say(f"wrote {output}", err=True)
     return FINE
 
 
-def _held_out(found: HeldOut | None) -> str:
-    if found is None:
+def _held_out(errors: HeldOut | None) -> str:
+    if errors is None:
         return ""
-    return f"; {found.median:.1%} on a model that it was not fitted to, {found.worst:.1%} at worst"
+    return f"; {errors.median:.1%} on a model that it was not fitted to, {errors.worst:.1%} at worst"

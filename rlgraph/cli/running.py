@@ -1,4 +1,4 @@
-"""`rlgraph run` and `rlgraph resume`: train a program, and resume its run."""
+"""`rlgraph run` and `rlgraph resume`, which train a program and resume its run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
     from rlgraph.runs.folder import RunFolder
 
-_PROCESSES = " or ".join(f"`--backend {each.name}`" for each in BACKENDS.values() if each.processes)
+_PROCESSES = " or ".join(f"`--backend {spec.name}`" for spec in BACKENDS.values() if spec.processes)
 
 
 save_every_option = click.option(
@@ -59,7 +59,7 @@ changed_option = click.option(
     type=click.Choice([*BACKENDS]),
     default=LOCAL.name,
     show_default=True,
-    help=f"Where it runs: {', '.join(f'`{each.name}` is {each.about}' for each in BACKENDS.values())}.",
+    help=f"Where it runs: {', '.join(f'`{spec.name}` is {spec.about}' for spec in BACKENDS.values())}.",
 )
 @click.option("--address", metavar="ADDRESS", help="Of a Ray cluster.  [default: one is started on this machine]")
 @devices_option
@@ -187,20 +187,22 @@ def run(
     if resume is None and changed:
         raise click.UsageError("`--changed` goes with `--resume`")
     if resume is not None:
-        said = [f"`--{name}`" for name in ("out", "overwrite", "seed") if _said(context, name)]
-        if said:
-            raise click.UsageError(f"{said[0]} does not go with `--resume`: a run goes on in its folder, with its seed")
-        if not _said(context, "steps"):
+        conflicting = [f"`--{name}`" for name in ("out", "overwrite", "seed") if _was_given(context, name)]
+        if conflicting:
+            raise click.UsageError(
+                f"{conflicting[0]} does not go with `--resume`: a run goes on in its folder, with its seed"
+            )
+        if not _was_given(context, "steps"):
             options = replace(options, steps=_steps_of(resume, form))
     with telling(form):
         options.need_installed()
         compiled = _compiled(file, schedule, settings_of(settings), devices)
         show(compiled.diagnostics, form)
         if resume is not None:
-            return _went_on(compiled, options, form)
-        # Before anything else: a folder that cannot be written must not cost an hour of training.
+            return _resume_run(compiled, options, form)
+        # Opened before the training, which would be lost if the folder could not be written.
         folder = RunFolder.at(out, overwrite) if out is not None else RunFolder.new(compiled.name)
-        return _ran(folder, compiled, options, form)
+        return _run_in(folder, compiled, options, form)
 
 
 @rlgraph.command()
@@ -232,19 +234,19 @@ def resume(
     from rlgraph.runs.checkpoint.resuming import how
 
     with telling(form):
-        before = how(run)
+        saved = how(run)
         run, trace = run.absolute(), trace and trace.absolute()
-        # Paths of the program and of its settings begin where it was begun.
+        # Paths of the program and of its settings are relative to the folder in which the run was started.
         with suppress(OSError):
-            os.chdir(before["folder"])
+            os.chdir(saved["folder"])
         with suppress(ValueError):
             run = run.relative_to(Path.cwd())
         options = Options(
-            steps or before["steps"],
-            backend=before["backend"],
-            address=before["address"],
-            debug=before["debug"],
-            timeout=before["timeout"],
+            steps or saved["steps"],
+            backend=saved["backend"],
+            address=saved["address"],
+            debug=saved["debug"],
+            timeout=saved["timeout"],
             trace=trace,
             save_every=save_every,
             keep=keep,
@@ -254,15 +256,15 @@ def resume(
             changed=changed,
         )
         options.need_installed()
-        schedule = before.get("schedule")
+        schedule = saved.get("schedule")
         if schedule and "\n" not in schedule:
             schedule = Path(schedule)
-        compiled = _compiled(before["program"], schedule, before["set"], before.get("devices", 1))
+        compiled = _compiled(saved["program"], schedule, saved["set"], saved.get("devices", 1))
         show(compiled.diagnostics, form)
-        return _went_on(compiled, options, form)
+        return _resume_run(compiled, options, form)
 
 
-def _said(context: click.Context, name: str) -> bool:
+def _was_given(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
 
 
@@ -273,38 +275,38 @@ def _steps_of(run: Path, form: Format) -> int:
         return int(how(run)["steps"])
 
 
-def _went_on(compiled: Compiled, options: Options, form: Format) -> int:
+def _resume_run(compiled: Compiled, options: Options, form: Format) -> int:
     from rlgraph.runs.run import going_on
 
     options, folder = going_on(options)
-    return _ran(folder, compiled, options, form)
+    return _run_in(folder, compiled, options, form)
 
 
-def _ran(folder: RunFolder, compiled: Compiled, options: Options, form: Format) -> int:
+def _run_in(folder: RunFolder, compiled: Compiled, options: Options, form: Format) -> int:
     from rlgraph.runs.display import display
     from rlgraph.runs.folder import METRICS
     from rlgraph.runs.progress import Json
     from rlgraph.runs.run import run_in
 
-    shown = Json() if form == "json" else display(sys.stderr)
-    made = run_in(folder, compiled, options, shown)
+    progress = Json() if form == "json" else display(sys.stderr)
+    result = run_in(folder, compiled, options, progress)
     if form == "json":
-        emit({"type": "end", "folder": str(folder.path), "models": [str(path) for path in made.saved]})
+        emit({"type": "end", "folder": str(folder.path), "models": [str(path) for path in result.saved]})
     else:
         written = [folder.path / METRICS, *(path for path in (options.record, options.trace) if path)]
-        lines = [*(f"wrote {path}" for path in written), *(f"saved {path}" for path in made.saved)]
+        lines = [*(f"wrote {path}" for path in written), *(f"saved {path}" for path in result.saved)]
         say("\n".join(lines), err=True)
     return FINE
 
 
 def _compiled(file: str, schedule: Path | str | None, settings: dict[str, str], devices: int) -> Compiled:
-    """A program, or what a plan file has of one."""
+    """Compile a program, or load that of a plan file."""
     from rlgraph.api import compile, load_plan
 
     if not file.endswith(".json"):
         return compile(Path(file), settings, schedule=schedule, devices=devices)
-    given = {"--set": settings, "SCHEDULE": schedule, "--devices": devices != 1}
-    for name in (name for name, value in given.items() if value):
+    options = {"--set": settings, "SCHEDULE": schedule, "--devices": devices != 1}
+    for name in (name for name, value in options.items() if value):
         raise click.UsageError(
             f"`{name}` does not go with a plan file: its program and its plan are fixed. Compile the program again, "
             f"with `{name}` and `--emit plan`"

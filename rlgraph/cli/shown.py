@@ -1,4 +1,4 @@
-"""How the command line shows diagnostics: as text, coloured on a terminal, or as lines of JSON."""
+"""Shows diagnostics: as text, coloured on a terminal, or as lines of JSON."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _GUTTER = re.compile(r"^( *)(-->|\d+ \||\|)")
 
 
 def show(diagnostics: Iterable[Diagnostic], form: Format) -> None:
-    """As text on stderr, or as a line of JSON for each on stdout."""
-    for found in diagnostics:
+    """Show each diagnostic as text on stderr, or as a line of JSON on stdout."""
+    for diagnostic in diagnostics:
         if form == "json":
-            emit({"type": "diagnostic", **found.to_json()})
+            emit({"type": "diagnostic", **diagnostic.to_json()})
         else:
-            text = found.render()
+            text = diagnostic.render()
             print(f"{coloured(text) if colours(sys.stderr) else text}\n", file=sys.stderr)
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Prints what may have names of files, or texts of others, in it."""
+    """Print text that may contain names of files or texts of others, with their control characters made visible."""
     click.echo(visible(text), err=err, nl=nl)
 
 
 def colours(stream: IO[str]) -> bool:
-    """Whether the stream is a terminal that wants colours (https://no-color.org)."""
+    """Return whether the stream is a terminal that wants colours (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def coloured(text: str) -> str:
-    """A rendered diagnostic with the escape sequences of a terminal."""
+    """Return a rendered diagnostic with a terminal's escape sequences."""
     return "\n".join(map(_line, text.split("\n")))
 
 
@@ -58,11 +58,11 @@ def _line(line: str) -> str:
 
 
 def tally(diagnostics: Iterable[Diagnostic]) -> str:
-    """`2 errors, 1 warning`."""
-    found = list(diagnostics)
+    """Return e.g. `2 errors, 1 warning`."""
+    all_diagnostics = list(diagnostics)
     parts = []
     for severity in ("error", "warning"):
-        number = sum(d.severity == severity for d in found)
-        if number:
-            parts.append(counted(number, severity))
+        count = sum(diagnostic.severity == severity for diagnostic in all_diagnostics)
+        if count:
+            parts.append(counted(count, severity))
     return ", ".join(parts) or "no errors"

@@ -1,4 +1,4 @@
-"""`rlgraph simulate`: the simulation of how long a step would take."""
+"""`rlgraph simulate`, which predicts how long a step takes."""
 
 from __future__ import annotations
 
@@ -75,26 +75,28 @@ def simulate(
     from rlgraph.runs.timeline import check_writable
 
     with telling(form):
-        saved = file.endswith(".json")
+        is_plan_file = file.endswith(".json")
         rows = workload(prompt_tokens, response_tokens, kept, lengths=lengths, foresight=foresight, alike=alike)
         measured = read_calibration(calibration) if calibration is not None else None
         if trace is not None:
             check_writable(trace)
-        ends = search_seconds, search_gap
-        compiled = _compiled(file, schedule, settings_of(settings), cluster, rows, calibration, *ends)
+        limits = search_seconds, search_gap
+        compiled = _compiled(file, schedule, settings_of(settings), cluster, rows, calibration, *limits)
         show(compiled.diagnostics, form)
-        island = read_cluster(cluster) if cluster is not None else None
-        said = prompt_tokens or response_tokens or lengths or kept != 1.0 or not saved
-        given = rows if said else replace(assumed(compiled), foresight=rows.foresight, alike=alike)
-        found = simulate(compiled, island, steps=steps, workload=given, calibration=measured, seed=seed)
+        parsed_cluster = read_cluster(cluster) if cluster is not None else None
+        has_lengths = prompt_tokens or response_tokens or lengths or kept != 1.0 or not is_plan_file
+        step_workload = rows if has_lengths else replace(assumed(compiled), foresight=rows.foresight, alike=alike)
+        simulation = simulate(
+            compiled, parsed_cluster, steps=steps, workload=step_workload, calibration=measured, seed=seed
+        )
         if trace is not None:
-            found.write_trace(trace)
+            simulation.write_trace(trace)
         if svg is not None:
-            found.write_svg(svg)
+            simulation.write_svg(svg)
     if form == "json":
-        emit({"type": "simulation", **found.to_json()})
+        emit({"type": "simulation", **simulation.to_json()})
     else:
-        say(str(found))
+        say(str(simulation))
         for path in (trace, svg):
             if path:
                 say(f"wrote {path}", err=True)
@@ -111,7 +113,7 @@ def _compiled(
     search_seconds: float | None,
     search_gap: float | None,
 ) -> Compiled:
-    """A program and its plan for a cluster, or what a plan file has of both."""
+    """Compile a program and plan it for a cluster, or load both from a plan file."""
     from rlgraph.api import compile, load_plan
 
     if not file.endswith(".json"):
@@ -125,7 +127,7 @@ def _compiled(
             search_seconds=search_seconds,
             search_gap=search_gap,
         )
-    for name, given in (("--set", settings), ("SCHEDULE", schedule)):
-        if given:
+    for name, value in (("--set", settings), ("SCHEDULE", schedule)):
+        if value:
             raise click.UsageError(f"`{name}` does not go with a plan file: its program and its plan are fixed")
     return load_plan(file)

@@ -1,4 +1,4 @@
-"""`rlgraph trace`: what a run's trace says of it."""
+"""`rlgraph trace`, which checks the trace of a run."""
 
 from __future__ import annotations
 
@@ -33,20 +33,21 @@ def check(run: Path, form: Format) -> int:
     from rlgraph.runs.trace_check import check_trace
 
     with telling(form):
-        found = check_trace(run)
-    show(found.diagnostics, form)
+        verdict = check_trace(run)
+    show(verdict.diagnostics, form)
     if form == "json":
-        emit({"type": "trace", **found.to_json()})
+        emit({"type": "trace", **verdict.to_json()})
     else:
-        ages = ", ".join(f"{rows:,} of age {age}" for age, rows in found.ages.items())
+        ages = ", ".join(f"{rows:,} of age {age}" for age, rows in verdict.ages.items())
         say(
-            f"{'accepted' if found.accepted else 'refused'}: {counted(found.steps, 'step')}, "
-            f"{counted(found.sampled, 'row')} sampled, {found.trained:,} trained on" + (f" ({ages})" if ages else "")
+            f"{'accepted' if verdict.accepted else 'refused'}: {counted(verdict.steps, 'step')}, "
+            f"{counted(verdict.sampled, 'row')} sampled, {verdict.trained:,} trained on"
+            + (f" ({ages})" if ages else "")
         )
-        if found.late:
-            say(f"{counted(found.late, 'row')} left over until too old")
-        if found.left:
-            say(f"{counted(found.left, 'row')} left over for a step that did not come")
-        if found.cut:
-            say(f"the run was killed: nothing is known of what came after step {found.steps}")
-    return FINE if found.accepted else WRONG
+        if verdict.late:
+            say(f"{counted(verdict.late, 'row')} left over until too old")
+        if verdict.left:
+            say(f"{counted(verdict.left, 'row')} left over for a step that did not come")
+        if verdict.cut:
+            say(f"the run was killed: nothing is known of what came after step {verdict.steps}")
+    return FINE if verdict.accepted else WRONG

@@ -118,14 +118,14 @@ class RunFolder:
     def cut(self, step: int) -> list[dict[str, Any]]:
         """Cut metrics and trace after this step, and return the metrics that stay."""
         try:
-            kept = cut_lines(self._metrics, step)
+            records = cut_lines(self._metrics, step)
             if (self.path / TRACE).exists():
                 self._trace = _lines(self.path / TRACE)
                 cut_lines(self._trace, step)
         except OSError as error:
             raise _unusable(self.path, error.strerror) from None
         self._first = step + 1
-        return [numbers(record) for record in kept]
+        return [numbers(record) for record in records]
 
     def begin(self, text: str, graph: str, how: Mapping[str, object], *, plan: bool = False) -> None:
         """Write what is run: the text of a program or of a plan file, its graph, and how it is run."""
@@ -177,7 +177,7 @@ class RunFolder:
             raise RunError(
                 Diagnostic(
                     "E0812",
-                    f"the metrics cannot be written to `{self.path}`: {_said(error)}",
+                    f"the metrics cannot be written to `{self.path}`: {_reason(error)}",
                     NO_SPAN,
                     "make room, or take a folder on another disk with `--out`",
                 )
@@ -201,7 +201,7 @@ class RunFolder:
                     to_disk(draft)
                     _replace(draft, final)
             except Exception as error:  # each library has its own way to say that a disk is full
-                message = f"`{name}` cannot be saved in `{final}`: {_said(error)}"
+                message = f"`{name}` cannot be saved in `{final}`: {_reason(error)}"
                 hint = error.diagnostics[0].hint if isinstance(error, RlgraphError) else ""
                 raise RunError(Diagnostic("E0813", message, NO_SPAN, hint)) from None
             finally:
@@ -243,11 +243,11 @@ def recording_of(path: Path) -> Path:
     """Return the folder of a recording. The path may also be a run's folder, and means what that run recorded. Raise
     UsageMistake for a run that recorded nothing."""
     try:
-        found = json.loads((path / HOW).read_text("utf-8"))["record"]
+        record = json.loads((path / HOW).read_text("utf-8"))["record"]
     except (OSError, ValueError, KeyError, TypeError):
         return path
-    if isinstance(found, str):
-        return Path(found)
+    if isinstance(record, str):
+        return Path(record)
     message, hint = f"the run in `{path}` was not recorded", "run it again with `--record DIR`"
     raise UsageMistake(Diagnostic("E0815", message, NO_SPAN, hint))
 
@@ -279,9 +279,9 @@ def _again(metrics: IO[str], path: Path) -> tuple[IO[str], Path]:
     for place in (path, *beside, *elsewhere):
         try:
             place.mkdir(parents=True, exist_ok=True)
-            found = _copied(metrics, place / METRICS)
-            _lock(found, place)
-            return found, place
+            copy = _copied(metrics, place / METRICS)
+            _lock(copy, place)
+            return copy, place
         except OSError as error:
             failure = failure or error
     assert failure is not None
@@ -311,20 +311,20 @@ def _lines(path: Path) -> IO[str]:
 def cut_lines(file: IO[str], step: int) -> list[dict[str, Any]]:
     """Cut a file with one JSON line per step after this step, and return the records that stay."""
     file.seek(0)
-    kept, end = [], 0
+    records, end = [], 0
     for line in file.read().splitlines(keepends=True):
         try:
-            found = json.loads(line)
-            if not line.endswith("\n") or found["step"] > step:
+            record = json.loads(line)
+            if not line.endswith("\n") or record["step"] > step:
                 break
         except (ValueError, LookupError, TypeError, RecursionError):
             break
-        kept.append(found)
+        records.append(record)
         end += len(line.encode("utf-8", _BYTES))
     file.seek(0)
     file.truncate(end)
     file.seek(0, os.SEEK_END)
-    return kept
+    return records
 
 
 def _lock(metrics: IO[str], path: Path) -> None:
@@ -375,18 +375,18 @@ def _remove(path: Path) -> None:
 
 
 def _unusable(path: Path, reason: str | None) -> UsageMistake:
-    said = reason or "it is not writable"
+    text = reason or "it is not writable"
     return UsageMistake(
         Diagnostic(
             "E0811",
-            f"`{path}` cannot hold a run: {said[:1].lower()}{said[1:]}",
+            f"`{path}` cannot hold a run: {text[:1].lower()}{text[1:]}",
             NO_SPAN,
             "take another folder with `--out`",
         )
     )
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, RlgraphError):
         return error.diagnostics[0].message
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
@@ -426,7 +426,7 @@ class _Board:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k != "step"}
+        numbers = {key: value for key, value in record.items() if isinstance(value, (int, float)) and key != "step"}
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         self.write(Event(wall_time=time.time(), step=record["step"], summary=Summary(value=values)))
 

@@ -17,7 +17,10 @@ def emit(record: dict[str, Any]) -> None:
 def finite(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record with the texts "NaN", "Infinity" and "-Infinity" for numbers that JSON lacks, as in Protocol
     Buffers' JSON (https://protobuf.dev/programming-guides/json/)."""
-    return {name: _text(v) if isinstance(v, float) and not math.isfinite(v) else v for name, v in record.items()}
+    return {
+        name: _text(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in record.items()
+    }
 
 
 def _text(value: float) -> str:
@@ -26,7 +29,9 @@ def _text(value: float) -> str:
 
 def numbers(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record that was read, with these texts replaced by the numbers that they stand for."""
-    return {name: float(v) if v in ("NaN", "Infinity", "-Infinity") else v for name, v in record.items()}
+    return {
+        name: float(value) if value in ("NaN", "Infinity", "-Infinity") else value for name, value in record.items()
+    }
 
 
 def with_metrics(fields: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Watch:
         self, shown: Display, interrupts: Interrupts, observer: Observer | None, trace: Timeline | None
     ) -> None:
         self.display, self.interrupts, self.trace = shown, interrupts, trace
-        self._told: list[Display | Observer] = [shown, observer] if observer else [shown]
+        self._listeners: list[Display | Observer] = [shown, observer] if observer else [shown]
         self._open: list[tuple[Node, float]] = []
         """The nodes at work in this process with their start times, the innermost last."""
         self._number = 1
@@ -74,8 +74,8 @@ class Watch:
         self._began = self._now()
 
     def opening(self, what: str) -> None:
-        for each in self._told:
-            each.opening(what)
+        for listener in self._listeners:
+            listener.opening(what)
 
     def firing(self, node: Node, pool: str = "") -> None:
         self._interrupt()
@@ -84,8 +84,8 @@ class Watch:
             self.interrupts.updates += NODES[node.op].updates
             if not pool:
                 self._open.append((node, self._now()))
-            for each in self._told:
-                each.firing(node, pool)
+            for listener in self._listeners:
+                listener.firing(node, pool)
 
     def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         with self._lock:
@@ -93,8 +93,8 @@ class Watch:
                 _, start = self._open.pop()
                 args = {"tokens": tokens} if tokens else {}
                 self.span(LOCAL.name, 0, node.name, node.op, start, self._now(), seconds=seconds, **args)
-            for each in self._told:
-                each.fired(node, seconds, tokens, pool)
+            for listener in self._listeners:
+                listener.fired(node, seconds, tokens, pool)
             self.interrupts.updates -= NODES[node.op].updates
         self._interrupt()
 
@@ -102,8 +102,8 @@ class Watch:
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None:
         with self._lock:
-            for each in self._told:
-                each.synced(model, source, destination, seconds, sent_bytes, peak_bytes)
+            for listener in self._listeners:
+                listener.synced(model, source, destination, seconds, sent_bytes, peak_bytes)
 
     def begin(self, phases: Mapping[str, int], done: int = 0) -> None:
         """Begin the run, with the number of steps of each phase. done: the steps that a resumed run had before."""

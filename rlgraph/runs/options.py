@@ -49,15 +49,15 @@ RAY = BackendSpec(
     resumes=True,
 )
 
-BACKENDS: Mapping[str, BackendSpec] = {each.name: each for each in (LOCAL, RAY)}
+BACKENDS: Mapping[str, BackendSpec] = {spec.name: spec for spec in (LOCAL, RAY)}
 
 
 def backend_spec(name: str) -> BackendSpec:
     """Return the backend of this name. Raise UsageMistake if there is none."""
     if name in BACKENDS:
         return BACKENDS[name]
-    known = ", ".join(f"`{each}`" for each in BACKENDS)
-    raise UsageMistake(Diagnostic("E0820", f"there is no backend `{name}`", NO_SPAN, f"there are {known}"))
+    names = ", ".join(f"`{backend}`" for backend in BACKENDS)
+    raise UsageMistake(Diagnostic("E0820", f"there is no backend `{name}`", NO_SPAN, f"there are {names}"))
 
 
 def need_installed(spec: BackendSpec) -> None:
@@ -127,14 +127,16 @@ class Options:
         """Raise UsageMistake for a backend that does not exist, lacks a package, or has no use for a given option."""
         spec = backend_spec(self.backend)
         if not spec.processes and (self.address or self.debug):
-            what = "address" if self.address else "debug"
-            processes = " or ".join(f"`{name}`" for name, each in BACKENDS.items() if each.processes)
-            message = f"`{what}` is for a backend with processes, and `{spec.name}` has none"
+            option = "address" if self.address else "debug"
+            processes = " or ".join(f"`{name}`" for name, candidate in BACKENDS.items() if candidate.processes)
+            message = f"`{option}` is for a backend with processes, and `{spec.name}` has none"
             raise UsageMistake(Diagnostic("E0820", message, NO_SPAN, f"take the backend {processes}, or leave it out"))
         if (self.save_every or self.resume) and not spec.resumes:
             message = f"a run with the backend `{spec.name}` cannot be saved on the way, or gone on with"
-            able = " or ".join(f"`{name}`" for name, each in BACKENDS.items() if each.resumes)
-            raise UsageMistake(Diagnostic("E0830", message, NO_SPAN, f"take the backend {able}, or run without"))
+            alternatives = " or ".join(f"`{name}`" for name, candidate in BACKENDS.items() if candidate.resumes)
+            raise UsageMistake(
+                Diagnostic("E0830", message, NO_SPAN, f"take the backend {alternatives}, or run without")
+            )
         if (self.save_every or self.resume) and self.replay:
             message = "a run that is replayed cannot be saved on the way, or gone on with"
             raise UsageMistake(Diagnostic("E0830", message, NO_SPAN, "replay it from its beginning"))

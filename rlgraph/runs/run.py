@@ -130,29 +130,29 @@ def _once(
     may_lose: bool,
 ) -> Run:
     """Run once. again: the run has begun before. may_lose: raise `_Lost` if a process is lost, and report nothing."""
-    made = Run(folder=folder.path if folder else None)
+    result = Run(folder=folder.path if folder else None)
     if folder:
         folder.note = shown.note
     with Interrupts(shown) as interrupts:
         watch = Watch(shown, interrupts, observer, Timeline() if options.trace else None)
         try:
             with _claimed(folder, compiled, options, again) as (checkpoint, taken):
-                _steps(made, folder, compiled, options, taken, watch, checkpoint, again=again, may_lose=may_lose)
+                _steps(result, folder, compiled, options, taken, watch, checkpoint, again=again, may_lose=may_lose)
             watch.write(options.trace)
         except BaseException as error:
             if may_lose and _is_lost(error):
                 raise _Lost(cast(RunError, error)) from None
             if options.resume is None and not again:
-                _give_back(made, folder)
-            with _told_beside(shown):
+                _give_back(result, folder)
+            with _noted_failures(shown):
                 watch.write(options.trace)
             if isinstance(error, KeyboardInterrupt) and not interrupts.again:
-                raise Interrupted(made) from None
+                raise Interrupted(result) from None
             raise
         finally:
             if folder:
                 folder.close()
-    return made
+    return result
 
 
 def _is_lost(error: BaseException) -> bool:
@@ -193,7 +193,7 @@ def _claimed(
 
 
 def _steps(
-    made: Run,
+    result: Run,
     folder: RunFolder | None,
     compiled: Compilation,
     options: Options,
@@ -205,7 +205,7 @@ def _steps(
     may_lose: bool,
 ) -> None:
     with open_backend(compiled, options, watch) as (backend, models):
-        made.models.update(models)
+        result.models.update(models)
         phases = {phase.name: phase.steps or options.steps for phase in compiled.program.phases}
         done, resumable = 0, cast(Resumable, backend)
         for text in resumable.judged():
@@ -217,35 +217,35 @@ def _steps(
             assert folder is not None
             restore(checkpoint, compiled, options, taken, resumable, watch.display.note)
             done = checkpoint.step
-            made.metrics += folder.cut(done)
+            result.metrics += folder.cut(done)
         elif again and folder:
             folder.cut(0)
         saver = Saver(folder, compiled, options, taken, resumable) if folder and options.save_every else None
         try:
             watch.begin(phases, done)
             for step in backend.steps(left(compiled, options, done)):
-                made.metrics.append(_record(step, len(phases) > 1))
+                result.metrics.append(_record(step, len(phases) > 1))
                 if folder:
-                    folder.step(made.metrics[-1], step.trace)
+                    folder.step(result.metrics[-1], step.trace)
                 watch.step(step)
                 if saver:
-                    saver.step(step.number, made.metrics[-1])
+                    saver.step(step.number, result.metrics[-1])
             if saver:
                 saver.save()
-            _count_updates(made, backend.trained())
+            _count_updates(result, backend.trained())
             if folder:
-                made.saved += folder.save(_trained(made))
-                made.folder = folder.path
-            _leave(made)
+                result.saved += folder.save(_trained(result))
+                result.folder = folder.path
+            _leave(result)
         except BaseException as error:
             if may_lose and _is_lost(error):
                 if saver:
                     saver.leave()
                 raise
-            _count_updates(made, backend.trained())
-            _rescue(made, folder, watch.display, saver)
+            _count_updates(result, backend.trained())
+            _rescue(result, folder, watch.display, saver)
             if isinstance(error, KeyboardInterrupt):
-                _leave(made)
+                _leave(result)
             raise
 
 
@@ -254,35 +254,37 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _count_updates(made: Run, updates: Mapping[str, int]) -> None:
-    made.models = {name: replace(model, updates=updates[name]) for name, model in made.models.items()}
+def _count_updates(result: Run, updates: Mapping[str, int]) -> None:
+    result.models = {name: replace(model, updates=updates[name]) for name, model in result.models.items()}
 
 
-def _trained(made: Run) -> dict[str, TrainedModel]:
-    return {name: model for name, model in made.models.items() if model.updates}
+def _trained(result: Run) -> dict[str, TrainedModel]:
+    return {name: model for name, model in result.models.items() if model.updates}
 
 
-def _leave(made: Run) -> None:
+def _leave(result: Run) -> None:
     """Keep the weights that are only in the backend, which will be closed."""
-    saved = {path.name: path for path in made.saved}
-    for name, model in made.models.items():
+    saved = {path.name: path for path in result.saved}
+    for name, model in result.models.items():
         model.weights.leave(saved.get(name))
 
 
-def _rescue(made: Run, folder: RunFolder | None, shown: Display, saver: Saver | None) -> None:
+def _rescue(result: Run, folder: RunFolder | None, shown: Display, saver: Saver | None) -> None:
     """Save what there is after a run that did not come to its end."""
     if folder is None:
         return
     if saver:
-        with _told_beside(shown):
+        with _noted_failures(shown):
             saver.save()
-    left = {name: model for name, model in _trained(made).items() if folder.path / "models" / name not in made.saved}
+    left = {
+        name: model for name, model in _trained(result).items() if folder.path / "models" / name not in result.saved
+    }
     for name, model in left.items():
         # A model that cannot be saved does not keep the others from being saved.
-        with _told_beside(shown):
-            made.saved += folder.save({name: model})
-    made.folder = folder.path
-    for path in made.saved:
+        with _noted_failures(shown):
+            result.saved += folder.save({name: model})
+    result.folder = folder.path
+    for path in result.saved:
         shown.note(f"saved {path}")
     if saver and (last := newest_step(folder.path)) is not None:
         shown.note(f"go on from step {last} with `rlgraph resume {folder.path}`")
@@ -295,7 +297,7 @@ def _need_folder(folder: RunFolder | None) -> None:
 
 
 @contextmanager
-def _told_beside(shown: Display) -> Iterator[None]:
+def _noted_failures(shown: Display) -> Iterator[None]:
     """Report a second failure as a note: the first failure of a run is the one to raise."""
     try:
         yield
@@ -303,11 +305,11 @@ def _told_beside(shown: Display) -> Iterator[None]:
         shown.note(str(second))
 
 
-def _give_back(made: Run, folder: RunFolder | None) -> None:
+def _give_back(result: Run, folder: RunFolder | None) -> None:
     """Discard the folder of a run in which nothing was done."""
-    if folder and not made.metrics and not _trained(made):
+    if folder and not result.metrics and not _trained(result):
         folder.discard()
-        made.folder = None
+        result.folder = None
 
 
 def _record(step: StepResult, phases: bool) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""A run as a timeline, in the trace-event format that Perfetto (ui.perfetto.dev) and Chrome open.
+"""The timeline of a run, in the trace-event format that Perfetto (ui.perfetto.dev) and Chrome open.
 
-A process for each pool, a track for each of its ranks, a slice for each piece of work, arrows for what was sent. See
-"Trace Event Format" (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU) for what the
-letters mean.
+Pools are processes, their ranks are tracks, pieces of work are slices, and transfers are arrows. "Trace Event Format"
+(https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU) explains the letters.
 """
 
 from __future__ import annotations
@@ -17,20 +16,24 @@ from typing import Any, NamedTuple
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
 
 Track = tuple[str, int | str]
-"""A pool and a rank, or a name for what is no rank."""
+"""A pool and a rank, or a name for a track that is not of a rank."""
 
 
 class _Slice(NamedTuple):
+    """A piece of work on a track."""
+
     track: Track
     name: str
     category: str
     start: int
-    """Nanoseconds, as all times here: sums of them are exact, so that slices nest as the work did."""
+    """In nanoseconds, as all times here: their sums are exact, so that slices nest as the work did."""
     end: int
     args: Mapping[str, object]
 
 
 class _Flow(NamedTuple):
+    """An arrow between two slices."""
+
     source: int
     target: int
     name: str
@@ -38,7 +41,7 @@ class _Flow(NamedTuple):
 
 
 class Timeline:
-    """A collection of what happened in a run, which is written when the run is over."""
+    """Collects what happens in a run, and writes it when the run is over."""
 
     def __init__(self) -> None:
         self._slices: list[_Slice] = []
@@ -62,13 +65,13 @@ class Timeline:
         self._flows.append(_Flow(source, target, name, sent_bytes))
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all. Raise RunError where that is impossible."""
+        """Write the file atomically. Raise RunError where that is impossible."""
         draft = _draft(path)
         try:
             with draft.open("w", encoding="utf-8") as file:
                 file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-                for place, event in enumerate(self._events()):
-                    file.write(f"{',' if place else ''}{json.dumps(event)}\n")
+                for index, event in enumerate(self._events()):
+                    file.write(f"{',' if index else ''}{json.dumps(event)}\n")
                 file.write("]}\n")
             draft.replace(path)
         except OSError as error:
@@ -77,42 +80,42 @@ class Timeline:
             draft.unlink(missing_ok=True)
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        """Names first, then everything in the order of time; outer slices before inner ones, arrows behind their
-        slices."""
-        slices = _laid(self._slices)
-        pools = {pool: place for place, pool in enumerate(dict.fromkeys(s.track[0] for s in slices), 1)}
-        tracks = {track: place for place, track in enumerate(dict.fromkeys(s.track for s in slices), 1)}
+        """Yield names first, then everything in the order of time; outer slices come before inner ones, and arrows
+        after their slices."""
+        slices = _in_lanes(self._slices)
+        pools = {pool: number for number, pool in enumerate(dict.fromkeys(work.track[0] for work in slices), 1)}
+        tracks = {track: number for number, track in enumerate(dict.fromkeys(work.track for work in slices), 1)}
         for pool, pid in pools.items():
             yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": pool}}
         for (pool, rank), tid in tracks.items():
             named = f"rank {rank}" if isinstance(rank, int) else rank
             yield {"ph": "M", "name": "thread_name", "pid": pools[pool], "tid": tid, "args": {"name": named}}
-        first = min((s.start for s in slices), default=0)
-        for at, _, event in sorted(self._timed(slices), key=lambda found: found[:2]):
+        first = min((work.start for work in slices), default=0)
+        for time, _, event in sorted(self._timed(slices), key=lambda timed: timed[:2]):
             track = event.pop("track")
-            yield {"pid": pools[track[0]], "tid": tracks[track], "ts": (at - first) / 1e3, **event}
+            yield {"pid": pools[track[0]], "tid": tracks[track], "ts": (time - first) / 1e3, **event}
 
     def _timed(self, slices: Sequence[_Slice]) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """Events with their time and their order among those of the same time."""
-        for found in slices:
-            length = found.end - found.start
+        """Yield events with their time and their order among those of the same time."""
+        for work in slices:
+            length = work.end - work.start
             yield (
-                found.start,
+                work.start,
                 -length - 1,
                 {
                     "ph": "X",
-                    "track": found.track,
-                    "name": found.name,
-                    "cat": found.category,
+                    "track": work.track,
+                    "name": work.name,
+                    "cat": work.category,
                     "dur": length / 1e3,
-                    "args": dict(found.args),
+                    "args": dict(work.args),
                 },
             )
-            yield from _rates(found)
+            yield from _rates(work)
         for number, flow in enumerate(self._flows, 1):
             source, target = slices[flow.source], slices[flow.target]
-            # An arrow belongs to the slice that is there at its time, and does not fly back, though clocks of machines
-            # differ.
+            # Viewers attach an arrow to the slice that is open at its time. It must not go back in time, although the
+            # clocks of machines differ.
             leaves = max(source.start, min(source.end - 1, target.start))
             lands = max(target.start, min(leaves, target.end - 1))
             if lands < leaves:
@@ -122,38 +125,38 @@ class Timeline:
             yield lands, 2, {"ph": "f", "bp": "e", "track": target.track, **sent}
 
 
-def _laid(slices: Sequence[_Slice]) -> list[_Slice]:
-    """Each on its track, or on another one beside it where it began before the one that is there had ended: a viewer
-    shows only those of a track that nest."""
-    found, open_ = list(slices), dict[Track, list[list[int]]]()
-    for number, each in sorted(enumerate(slices), key=lambda item: (item[1].start, -item[1].end)):
-        lanes = open_.setdefault(each.track, [])
+def _in_lanes(slices: Sequence[_Slice]) -> list[_Slice]:
+    """Return each slice on its track, or, if it overlaps another one there without nesting, on an extra track: viewers
+    show only nested slices of a track."""
+    placed, lanes_of_track = list(slices), dict[Track, list[list[int]]]()
+    for number, work in sorted(enumerate(slices), key=lambda item: (item[1].start, -item[1].end)):
+        lanes = lanes_of_track.setdefault(work.track, [])
         for ends in lanes:
-            while ends and ends[-1] <= each.start:
+            while ends and ends[-1] <= work.start:
                 ends.pop()
-        lane = next((at for at, ends in enumerate(lanes) if not ends or each.end <= ends[-1]), len(lanes))
+        lane = next((index for index, ends in enumerate(lanes) if not ends or work.end <= ends[-1]), len(lanes))
         if lane == len(lanes):
             lanes.append([])
-        lanes[lane].append(each.end)
+        lanes[lane].append(work.end)
         if lane:
-            pool, rank = each.track
+            pool, rank = work.track
             named = f"rank {rank}" if isinstance(rank, int) else rank
-            found[number] = each._replace(track=(pool, f"{named}, beside {lane}"))
-    return found
+            placed[number] = work._replace(track=(pool, f"{named}, beside {lane}"))
+    return placed
 
 
-def _rates(found: _Slice) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Return the curve of tokens generated a second."""
-    tokens = found.args.get("tokens", 0)
-    if isinstance(tokens, int) and tokens and found.end > found.start:
-        rate = tokens / (found.end - found.start) * 1e9
-        counter = {"ph": "C", "track": found.track, "name": f"tokens/s {found.track[1]}"}
-        yield found.start, 0, {**counter, "args": {"tokens/s": round(rate, 1)}}
-        yield found.end, 0, {**counter, "args": {"tokens/s": 0}}
+def _rates(work: _Slice) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield the curve of tokens generated per second."""
+    tokens = work.args.get("tokens", 0)
+    if isinstance(tokens, int) and tokens and work.end > work.start:
+        rate = tokens / (work.end - work.start) * 1e9
+        counter = {"ph": "C", "track": work.track, "name": f"tokens/s {work.track[1]}"}
+        yield work.start, 0, {**counter, "args": {"tokens/s": round(rate, 1)}}
+        yield work.end, 0, {**counter, "args": {"tokens/s": 0}}
 
 
 def check_writable(path: Path) -> None:
-    """Raise UsageMistake if no trace can be written: that must not be found out after the run."""
+    """Raise UsageMistake if no trace can be written, before the run instead of after it."""
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
@@ -170,10 +173,10 @@ def _draft(path: Path) -> Path:
 
 
 def _unwritable(path: Path, error: OSError) -> Diagnostic:
-    said = error.strerror or str(error)
+    reason = error.strerror or str(error)
     return Diagnostic(
         "E0818",
-        f"the trace `{path}` cannot be written: {said[:1].lower()}{said[1:]}",
+        f"the trace `{path}` cannot be written: {reason[:1].lower()}{reason[1:]}",
         NO_SPAN,
         "give another file with `--trace`",
     )

@@ -1,7 +1,7 @@
-"""The trace of a run, read from its folder: `rlgraph.backends.notes` says what is in it.
+"""Reads the trace of a run from its folder; `rlgraph.backends.notes` says what a trace contains.
 
-A run writes the line of a step when that is over. So of a run that was killed whole steps are there, and perhaps a part
-of a line.
+A run writes the line of a step when the step is over. So a run that was killed leaves complete lines, and perhaps a
+part of one.
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ class TracedStep:
 
 @dataclass(frozen=True)
 class Trace:
+    """The trace of a run, with the program that it is of."""
+
     program: Program
     steps: tuple[TracedStep, ...]
-    """From the first one on."""
+    """From the first step on."""
     cut: bool
     """Whether the last line is incomplete, because the run was killed."""
 
@@ -73,16 +75,16 @@ def read_trace(folder: Path) -> Trace:
     try:
         *lines, rest = path.read_text("utf-8", errors="replace").split("\n")
     except OSError as error:
-        said = (error.strerror or str(error)).lower()
-        raise _none(f"`{path}` cannot be read: {said}", "a run writes it with its first step") from None
+        reason = (error.strerror or str(error)).lower()
+        raise _none(f"`{path}` cannot be read: {reason}", "a run writes it with its first step") from None
     keys = {phase.name: {node.attr("key") for node in phase.graph.walk()} for phase in program.phases}
     steps = []
     for number, line in enumerate(lines, 1):
         try:
-            found = json.loads(line)
-            if found["step"] != number:
-                raise _damaged(path, number, f"it is of step {found['step']}, and that of step {number} is missing")
-            steps.append(_step(found))
+            record = json.loads(line)
+            if record["step"] != number:
+                raise _damaged(path, number, f"it is of step {record['step']}, and that of step {number} is missing")
+            steps.append(_step(record))
             if not keys[steps[-1].phase].issuperset(steps[-1].sampled):
                 raise KeyError("no such rows")
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -92,56 +94,56 @@ def read_trace(folder: Path) -> Trace:
     return Trace(program, tuple(steps), bool(rest))
 
 
-def _step(found: Mapping[str, Any]) -> TracedStep:
+def _step(record: Mapping[str, Any]) -> TracedStep:
     """Return a step's record. Raise ValueError, KeyError, TypeError or AttributeError for what no run wrote."""
     return TracedStep(
-        str(found["phase"]),
-        {str(model): int(times) for model, times in found["changed"].items()},
-        tuple(row for each in found["read"] for row in _rows(each["rows"])),
+        str(record["phase"]),
+        {str(model): int(times) for model, times in record["changed"].items()},
+        tuple(row for entry in record["read"] for row in _rows(entry["rows"])),
         {
             (rows[0][0], *batch): rows
-            for each in found["read"]
-            if (batch := _batch(each)) is not None and (rows := _rows(each["rows"]))
+            for entry in record["read"]
+            if (batch := _batch(entry)) is not None and (rows := _rows(entry["rows"]))
         },
-        tuple((str(data), int(step), int(number)) for data, step, number in found.get("ended", ())),
+        tuple((str(data), int(step), int(number)) for data, step, number in record.get("ended", ())),
         {
             node: tuple(
-                (row, _runs(runs), _batch(each))
-                for each in entries
-                for row, runs in zip(_rows(each["rows"]), each["versions"], strict=True)
+                (row, _runs(runs), _batch(entry))
+                for entry in entries
+                for row, runs in zip(_rows(entry["rows"]), entry["versions"], strict=True)
             )
-            for node, entries in _by_node(found["sampled"])
+            for node, entries in _by_node(record["sampled"])
         },
         {
-            node: frozenset(row for each in entries for row in _rows(each["rows"]))
-            for node, entries in _by_node(found["dropped"])
+            node: frozenset(row for entry in entries for row in _rows(entry["rows"]))
+            for node, entries in _by_node(record["dropped"])
         },
-        {(each["node"], each["table"]): _rows(each["rows"]) for each in found["trained"]},
+        {(entry["node"], entry["table"]): _rows(entry["rows"]) for entry in record["trained"]},
     )
 
 
-def _by_node(found: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Iterator[Mapping[str, Any]]]]:
-    return groupby(sorted(found, key=lambda each: each["node"]), key=lambda each: each["node"])
+def _by_node(entries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Iterator[Mapping[str, Any]]]]:
+    return groupby(sorted(entries, key=lambda entry: entry["node"]), key=lambda entry: entry["node"])
 
 
-def _batch(found: Mapping[str, Any]) -> Ended | None:
-    if "batch" not in found:
+def _batch(entry: Mapping[str, Any]) -> Ended | None:
+    if "batch" not in entry:
         return None
-    step, number = found["batch"]
+    step, number = entry["batch"]
     return int(step), int(number)
 
 
-def _rows(found: Iterable[Any]) -> tuple[Row, ...]:
+def _rows(keys: Iterable[Any]) -> tuple[Row, ...]:
     rows = []
-    for data, *numbers in found:
-        if not isinstance(data, str) or len(numbers) < 2 or not all(isinstance(each, int) for each in numbers):
+    for data, *numbers in keys:
+        if not isinstance(data, str) or len(numbers) < 2 or not all(isinstance(number, int) for number in numbers):
             raise ValueError("a row is its data, its pass and its place there")
         rows.append((data, *numbers))
     return tuple(rows)
 
 
-def _runs(found: Iterable[Any]) -> Runs:
-    runs = tuple((int(version), int(tokens)) for version, tokens in found)
+def _runs(pairs: Iterable[Any]) -> Runs:
+    runs = tuple((int(version), int(tokens)) for version, tokens in pairs)
     if not runs:
         raise ValueError("some version made every row")
     return runs

@@ -1,10 +1,10 @@
-"""Checks a trace: whether a run did with its rows what its program grants.
+"""Checks a trace: whether a run did with its rows what its program allows.
 
-It knows the program and the trace, and asks nothing of what runs programs. Every row that is sampled is of versions
-that the program grants it, of whole groups, and is trained on in its step, as often as the program says, or dropped, or
-left over by a `collect`; there it is dropped, or asked again, once it is too old, and not before. How many versions
-there are is counted in the trace. Where a `collect` takes batches as they end, the trace says in what order they did,
-and no row that was there then is passed over.
+It uses only the program and the trace, and no code that runs programs. Every sampled row must be of versions that the
+program allows and of a complete group, and must be trained on in its step, as often as the program says, or dropped, or
+left over by a `collect`; there it is dropped, or asked again, once it is too old, and not before. The number of
+versions is counted in the trace. Where a `collect` takes batches as they end, the trace gives their order, and no row
+that had ended then is passed over.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class TraceCheck:
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary as plain data, without what is wrong."""
-        said = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "diagnostics"}
-        return {"accepted": self.accepted, **said}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "diagnostics"}
+        return {"accepted": self.accepted, **values}
 
 
 def check_trace(folder: str | Path) -> TraceCheck:
@@ -61,14 +61,14 @@ def check_trace(folder: str | Path) -> TraceCheck:
 
 def checked(trace: Trace) -> TraceCheck:
     """Check whether a run did what its program allows."""
-    found = _Checker(trace)
-    found.check()
-    told = {key: rows for key, rows in found.faults.items() if rows}
-    found.result.diagnostics = [
+    checker = _Checker(trace)
+    checker.check()
+    faults = {key: rows for key, rows in checker.faults.items() if rows}
+    checker.result.diagnostics = [
         Diagnostic("E0824", f"step {step}: {_who(rows)} {what}", NO_SPAN, granted)
-        for (step, what, granted), rows in sorted(told.items(), key=lambda item: item[0][0])
+        for (step, what, granted), rows in sorted(faults.items(), key=lambda item: item[0][0])
     ]
-    return found.result
+    return checker.result
 
 
 def _who(rows: list[Row]) -> str:
@@ -77,45 +77,49 @@ def _who(rows: list[Row]) -> str:
 
 
 class _Checker:
+    """Goes through the steps of a trace and collects faults."""
+
     def __init__(self, trace: Trace) -> None:
         self.trace, self.result = trace, TraceCheck(len(trace.steps), trace.cut)
         self.faults: dict[tuple[int, str, str], list[Row]] = {}
-        """By the step, what is wrong and what is granted: with whom."""
+        """The rows of each fault, by the step, what is wrong, and what is allowed."""
         self.versions: Counter[str] = Counter()
-        """The last version of each model."""
+        """The latest version of each model."""
         self.updates: dict[str, list[int]] = {}
-        """Of each model how often it had been updated when it became version 1, 2, and so on."""
+        """For each model, how often it had been updated when it became version 1, 2, and so on."""
         self.places: dict[Row, int] = {}
-        """Of rows of the data in the order in which they were read."""
+        """The position of each row of the data in the order of reading."""
         self.ends: dict[Row, tuple[int, int, int]] = {}
-        """Of rows of the data whose batch is taken when it ends: in which step it did, behind how many others, and the
-        place there."""
+        """For rows whose batch is taken when it ends: the step in which it ended, how many batches ended before it in
+        that step, and the row's place in it."""
         self.over = set[Batch]()
         """Batches that have ended."""
         self.at: list[Mapping[str, int]] = [{}]
-        """The versions that there were before each step; of step 0 nobody asks."""
+        """The versions before each step, counted from 1."""
         self.batches: dict[Batch, dict[Row, None]] = {}
-        """The rows of those that are taken when they end."""
+        """The rows of batches that are taken when they end."""
         self.made: dict[tuple[str, Row], tuple[int, int]] = {}
-        """For each row and who sampled it: in which step, and its oldest version."""
+        """For each sampled row and its sampler, the step of sampling and the oldest version."""
         self.used: dict[tuple[tuple[str, str], Row], int] = {}
-        """For each row and what is trained on it: in which step."""
+        """For each row and what is trained on it, the step."""
         self.waiting: dict[tuple[str, str], list[Row]] = {}
-        """What a `collect` has left over for what is trained in the next step."""
+        """For each training, the rows that a `collect` has left over for its next step."""
         self.put_off: dict[str, set[Row]] = {}
-        """By who samples with them: rows of the data that a `collect` has left over, to be asked again."""
+        """For each sampler, rows of the data that a `collect` has left over to be asked again."""
         self.bounds = {phase.name: phase.staleness for phase in trace.program.phases}
         self.depths = {key: axis.depth for key, axis in axes(trace.program).items()}
 
     def fault(self, step: int, rows: Iterable[Row], what: str, granted: str) -> None:
+        """Add rows to a fault."""
         self.faults.setdefault((step, what, granted), []).extend(rows)
 
     def check(self) -> None:
+        """Check every step."""
         ways = {phase.name: Ways(phase.graph) for phase in self.trace.program.phases}
-        samplers = {name: dict(each.samplers()) for name, each in ways.items()}
-        trainings = {name: list(each.trainings()) for name, each in ways.items()}
-        carrying = {name: list(each.carrying()) for name, each in ways.items()}
-        self.sources = {id(each): way.sources(each) for way in ways.values() for each in way.ending().values()}
+        samplers = {name: dict(way.samplers()) for name, way in ways.items()}
+        trainings = {name: list(way.trainings()) for name, way in ways.items()}
+        carrying = {name: list(way.carrying()) for name, way in ways.items()}
+        self.sources = {id(collect): way.sources(collect) for way in ways.values() for collect in way.ending().values()}
         ages: dict[tuple[str, Row], int] = {}
         for number, step in enumerate(self.trace.steps, 1):
             self.at.append(dict(self.versions))
@@ -123,38 +127,38 @@ class _Checker:
             for row in step.read:
                 if row[0] not in ending:
                     self.places.setdefault(row, len(self.places))
-            for collect, looks in carrying[step.phase]:
+            for collect, age_checks in carrying[step.phase]:
                 if data_of(collect) not in ending:
-                    self.check_late(number, step, collect, looks, trainings[step.phase])
+                    self.check_late(number, step, collect, age_checks, trainings[step.phase])
             for key, rows in step.sampled.items():
                 node, model = samplers[step.phase][key]
                 once = not ways[step.phase].again(node.name)
-                plain = [each for each in rows if each[2] is None]
+                plain = [entry for entry in rows if entry[2] is None]
                 again = self.put_off.pop(key, set()) if plain else set()
                 self.check_sampled(number, step, key, plain, node, model, again if once else None)
                 dropped = (gone for name, gone in step.dropped.items() if name != LATE)
                 lost = again.difference((row[:3] for row, *_ in plain), *dropped)
-                wanted = next((each.rests for each in trainings[step.phase] if each.source == key), 0)
+                wanted = next((training.rests for training in trainings[step.phase] if training.source == key), 0)
                 if len(again) < wanted or (wanted and len(again) - len(lost) >= wanted):
-                    # They wait until as many do as a step takes.
+                    # They wait until there are as many as a step takes.
                     self.put_off[key], lost = lost, set()
                 granted = "it is asked first in the next step, or as soon as it is too old"
                 self.fault(number, sorted(lost), f"was left over for `{key}`, and not asked again", granted)
             self.batches |= {batch: dict.fromkeys(rows) for batch, rows in step.begun.items()}
-            # What is given up in this step can be asked again in it.
+            # Rows that are given up in this step may be asked again in it.
             for asked_now in (False, True) if ending else ():
                 for key, (node, model) in samplers[step.phase].items():
-                    mine = [each for each in step.sampled.get(key, ()) if _asked_in(each[2], number) == asked_now]
+                    entries = [entry for entry in step.sampled.get(key, ()) if _asked_in(entry[2], number) == asked_now]
                     again = self.put_off.setdefault(key, set())
-                    self.check_sampled(number, step, key, mine, node, model, again)
-                    again.difference_update(row[:3] for row, *_ in mine)
+                    self.check_sampled(number, step, key, entries, node, model, again)
+                    again.difference_update(row[:3] for row, *_ in entries)
                     for training in trainings[step.phase]:
                         if training.source == key and training.as_they_end:
-                            self.waiting.setdefault(training.key, []).extend(row for row, *_ in mine)
+                            self.waiting.setdefault(training.key, []).extend(row for row, *_ in entries)
                 self.check_ended(number, step, ending, asked_now)
-                for collect, looks in carrying[step.phase] if not asked_now else ():
+                for collect, age_checks in carrying[step.phase] if not asked_now else ():
                     if data_of(collect) in ending:
-                        self.check_late(number, step, collect, looks, trainings[step.phase])
+                        self.check_late(number, step, collect, age_checks, trainings[step.phase])
             for training in trainings[step.phase]:
                 for row in self.check_trained(number, step, training):
                     _, model = samplers[step.phase][training.source]
@@ -163,42 +167,52 @@ class _Checker:
                     self.check_age(number, step, training.source, row, model, age)
             for model, times in step.changed.items():
                 self.versions[model] += 1
-                known = self.updates.setdefault(model, [])
-                known.append((known or [0])[-1] + times)
+                counts = self.updates.setdefault(model, [])
+                counts.append((counts or [0])[-1] + times)
         self.result.sampled, self.result.trained = len(self.made), len(ages)
         self.result.left = sum(map(len, self.waiting.values()))
         self.result.ages = dict(sorted(Counter(ages.values()).items()))
 
     def check_late(
-        self, step: int, done: TracedStep, collect: Node, looks: Mapping[str, Node], trainings: Iterable[Training]
+        self,
+        step: int,
+        traced: TracedStep,
+        collect: Node,
+        age_checks: Mapping[str, Node],
+        trainings: Iterable[Training],
     ) -> None:
-        """What a `collect` carries over is given up once it is too old. looks: by who samples what looks at it."""
-        gone = {row for row in done.dropped.get(LATE, ()) if row[0] == data_of(collect)}
-        own = [each for each in trainings if each.collect is collect and each.source in looks]
+        """Check that rows which a `collect` carries over are given up once they are too old, and not before. looks: for
+        each sampler, the node that checks the age of its rows."""
+        gone = {row for row in traced.dropped.get(LATE, ()) if row[0] == data_of(collect)}
+        concerned = [
+            training for training in trainings if training.collect is collect and training.source in age_checks
+        ]
         late, waiting, ran = set[Row](), set[Row](), bool(gone)
 
         def old(source: str, row: Row) -> bool:
-            age = self.versions[looks[source].attr("model")] - self.made[source, row][1]
-            return bool(age > looks[source].attr("oldest"))
+            age = self.versions[age_checks[source].attr("model")] - self.made[source, row][1]
+            return bool(age > age_checks[source].attr("oldest"))
 
-        for training in own:
-            ran |= training.always or training.key in done.trained
+        for training in concerned:
+            ran |= training.always or training.key in traced.trained
             rows = list(self.waiting.get(training.key, ()))
             if training.as_they_end:
                 rows = [row for row in rows if row[:3] in self.ends and self.made[training.source, row][0] < step]
             waiting.update(row[:3] for row in rows)
             late.update(row[:3] for row in rows if old(training.source, row))
-        # It may be another row of theirs that is too old, on which nothing would have been trained.
-        others = gone & waiting - late
-        if others:
-            late.update(row[:3] for key, row in self.made if key in looks and row[:3] in others and old(key, row))
+        # A row is also given up for a sibling that is too old and is never trained on.
+        siblings = gone & waiting - late
+        if siblings:
+            late.update(
+                row[:3] for key, row in self.made if key in age_checks and row[:3] in siblings and old(key, row)
+            )
         granted = f"`late={attr(collect, 'late')}` is about rows that wait, and are older than `staleness=` grants"
-        if own:
+        if concerned:
             self.fault(step, sorted(gone - late), "was given up as too old, and is not", granted)
         if ran:
             self.fault(step, sorted(late - gone), "waits, is too old, and was not given up", granted)
         counts = set[tuple[str, Row]]()
-        for training in own:
+        for training in concerned:
             waited = self.waiting.get(training.key, ())
             counts.update((training.source, row) for row in waited if row[:3] in gone)
             self.waiting[training.key] = [row for row in waited if row[:3] not in gone]
@@ -206,29 +220,30 @@ class _Checker:
         for row in gone:
             self.ends.pop(row, None)
         if attr(collect, "late") == "again":
-            # They come before all others: they were read before.
+            # They come before all others, because they were read earlier.
             first = min(self.places.values(), default=0) - len(gone)
-            self.places |= {row: first + at for at, row in enumerate(sorted(gone, key=self.place))}
-            for source in looks:
+            self.places |= {row: first + offset for offset, row in enumerate(sorted(gone, key=self.place))}
+            for source in age_checks:
                 self.put_off.setdefault(source, set()).update(gone)
 
     def check_sampled(
         self,
         step: int,
-        done: TracedStep,
+        traced: TracedStep,
         key: str,
         rows: Iterable[tuple[Row, Runs, Ended | None]],
         node: Node,
         model: str,
         again: set[Row] | None,
     ) -> None:
-        """again: rows of the data that may be asked although they have been before; None: all may."""
+        """Check the versions and the groups of sampled rows. again: rows of the data that may be asked although they
+        were sampled before; None allows all."""
         lag, bound = attr(node, "lag"), attr(node, "staleness")
         groups: Counter[Row] = Counter()
         for row, runs, batch in rows:
-            # What goes on in a later step may be of the weights that this one has made.
+            # Rows that go on in a later step may be of the weights that this step made.
             began = step if batch is None else min(step, batch[0])
-            now = self.versions[model] + (1 if batch is not None and model in done.changed else 0)
+            now = self.versions[model] + (1 if batch is not None and model in traced.changed else 0)
             oldest = max(0, self.at[began].get(model, 0) - lag - bound)
             versions = [version for version, _ in runs]
             if again is not None and row[:3] not in again and (key, row) in self.made:
@@ -245,7 +260,7 @@ class _Checker:
             elif lag and versions != [oldest]:
                 what = f"of `{key}` is of version {_listed(versions)}"
                 self.fault(step, [row], what, f"`lag={lag}` grants version {oldest} here, and no other")
-            elif min(versions) < oldest and self.bounds[done.phase].updates is None:
+            elif min(versions) < oldest and self.bounds[traced.phase].updates is None:
                 what = f"of `{key}` has tokens of version {min(versions)}: too old"
                 granted = f"`staleness={bound}` grants versions {oldest} to {now} here"
                 self.fault(step, [row], what, granted)
@@ -255,15 +270,16 @@ class _Checker:
             elif len(versions) > 1 and attr(node, "span") == "row":
                 what = f"of `{key}` has tokens of versions {_listed(versions)}"
                 self.fault(step, [row], what, "the program grants a row one version, unless it says `span=`")
-        each = rows_each(node)
-        for group, count in groups.items() if each > 1 else ():
-            if count != each:
+        group_size = rows_each(node)
+        for group, count in groups.items() if group_size > 1 else ():
+            if count != group_size:
                 what = f"has {counted(count, 'row')} of `{key}`"
-                self.fault(step, [group], what, f"a group of it has {each}")
+                self.fault(step, [group], what, f"a group of it has {group_size}")
 
-    def check_ended(self, step: int, done: TracedStep, ending: Mapping[str, Node], asked_now: bool) -> None:
-        """The batches that have ended. asked_now: of rows that were given up in this step; they come last."""
-        for position, batch in enumerate(done.ended):
+    def check_ended(self, step: int, traced: TracedStep, ending: Mapping[str, Node], asked_now: bool) -> None:
+        """Check the batches that have ended. asked_now: those of rows that were given up in this step, which come
+        last."""
+        for position, batch in enumerate(traced.ended):
             data, began, number = batch
             if asked_now != (began == step and number < 0):
                 continue
@@ -279,70 +295,70 @@ class _Checker:
                 what = f"is of a batch that step {began} began, and that has not ended"
                 self.fault(step, rows, what, "`late=wait` lets it go on for one step")
 
-    def check_age(self, step: int, done: TracedStep, source: str, row: Row, model: str, age: int) -> None:
-        """How old a row is that is trained on; where the program counts updates, at the last one of a step."""
-        staleness, known = self.bounds[done.phase], [0, *self.updates.get(model, ())]
+    def check_age(self, step: int, traced: TracedStep, source: str, row: Row, model: str, age: int) -> None:
+        """Check the age of a row that is trained on; if the program counts updates, at the last update of a step."""
+        staleness, updates = self.bounds[traced.phase], [0, *self.updates.get(model, ())]
         bound = staleness.updates
         if bound is None:
             if age > staleness.steps and not staleness.exact:
                 what = f"of `{source}` was {counted(age, 'step')} behind when it was trained on: too old"
                 self.fault(step, [row], what, f"`staleness={staleness.steps}` grants {staleness.steps}")
             return
-        behind = known[-1] + max(0, done.changed.get(model, 0) - 1) - known[self.made[source, row][1]]
+        behind = updates[-1] + max(0, traced.changed.get(model, 0) - 1) - updates[self.made[source, row][1]]
         if behind > bound:
             what = f"of `{source}` was {counted(behind, 'update')} behind at the end: too old"
             self.fault(step, [row], what, f"`staleness={bound}, unit=update` grants {bound}")
 
-    def check_trained(self, step: int, done: TracedStep, training: Training) -> list[Row]:
-        """The rows that it was rightly trained on."""
-        key, who = training.key, training.model
-        counts = Counter(done.trained.get(key, ()))
-        fresh = [row for row, *_ in done.sampled.get(training.source, ())]
-        before, after = (_Dropped(done, names) for names in (training.before, training.after))
+    def check_trained(self, step: int, traced: TracedStep, training: Training) -> list[Row]:
+        """Check the rows that something was trained on, and return those that it was allowed to train on."""
+        key, model = training.key, training.model
+        counts = Counter(traced.trained.get(key, ()))
+        fresh = [row for row, *_ in traced.sampled.get(training.source, ())]
+        before, after = (_Dropped(traced, names) for names in (training.before, training.after))
         if training.as_they_end:
-            # They wait already, all of them.
+            # All of its rows are waiting already.
             fresh, self.waiting[key] = [], [row for row in self.waiting.get(key, ()) if row not in before]
         if not counts and not training.always:
             if training.as_they_end:
                 self.take_unseen(training)
             return []
-        here = [*self.waiting.pop(key, ()), *(row for row in fresh if row not in before)]
-        there, rightly = set(here), []
+        candidates = [*self.waiting.pop(key, ()), *(row for row in fresh if row not in before)]
+        candidate_set, allowed = set(candidates), []
         for row, count in counts.items():
             if (key, row) in self.used:
-                what = f"was trained on twice for `{who}`"
+                what = f"was trained on twice for `{model}`"
                 self.fault(step, [row], what, f"it was in step {self.used[key, row]} before")
             elif row in before or row in after:
                 self.fault(
-                    step, [row], f"was trained on for `{who}`, and had been dropped", "a row is one or the other"
+                    step, [row], f"was trained on for `{model}`, and had been dropped", "a row is one or the other"
                 )
-            elif training.as_they_end and row in there and row[:3] not in self.ends:
+            elif training.as_they_end and row in candidate_set and row[:3] not in self.ends:
                 granted = "it goes on with its batch, which has not ended"
-                self.fault(step, [row], f"was trained on for `{who}`", granted)
-            elif row not in there:
-                made = self.made.get((training.source, row))
-                granted = f"it belongs to step {made[0]}" if made else f"`{training.source}` never sampled it"
-                self.fault(step, [row], f"was trained on for `{who}`", granted)
+                self.fault(step, [row], f"was trained on for `{model}`", granted)
+            elif row not in candidate_set:
+                sampled = self.made.get((training.source, row))
+                granted = f"it belongs to step {sampled[0]}" if sampled else f"`{training.source}` never sampled it"
+                self.fault(step, [row], f"was trained on for `{model}`", granted)
             else:
                 if training.times is not None and count != training.times:
-                    what = f"was trained on {counted(count, 'time')} for `{who}`"
+                    what = f"was trained on {counted(count, 'time')} for `{model}`"
                     self.fault(step, [row], what, f"the program says {counted(training.times, 'time')}")
                 self.used[key, row] = step
-                rightly.append(row)
-        self.check_missing(step, done, training, here, set(rightly), after)
-        return rightly
+                allowed.append(row)
+        self.check_missing(step, traced, training, candidates, set(allowed), after)
+        return allowed
 
     def check_missing(
-        self, step: int, done: TracedStep, training: Training, here: list[Row], used: set[Row], after: _Dropped
+        self, step: int, traced: TracedStep, training: Training, candidates: list[Row], used: set[Row], after: _Dropped
     ) -> None:
-        """What became of the rows that it was not trained on."""
-        who, collect = training.model, training.collect
-        missing = [row for row in here if row not in used and row not in after]
+        """Check what became of the rows that it was not trained on."""
+        model, collect = training.model, training.collect
+        missing = [row for row in candidates if row not in used and row not in after]
         if collect is not None:
-            reached = [row for row in here if row in used or row in after]
-            place = self.turns(training, here) if training.as_they_end else self.place
+            reached = [row for row in candidates if row in used or row in after]
+            place = self.turns(training, candidates) if training.as_they_end else self.place
             if attr(collect, "rest") == "longest":
-                # A trace does not tell how long rows are that nobody kept: any of them may be left over.
+                # A trace does not have the lengths of rows that were not kept, so any of them may be left over.
                 place = None
             surplus = missing
             if place is not None:
@@ -355,21 +371,22 @@ class _Checker:
                     row for row in surplus if made[row] == step or not attr(collect, "once") or row[:3] not in self.ends
                 ]
             elif attr(collect, "rest") == "carry":
-                fresh = {row for row, *_ in done.sampled.get(training.source, ())}
+                fresh = {row for row, *_ in traced.sampled.get(training.source, ())}
                 self.waiting[training.key] = [row for row in surplus if row in fresh or not attr(collect, "once")]
             elif attr(collect, "rest") in ("later", "longest"):
                 self.put_off.setdefault(training.source, set()).update(row[:3] for row in surplus)
             length = self.depths[collect.attr("axis")] + 2
-            found, wanted = len({row[:length] for row in (*reached, *missing)}), collect.attr("rows")
-            if found < wanted:
-                rows = surplus or here or list(done.read)
+            taken, wanted = len({row[:length] for row in (*reached, *missing)}), collect.attr("rows")
+            if taken < wanted:
+                rows = surplus or candidates or list(traced.read)
                 what = (
-                    f"was not trained on for `{who}`, nor were those behind it: {found} of {wanted} rows were collected"
+                    f"was not trained on for `{model}`, nor were those behind it: "
+                    f"{taken} of {wanted} rows were collected"
                 )
                 self.fault(step, rows[:1], what, "only what is more than that is left over")
         groups = {row[:-1] for row in used}
         for row in missing:
-            what = f"of `{training.source}` was lost: it was sampled, and neither trained on for `{who}` nor dropped"
+            what = f"of `{training.source}` was lost: it was sampled, and neither trained on for `{model}` nor dropped"
             with_others = len(row) > 3 and row[:-1] in groups
             granted = "others of its group were trained on" if with_others else "nothing in the program drops it"
             self.fault(step, [row], what, granted)
@@ -378,8 +395,8 @@ class _Checker:
         return (self.places.get(row[:3], len(self.places)),)
 
     def turns(self, training: Training, rows: Iterable[Row]) -> Callable[[Row], tuple[int, ...]] | None:
-        """When it is whose turn, of rows whose batches are taken as they end: those come last that have not ended.
-        None: the trace does not tell, since several tables have a say in how old they are."""
+        """Return the order in which rows are taken whose batches are taken as they end, with unfinished ones last. None
+        if the trace does not determine it, because several tables decide how old they are."""
         collect = training.collect
         assert collect is not None
         oldest: dict[Row, int] = {}
@@ -397,7 +414,7 @@ class _Checker:
         return turn
 
     def take_unseen(self, training: Training) -> None:
-        """Rows are collected in a step that does not train on them."""
+        """Take the rows that are collected in a step that does not train on them."""
         rows = self.waiting[training.key]
         assert training.collect is not None
         length, place = self.depths[training.collect.attr("axis")] + 2, self.turns(training, rows)
@@ -407,7 +424,7 @@ class _Checker:
 
 
 class _Dropped:
-    """The rows that some have dropped in a step, with all that lie in them."""
+    """The rows that some nodes dropped in a step, with all rows inside them."""
 
     def __init__(self, step: TracedStep, names: Iterable[str]) -> None:
         self.rows = {row for name in names for row in step.dropped.get(name, ())}
@@ -417,7 +434,7 @@ class _Dropped:
 
 
 def _asked_in(batch: Ended | None, step: int) -> bool | None:
-    """Whether a batch is of rows that were given up in a step; None: it is none."""
+    """Return whether a batch is of rows that were given up in a step; None if there is no batch."""
     return None if batch is None else batch[0] == step and batch[1] < 0
 
 

@@ -53,7 +53,7 @@ class Ways:
         self.graph, self.types = graph, graph.values()
         self.makers: dict[str, tuple[Node, int]] = {}
         for node in graph.walk():
-            self.makers |= {value.name: (node, at) for at, value in enumerate(node.outputs)}
+            self.makers |= {value.name: (node, index) for index, value in enumerate(node.outputs)}
 
     def samplers(self) -> Iterator[tuple[str, tuple[Node, str]]]:
         """Yield the key of each node that samples, with the node and the name of the model it samples from."""
@@ -70,9 +70,9 @@ class Ways:
         """Yield each `collect` whose surplus may get too old, with the nodes that check its age by sampler key."""
         for node in self.graph.walk():
             if NODES[node.op].loop == "rounds" and attr(node, "late") != "wait":
-                looks = [each for each in node.region.nodes if each.op == LATE]
-                sources = [sampler(each.inputs[0], self.makers) for each in looks]
-                yield node, {source.attr("key"): each for source, each in zip(sources, looks, strict=True) if source}
+                looks = [check for check in node.region.nodes if check.op == LATE]
+                sources = [sampler(check.inputs[0], self.makers) for check in looks]
+                yield node, {source.attr("key"): check for source, check in zip(sources, looks, strict=True) if source}
 
     def ending(self) -> dict[str, Node]:
         """Return each `collect` that takes batches as they end, by the name of its data."""

@@ -54,7 +54,7 @@ class Elsewhere:
         self._name, self._spec, self._frozen = name, spec, frozen
         """`spec` says where the weights came from; a frozen model's weights are still there."""
         self._engine: Embedded | None = None
-        self._kept: TemporaryDirectory[str] | None = None
+        self._folder: TemporaryDirectory[str] | None = None
 
     def engine(self) -> Embedded:
         if self._engine is None:
@@ -74,8 +74,8 @@ class Elsewhere:
     def leave(self, saved: Path | None) -> None:
         if not self._frozen:
             if saved is None:
-                self._kept = TemporaryDirectory(prefix="rlgraph-")
-                saved = Path(self._kept.name)
+                self._folder = TemporaryDirectory(prefix="rlgraph-")
+                saved = Path(self._folder.name)
                 self.save(saved)
             place, adapters = str(saved.resolve()), self._spec.adapters
             if adapters is None:
@@ -124,9 +124,9 @@ class TrainedModel:
         from rlgraph.backends.engines.sequences import Sequences
 
         codec = self.engine.codec
-        asked = Sequences.from_pairs([codec.encode_prompt(prompt) for prompt in prompts], [[] for _ in prompts])
+        sequences = Sequences.from_pairs([codec.encode_prompt(prompt) for prompt in prompts], [[] for _ in prompts])
         keys = np.random.default_rng(seed).integers(0, 2**63, len(prompts), dtype=np.uint64)
         with torch.no_grad():
-            made = self.engine.generate(asked, 1, Sampling(max_tokens, temperature), keys).sequences
-        ids = iter(made.tokens[made.scored].tolist())
-        return [codec.decode([next(ids) for _ in range(count)]) for count in made.counts().tolist()]
+            answers = self.engine.generate(sequences, 1, Sampling(max_tokens, temperature), keys).sequences
+        ids = iter(answers.tokens[answers.scored].tolist())
+        return [codec.decode([next(ids) for _ in range(count)]) for count in answers.counts().tolist()]

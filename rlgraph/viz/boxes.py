@@ -1,7 +1,7 @@
 """A program as nested boxes, ports and links: what there is to draw, without positions.
 
-Every value has one source in a body: a box, or a port of the frame around it (the empty id). So a value
-enters a frame once, however many boxes in it use the value.
+Every value has one source in a body: a box, or a port of the frame around it (the empty id). So a value enters a frame
+once, however many boxes in it use the value.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ Line = Literal["data", "weights", "state"]
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Where a value enters or leaves a box."""
+    """A point at which a value enters or leaves a box."""
 
     value: str
-    """Its name outside of the box."""
+    """Its name outside the box."""
     label: str
     line: Line = "data"
     inside: str = ""
-    """Of a frame: its name inside."""
+    """Its name inside, if the box is a frame."""
     role: Role = ""
-    """Of the model whose weights they are."""
+    """The role of the model whose weights the value is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """From a box's output to a box's input; an empty id is the frame, whose ports are named as inside."""
+    """A line from a box's output to a box's input; an empty id is the frame, whose ports have their inside names."""
 
     source: str
     out: str
@@ -46,36 +46,40 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Body:
+    """The boxes in a frame or a section, and the links between them."""
+
     boxes: tuple[Box, ...] = ()
     links: tuple[Link, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
+    """One box of a picture: an operation, or a container of other boxes."""
+
     id: str
     kind: BoxKind
     title: str
     note: str = ""
-    """Beside the title of a container, under that of others."""
+    """Stands beside the title of a container, and under that of other boxes."""
     lines: tuple[str, ...] = ()
-    """A formula, cut to what fits."""
+    """The lines of a formula, cut to what fits."""
     role: Role = ""
     inputs: tuple[Port, ...] = ()
     outputs: tuple[Port, ...] = ()
     body: Body | None = None
     waits: str = ""
-    """`waits for the batch`, at a barrier."""
+    """E.g. `waits for the batch`, at a barrier."""
     reason: str = ""
     text: str = ""
     """The node in the graph's own notation."""
     rows: tuple[int, ...] = ()
     """The lines of the program's text that it was made of."""
     file: str = ""
-    """Which text that is."""
+    """The name of that text."""
 
     @property
     def tip(self) -> str:
-        """What the pointer shows."""
+        """The tooltip."""
         parts = [self.text or self.title]
         if self.waits:
             parts.append(f"{self.waits}: {self.reason}")
@@ -84,7 +88,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One phase."""
+    """The picture of one phase."""
 
     title: str
     note: str
@@ -93,17 +97,19 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
+    """A program to draw, with a section for each phase."""
+
     title: str
     sections: tuple[Section, ...] = ()
 
     def walk(self) -> Iterator[Box]:
-        """Every box, those inside after the one that holds them."""
+        """Yield every box, those inside after the one that holds them."""
         for section in self.sections:
             yield from walk(section.body)
 
 
 def walk(body: Body) -> Iterator[Box]:
-    """Every box of a body, those inside after the one that holds them."""
+    """Yield every box of a body, those inside after the one that holds them."""
     for box in body.boxes:
         yield box
         if box.body:

@@ -1,4 +1,4 @@
-"""The containers of a picture, each of which gathers the operations of a model."""
+"""Gathers the operations of each model into containers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ class Draft:
 
     boxes: list[Box] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
-    """The box that makes each value; the empty id for what the frame brings in."""
+    """The box that makes each value; the empty id for values that the frame brings in."""
     owners: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Of each operation of a model: the model and the version of its weights."""
+    """For each operation of a model, the model and the version of its weights."""
     ends: list[Link] = field(default_factory=list)
-    """To the lower ports of the frame."""
+    """Links to the lower ports of the frame."""
 
     def body(self) -> Body:
+        """Return the body with its links."""
         links = [
             Link(self.sources[port.value], port.value, box.id, port.value, port.line, port.role)
             for box in self.boxes
@@ -30,7 +31,7 @@ class Draft:
 
 
 def gather(draft: Draft, shells: dict[tuple[str, str], Box]) -> None:
-    """Puts the operations of a model into its container, several of them wherever that makes no circle."""
+    """Put the operations of each model into its container, several into one wherever that makes no cycle."""
     groups = _groups(draft)
     member = {box.id: group for group, boxes in groups.items() for box in boxes}
     _weights(draft, groups, member)
@@ -38,17 +39,17 @@ def gather(draft: Draft, shells: dict[tuple[str, str], Box]) -> None:
         group: _container(draft, replace(shells[draft.owners[boxes[0].id]], id=group), boxes, member)
         for group, boxes in groups.items()
     }
-    kept: dict[str, Box] = {}
+    merged: dict[str, Box] = {}
     for box in draft.boxes:
-        where = member.get(box.id, box.id)
-        kept.setdefault(where, made.get(where, box))
-    draft.boxes = list(kept.values())
+        box_id = member.get(box.id, box.id)
+        merged.setdefault(box_id, made.get(box_id, box))
+    draft.boxes = list(merged.values())
     draft.sources = {value: member.get(source, source) for value, source in draft.sources.items()}
     draft.ends = [replace(link, source=member.get(link.source, link.source)) for link in draft.ends]
 
 
 def _groups(draft: Draft) -> dict[str, list[Box]]:
-    """The boxes of each container, by the container's id."""
+    """Return the boxes of each container, by the container's id."""
     groups: dict[str, list[Box]] = {}
     latest: dict[tuple[str, str], str] = {}
     member: dict[str, str] = {}
@@ -66,7 +67,7 @@ def _groups(draft: Draft) -> dict[str, list[Box]]:
 
 
 def _weights(draft: Draft, groups: dict[str, list[Box]], member: dict[str, str]) -> None:
-    """A model's first weights come from its first container, unless boxes would then wait for each other."""
+    """Let a model's first weights come from its first container, unless boxes would then wait for each other."""
     for group, boxes in groups.items():
         weights = draft.owners[boxes[0].id][1]
         if weights in draft.sources:
@@ -77,28 +78,28 @@ def _weights(draft: Draft, groups: dict[str, list[Box]], member: dict[str, str])
 
 
 def _circular(draft: Draft, member: dict[str, str]) -> bool:
-    """Whether boxes would wait for each other if these were one."""
+    """Return whether boxes would wait for each other if the members of each group were one."""
     after: dict[str, set[str]] = {}
     for box in draft.boxes:
-        here = member.get(box.id, box.id)
-        waits = after.setdefault(here, set())
+        group = member.get(box.id, box.id)
+        waits = after.setdefault(group, set())
         for port in box.inputs:
             source = draft.sources.get(port.value, "")
             source = member.get(source, source)
-            if source and source != here:
+            if source and source != group:
                 waits.add(source)
-    left = dict(after)
-    while left:
-        ready = [here for here, waits in left.items() if not any(source in left for source in waits)]
+    waiting = dict(after)
+    while waiting:
+        ready = [group for group, waits in waiting.items() if not any(source in waiting for source in waits)]
         if not ready:
             return True
-        for here in ready:
-            del left[here]
+        for group in ready:
+            del waiting[group]
     return False
 
 
 def _container(draft: Draft, shell: Box, boxes: list[Box], member: dict[str, str]) -> Box:
-    """A container with its boxes: ports for what crosses its edge."""
+    """Return a container with its boxes, and ports for the values that cross its edge."""
     inside = {box.id for box in boxes}
     used_outside = {port.value for box in draft.boxes if member.get(box.id) != shell.id for port in box.inputs} | {
         link.out for link in draft.ends
@@ -115,7 +116,7 @@ def _container(draft: Draft, shell: Box, boxes: list[Box], member: dict[str, str
                 links.append(Link(source, port.value, box.id, port.value, port.line, port.role))
                 continue
             inputs.setdefault(port.value, replace(port, inside=port.value))
-            # The weights enter the container as a whole: every operation in it uses them.
+            # The weights enter the container itself: every operation in it uses them.
             if port.value != draft.owners[box.id][1]:
                 links.append(Link("", port.value, box.id, port.value, port.line, port.role))
         for port in box.outputs:

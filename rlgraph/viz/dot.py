@@ -1,4 +1,4 @@
-"""A program's graph as DOT text, for Graphviz and whatever else reads it."""
+"""Draws a program's graph as DOT text, for Graphviz and other programs that read it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _SHAPES = {"data": "cylinder", "report": "note", "column": "box", "next": "box",
 
 
 def to_dot(program: Program) -> str:
-    """DOT text: clusters for models and loops, edges with the types of their values."""
+    """Return DOT text: clusters for models and loops, edges with the types of their values."""
     return str(graph(to_scene(program)).to_string())
 
 
 def graph(scene: Scene) -> pydot.Dot:
-    """A scene as a pydot graph."""
-    found = new_graph(scene.title)
-    for at, section in enumerate(scene.sections):
-        into: pydot.Graph = found
+    """Return a scene as a pydot graph."""
+    drawing = new_graph(scene.title)
+    for index, section in enumerate(scene.sections):
+        into: pydot.Graph = drawing
         if len(scene.sections) > 1:
             label = f"{section.title} {section.note}".strip()
-            into = pydot.Cluster(f"phase{at}", label=quoted(label), color=quoted("#d0d5dd"))
-            found.add_subgraph(into)  # type: ignore[arg-type]
+            into = pydot.Cluster(f"phase{index}", label=quoted(label), color=quoted("#d0d5dd"))
+            drawing.add_subgraph(into)  # type: ignore[arg-type]
         _add(into, section.body)
         for edge in _edges(section.body):
-            found.add_edge(edge)
-    return found
+            drawing.add_edge(edge)
+    return drawing
 
 
 def new_graph(title: str) -> pydot.Dot:
-    """An empty one, in the style of all."""
-    found = pydot.Dot(
+    """Return an empty graph with the common style."""
+    drawing = pydot.Dot(
         "rlgraph",
         graph_type="digraph",
         rankdir="TB",
@@ -50,9 +50,9 @@ def new_graph(title: str) -> pydot.Dot:
         fontsize="18",
         newrank="true",
     )
-    found.set_node_defaults(fontname=quoted("Helvetica"), fontsize="11", shape="box", style=quoted("rounded,filled"))
-    found.set_edge_defaults(fontname=quoted("Courier"), fontsize="9", color=quoted(LINE), fontcolor=quoted(MUTED))
-    return found
+    drawing.set_node_defaults(fontname=quoted("Helvetica"), fontsize="11", shape="box", style=quoted("rounded,filled"))
+    drawing.set_edge_defaults(fontname=quoted("Courier"), fontsize="9", color=quoted(LINE), fontcolor=quoted(MUTED))
+    return drawing
 
 
 def _add(into: pydot.Graph, body: Body) -> None:
@@ -112,7 +112,8 @@ def _edges(body: Body) -> Iterator[pydot.Edge]:
 
 
 def _maker(box: Box, value: str) -> tuple[str, str, str]:
-    """The box that makes a value, the value's label, and the cluster that stands for it where none does."""
+    """Return the box that makes a value, the value's label, and the cluster that stands for the box if there is
+    none."""
     port = next((port for port in box.outputs if port.value == value), None)
     label = port.label if port else ""
     if box.body is None:
@@ -127,7 +128,7 @@ def _maker(box: Box, value: str) -> tuple[str, str, str]:
 
 
 def _users(box: Box, value: str) -> Iterator[tuple[str, str]]:
-    """The boxes in a box that use a value, or else one of them with the cluster that stands for it."""
+    """Yield the boxes in a box that use a value, or else one of its boxes with the cluster that stands for it."""
     if box.body is None:
         yield box.id, ""
         return
@@ -153,13 +154,13 @@ def _edge(link: Link, source: str, target: str, label: str, tail: str, head: str
 
 
 def _anchor(box: Box) -> str:
-    """A node in a cluster for an edge to begin or end at."""
+    """Return a node in a cluster at which an edge can begin or end."""
     if box.body is None:
         return box.id
     return next((inner.id for inner in walk(box.body) if inner.body is None), f"{box.id}_in")
 
 
 def quoted(text: str) -> str:
-    """As a DOT string; several lines are aligned on the left."""
-    plain = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + plain.replace("\n", "\\l") + ("\\l" if "\n" in text else "") + '"'
+    """Return text as a DOT string; several lines are aligned on the left."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + escaped.replace("\n", "\\l") + ("\\l" if "\n" in text else "") + '"'

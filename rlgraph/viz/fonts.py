@@ -1,7 +1,7 @@
-"""The two typefaces of the pictures: where their files are, and how wide a text becomes.
+"""The two typefaces of the pictures: their files, and the widths of texts.
 
-The files (cut down to Latin) travel with the package, because a bare machine has no fonts at all, and because a text
-fits its box in no other font: pages and SVG files carry them along.
+The files (cut down to Latin) ship with the package, because a bare machine has no fonts at all, and because a text fits
+its box in no other font: pages and SVG files embed them.
 """
 
 from __future__ import annotations
@@ -125,13 +125,13 @@ _INTER = (
 
 
 def files() -> list[str]:
-    """The font files, as paths."""
+    """Return the paths of the font files."""
     return sorted(str(path) for path in (Path(__file__).parent / "fonts").glob("*.ttf"))
 
 
 @cache
 def style() -> str:
-    """A style sheet that holds both typefaces, for a picture that a browser shows."""
+    """Return a style sheet that embeds both typefaces, for a picture that a browser shows."""
     faces = (("Inter", "Inter"), ("JetBrains Mono", "JetBrainsMono"))
     return "\n".join(
         f"@font-face {{ font-family: '{family}'; font-weight: {weight}; "
@@ -146,15 +146,15 @@ def _encoded(name: str) -> str:
 
 
 def width(text: str, face: Face, size: float) -> float:
-    """How wide a text is at most, in pixels."""
+    """Return an upper bound of a text's width in pixels."""
     mono = face in ("mono", "strong")
     return sum(_advance(char, mono) for char in text) * size / 1000
 
 
 def _advance(char: str, mono: bool) -> int:
-    code = ord(char)
-    if 32 <= code < 127:
-        return _MONO if mono else _INTER[code - 32]
+    codepoint = ord(char)
+    if 32 <= codepoint < 127:
+        return _MONO if mono else _INTER[codepoint - 32]
     if unicodedata.combining(char):
         return 0
     return 1050 if unicodedata.east_asian_width(char) in "WF" else _MONO + (0 if mono else 80)

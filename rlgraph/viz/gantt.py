@@ -1,6 +1,6 @@
-"""Gantt charts as SVG: charts one below the other, each with lanes, bars in them, and a scale of its own.
+"""Draws Gantt charts as SVG: charts one below the other, each with lanes, bars in them, and a scale of its own.
 
-A bar is a rectangle and no more, its paint is that of the group around it: charts have thousands of them.
+A bar is a plain rectangle that takes its paint from the group around it, because charts have thousands of bars.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlgraph.viz.measure import text as wide
 from rlgraph.viz.theme import CODE, HEAD, INK, LABEL, MUTED, NAME, NOTE, SECTION, SMALL, Paint, Style
 
 MARGIN, ROOM = 24.0, 960.0
-"""Around the picture; width of the lanes."""
+"""Pixels around the picture, and the width of the lanes."""
 CUT = 44.0
 """The gap between two spans when what is between them is left out, in pixels."""
 LEAST = 0.7
@@ -28,69 +28,75 @@ LEAST = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What bars that are alike look like."""
+    """The appearance of bars that look alike."""
 
     words: str
-    """In the legend."""
+    """Its text in the legend."""
     paint: Paint
     name: str = ""
-    """Classes, for a page's style sheet."""
+    """CSS classes, for a page's style sheet."""
     strong: float = 1.0
-    """How much of its colour the inside has."""
+    """The opacity of the inside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
+    """A bar from `start` to `end` in a lane."""
+
     lane: str
     name: str
     look: Look
     start: float
-    """Seconds, as `end`."""
+    """In seconds, as `end`."""
     end: float
     shown: tuple[str, ...] = ()
-    """What may be written on it: the first of them that there is room for."""
+    """Texts to write on it: the first one that fits is used."""
     critical: bool = False
-    """It is on the critical path."""
+    """Whether it is on the critical path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
+    """A row of bars, with the texts before it."""
+
     name: str
     note: str
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Of a time that begins at 0."""
+    """A chart of a time that begins at 0."""
 
     lanes: Sequence[Lane]
     bars: Sequence[Bar]
     seconds: float
     looks: Sequence[Look]
-    """In the order of the legend, which has those that are there."""
+    """In the order of the legend, which shows those that occur."""
     title: str = ""
     notes: Sequence[str] = ()
     """Lines below the title; a long one is wrapped."""
     spans: Sequence[tuple[float, float]] = ()
-    """Which parts of the time are drawn; none: all of it."""
+    """Parts of the time that are drawn; if empty, all of it."""
     tall: float = 34.0
-    """Of a lane. There is room for its note below its name from 30 on; else it stands behind it."""
+    """The height of a lane. From 30 on its note is below its name, else behind it."""
     gap: float = 14.0
-    """Between two lanes."""
+    """The gap between two lanes."""
     style: Style = CODE
-    """Of what is written on bars."""
+    """That of the texts on bars."""
 
 
 def gantt(title: str, note: str, charts: Sequence[Chart], id: str = "") -> str:
-    """The picture of charts. id: of the picture."""
+    """Return the picture of charts. id: that of the picture."""
     return _Pen(charts).drawing(title, note, id)
 
 
 class _Pen:
+    """Collects the SVG elements of a picture."""
+
     def __init__(self, charts: Sequence[Chart]) -> None:
         self.charts = charts
-        beside = [_name(chart, lane) for chart in charts for lane in chart.lanes]
-        self.left = MARGIN + 16 + max(beside, default=0)
+        name_widths = [_name_width(chart, lane) for chart in charts for lane in chart.lanes]
+        self.left = MARGIN + 16 + max(name_widths, default=0)
         self.out: list[str] = []
 
     def drawing(self, title: str, note: str, id: str) -> str:
@@ -108,7 +114,7 @@ class _Pen:
             self.out.append(marks.words(words, x, y, style, fill, name, anchor))
 
     def chart(self, chart: Chart, y: float, room: float) -> float:
-        """Draws it from y on; returns where it ends."""
+        """Draw a chart from y on, and return where it ends."""
         if chart.title:
             self.text(chart.title, MARGIN, y, SECTION, INK, "head")
             y += 6
@@ -121,13 +127,13 @@ class _Pen:
         bottom = y + len(chart.lanes) * (chart.tall + chart.gap)
         if chart.lanes:
             self.scale(chart, scale, y - 8, bottom)
-        for place, lane in enumerate(chart.lanes):
-            self.lane(chart, scale, lane, y + place * (chart.tall + chart.gap))
+        for index, lane in enumerate(chart.lanes):
+            self.lane(chart, scale, lane, y + index * (chart.tall + chart.gap))
         return self.legend(chart, bottom + 30, room) if chart.lanes else bottom
 
     def scale(self, chart: Chart, scale: _Scale, top: float, bottom: float) -> None:
-        """Thin lines at round times."""
-        step, written = tick(scale.seconds), 0.0
+        """Draw thin lines at round times."""
+        step, text_end = tick(scale.seconds), 0.0
         for start, end in scale.spans:
             for number in range(ceil(start / step - 1e-9), floor(end / step + 1e-9) + 1):
                 x, words = scale.x(number * step, (start, end)), f"{number * step:.10g} s"
@@ -135,9 +141,9 @@ class _Pen:
                     f'<path class="tick" d="M{x:.1f} {top:.1f}V{bottom:.1f}" stroke="#e4e7ec" stroke-width="1"/>'
                 )
                 half = wide(words, LABEL) / 2
-                if x - half > written + 8:
+                if x - half > text_end + 8:
                     self.text(words, x, bottom + 14, LABEL, MUTED, "note", "middle")
-                    written = x + half
+                    text_end = x + half
         for before, after in pairwise(scale.spans):
             end, start = before[1], after[0]
             x = scale.x(end, before) + CUT / 2
@@ -155,28 +161,28 @@ class _Pen:
             self.text(lane.name, MARGIN, y + 14, NAME, INK, "name")
             self.text(lane.note, MARGIN, y + 29, NOTE, MUTED, "note")
         for span in scale.spans:
-            x, end = (scale.x(each, span) for each in span)
+            x, end = (scale.x(time, span) for time in span)
             self.out.append(
                 f'<rect class="lane" x="{x:.1f}" y="{y:.1f}" width="{end - x:.1f}" height="{chart.tall:.1f}" rx="4" '
                 f'fill="#f9fafb" stroke="#eaecf0"/>'
             )
-        own = [bar for bar in sorted(chart.bars, key=lambda bar: bar.critical) if bar.lane == lane.name]
+        bars = [bar for bar in sorted(chart.bars, key=lambda bar: bar.critical) if bar.lane == lane.name]
         style, critical, written = chart.style, list[str](), list[str]()
-        for look in dict.fromkeys(bar.look for bar in own):
+        for look in dict.fromkeys(bar.look for bar in bars):
             paint, words = look.paint, list[str]()
             inside = f' fill-opacity="{look.strong:g}"' if look.strong < 1 else ""
             self.out.append(
                 f'<g class="bar {look.name}" transform="translate(0 {y + _inset(chart):.1f})" '
                 f'fill="{paint.fill}"{inside} stroke="{paint.edge}">'
             )
-            for bar in own:
+            for bar in bars:
                 for x, length in scale.pieces(bar) if bar.look == look else ():
                     self.out.append(_rectangle(chart, bar, x, length))
                     if bar.critical:
                         critical.append(f"M{x:.1f} 0h{length:.2f}")
                     margin = 10 if chart.tall >= 30 else 3
-                    if said := next((each for each in bar.shown if wide(each, style) + margin <= length), ""):
-                        words.append(f'<text x="{x + length / 2:.1f}">{escape(said)}</text>')
+                    if fitting := next((text for text in bar.shown if wide(text, style) + margin <= length), ""):
+                        words.append(f'<text x="{x + length / 2:.1f}">{escape(fitting)}</text>')
             self.out.append("</g>")
             if words:
                 written.append(f'<g fill="{paint.text}">{"".join(words)}</g>')
@@ -220,12 +226,12 @@ class _Pen:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Where seconds are: the spans that are drawn lie one behind the other, all at one scale."""
+    """The places of seconds: the spans that are drawn follow one another, all at one scale."""
 
     spans: tuple[tuple[float, float], ...]
     left: float
     pixels: float
-    """Of a second."""
+    """How many a second has."""
 
     @classmethod
     def of(cls, chart: Chart, left: float) -> _Scale:
@@ -235,17 +241,17 @@ class _Scale:
 
     @property
     def seconds(self) -> float:
-        """That are drawn."""
+        """The seconds that are drawn."""
         return sum(end - start for start, end in self.spans)
 
     def x(self, at: float, span: tuple[float, float]) -> float:
-        """Of a time in a span."""
-        number = self.spans.index(span)
-        before = sum(end - start for start, end in self.spans[:number])
-        return self.left + number * CUT + self.pixels * (before + at - span[0])
+        """Return the place of a time in a span."""
+        index = self.spans.index(span)
+        before = sum(end - start for start, end in self.spans[:index])
+        return self.left + index * CUT + self.pixels * (before + at - span[0])
 
     def pieces(self, bar: Bar) -> Iterator[tuple[float, float]]:
-        """Left side and width of what is seen of a bar in each span."""
+        """Yield the left side and the width of the visible part of a bar in each span."""
         for span in self.spans:
             start, end = max(bar.start, span[0]), min(bar.end, span[1])
             if start < end or (start == end == bar.start == bar.end):
@@ -254,13 +260,13 @@ class _Scale:
 
 
 def _inset(chart: Chart) -> float:
-    """Of bars below the upper edge of their lane."""
+    """Return the gap between the upper edges of a lane and its bars."""
     return 3.0 if chart.tall >= 30 else 1.5
 
 
 def _rectangle(chart: Chart, bar: Bar, x: float, length: float) -> str:
-    edge = min(1.0, length / 6)
-    thin = f' stroke-width="{edge:.2f}"' if edge < 1 else ""
+    stroke_width = min(1.0, length / 6)
+    thin = f' stroke-width="{stroke_width:.2f}"' if stroke_width < 1 else ""
     tall, round_ = (chart.tall - 10, f' rx="{min(4.0, length / 3):.2g}"') if chart.tall >= 30 else (chart.tall - 3, "")
     return (
         f'<rect x="{x:.2f}" width="{length:.2f}" height="{tall:g}"{round_}{thin}>'
@@ -268,14 +274,14 @@ def _rectangle(chart: Chart, bar: Bar, x: float, length: float) -> str:
     )
 
 
-def _name(chart: Chart, lane: Lane) -> float:
-    """Width of what stands before a lane."""
+def _name_width(chart: Chart, lane: Lane) -> float:
+    """Return the width of the texts before a lane."""
     name, note = wide(lane.name, NAME), wide(lane.note, NOTE)
     return max(name, note) if chart.tall >= 30 else name + 12 + note
 
 
 def wrapped(words: str, room: float, style: Style) -> list[str]:
-    """Lines of at most that width, cut at blanks."""
+    """Return lines of at most that width, broken at spaces."""
     lines = [""]
     for word in words.split(" "):
         longer = f"{lines[-1]} {word}" if lines[-1] else word
@@ -287,8 +293,8 @@ def wrapped(words: str, room: float, style: Style) -> list[str]:
 
 
 def tick(seconds: float) -> float:
-    """A round time that fits into the whole 5 to 12 times: 1, 2 or 5 times a power of ten."""
+    """Return a round time that fits 5 to 12 times into the whole: 1, 2 or 5 times a power of ten."""
     if seconds <= 0:
         return 1.0
     power = 10.0 ** floor(log10(seconds / 5))
-    return max(each * power for each in (1.0, 2.0, 5.0) if seconds / (each * power) >= 5 - 1e-9)
+    return max(digit * power for digit in (1.0, 2.0, 5.0) if seconds / (digit * power) >= 5 - 1e-9)

@@ -1,4 +1,4 @@
-"""One self-contained page: the pictures of a program after each pass, and of its plan, to look around in."""
+"""Makes one self-contained page with the pictures of a program after each pass, and of its plan, to explore."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ def to_html(
     first: str = "plan",
     pipelines: str = "",
 ) -> str:
-    """A page with a picture for each (title, program), and the program's text beside it.
+    """Return a page with a picture for each (title, program), and the program's text beside it.
 
-    The titles say after which pass a picture was taken; with several there is a selector. plan: a picture of where it
-    runs, and a selector between the two. pipelines: SVG of what its stages do when. first: which of them is seen first,
-    `plan`, `pipelines` or `dataflow`.
+    The titles name the pass after which a picture was taken; with several there is a selector. plan: a picture of where
+    the program runs, with a selector between the two. pipelines: SVG of what its pipeline stages do when. first: which
+    of them is seen first, `plan`, `pipelines` or `dataflow`.
     """
-    told: dict[str, dict[str, object]] = {}
+    details: dict[str, dict[str, object]] = {}
     pictures = []
     if plan is not None:
         svg = lanes_svg.to_svg(plan, "p-", embed=False).replace(f' xmlns="{NAMESPACE}"', "", 1)
-        told |= _planned(plan, "p-", source.path)
+        details |= _work_details(plan, "p-", source.path)
         pictures.append(f'<div class="picture" data-kind="plan" data-title="plan" hidden>\n{svg}</div>')
     if pipelines:
         svg = pipelines.replace(f' xmlns="{NAMESPACE}"', "", 1)
         pictures.append(f'<div class="picture" data-kind="pipelines" data-title="pipelines" hidden>\n{svg}</div>')
-    for at, (title, program) in enumerate(programs):
-        prefix = f"g{at}-"
+    for index, (title, program) in enumerate(programs):
+        prefix = f"g{index}-"
         scene = to_scene(program)
-        # In HTML the name space goes without saying, and the page is free of addresses.
+        # In HTML the name space is implied, and the page contains no addresses.
         svg = draw(to_drawing(scene), prefix).replace(f' xmlns="{NAMESPACE}"', "", 1)
-        told |= _told(scene, prefix, source.path)
+        details |= _box_details(scene, prefix, source.path)
         pictures.append(f'<div class="picture" data-title="{escape(title)}" hidden>\n{svg}</div>')
-    there = [kind for kind, is_there in (("plan", plan), ("pipelines", pipelines)) if is_there]
-    shown = sorted([*there, "dataflow"] if there else [], key=lambda kind: kind != first)
+    kinds = [kind for kind, is_there in (("plan", plan), ("pipelines", pipelines)) if is_there]
+    shown = sorted([*kinds, "dataflow"] if kinds else [], key=lambda kind: kind != first)
     name = programs[0][1].name if programs else "rlgraph"
     page = (files("rlgraph.viz") / "page" / "page.html").read_text("utf-8")
     parts = {
@@ -61,19 +61,19 @@ def to_html(
         "PLANNED": "" if shown else " hidden",
         "PICTURES": "\n".join(pictures),
         "SOURCE": _source(source.text),
-        "NODES": _json(told),
+        "NODES": _json(details),
     }
-    # Split at the marks, so that a mark in what is filled in stays what it is.
+    # Split at the marks, so that a mark inside a filled-in text is not replaced.
     pieces = page.split("@@")
-    return "".join(parts[piece] if at % 2 else piece for at, piece in enumerate(pieces))
+    return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
 
 def _asset(name: str) -> str:
     return (files("rlgraph.viz") / "page" / name).read_text("utf-8")
 
 
-def _told(scene: Scene, prefix: str, path: str) -> dict[str, dict[str, object]]:
-    """What the side panel says of each box."""
+def _box_details(scene: Scene, prefix: str, path: str) -> dict[str, dict[str, object]]:
+    """Return what the side panel shows of each box."""
     return {
         f"{prefix}{box.id}": {
             "title": box.title,
@@ -89,8 +89,8 @@ def _told(scene: Scene, prefix: str, path: str) -> dict[str, dict[str, object]]:
     }
 
 
-def _planned(plan: Lanes, prefix: str, path: str) -> dict[str, dict[str, object]]:
-    """The same of each work of a plan."""
+def _work_details(plan: Lanes, prefix: str, path: str) -> dict[str, dict[str, object]]:
+    """Return the same of each work of a plan."""
     return {
         f"{prefix}{work.id}": {
             "title": work.title,
@@ -122,10 +122,10 @@ _KINDS = {
 def _source(text: str) -> str:
     lines = text.splitlines()
     return "\n".join(
-        f'<span class="src" data-line="{at}">{escape(line) or " "}</span>' for at, line in enumerate(lines, 1)
+        f'<span class="src" data-line="{number}">{escape(line) or " "}</span>' for number, line in enumerate(lines, 1)
     )
 
 
 def _json(value: object) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Return JSON that cannot end the script element that contains it."""
     return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

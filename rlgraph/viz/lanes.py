@@ -1,7 +1,7 @@
 """A plan as lanes: what there is to draw, without positions.
 
 A lane is a pool. Its head says what it is made of and how models are split on it; work stands in the lane where it
-runs, one thing below the other, as the pool takes turns. A way is what goes from one work to another.
+runs, one below the other, as the pool takes turns. A way is what goes from one work to another.
 """
 
 from __future__ import annotations
@@ -14,41 +14,45 @@ from rlgraph.viz.boxes import BoxKind, Line, Role
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """A model in a lane."""
+    """A model in the head of a lane."""
 
     title: str
     how: tuple[str, ...]
-    """Engine, split, and how the model is held."""
+    """Its engine, its split, and how it is held."""
     seconds: str = ""
     role: Role = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
+    """A pool, with the models that are deployed on it."""
+
     name: str
     note: str
     """Its devices."""
     memory: tuple[str, ...] = ()
-    """The fullest moment of a device."""
+    """The peak memory of a device."""
     full: float = 0.0
-    """Which share of the memory that is."""
+    """The fraction of the memory that this is."""
     deployed: tuple[Deployed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
+    """What one node does in a step, as a box in a lane."""
+
     id: str
     lane: int
     title: str
     note: str = ""
     kind: BoxKind = "op"
-    """`op` is a model's, `next` new weights that arrive."""
+    """`op` is a model's work, `next` is new weights that arrive."""
     role: Role = ""
     seconds: str = ""
     share: float = 0.0
-    """Of the step's time."""
+    """Fraction of the step's time."""
     text: str = ""
-    """What else there is to say of it."""
+    """More details about it."""
     rows: tuple[int, ...] = ()
     """The lines of the program's text that it was made of."""
     file: str = ""
@@ -56,13 +60,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Way:
+    """A line from one work to another."""
+
     source: str
     """The work that it comes from; empty for the head of a lane."""
     target: str
     lane: int
-    """Where it comes from."""
+    """The lane that it comes from."""
     names: tuple[str, ...] = ()
-    """The values that travel; none: one work waits for another."""
+    """The values that travel; empty if one work only waits for another."""
     sizes: tuple[str, ...] = ()
     line: Line = "data"
     role: Role = ""
@@ -70,17 +76,19 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One phase."""
+    """The work of one phase."""
 
     title: str
     note: str
     works: tuple[Work, ...]
-    """What makes something comes before what needs it."""
+    """In topological order."""
     ways: tuple[Way, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
+    """A plan to draw."""
+
     title: str
     notes: tuple[str, ...]
     lanes: tuple[Lane, ...]

@@ -1,4 +1,4 @@
-"""Lanes as DOT text: a cluster for each lane, edges with what travels."""
+"""Draws lanes as DOT text: a cluster for each lane, and edges with what travels."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rlgraph.viz.theme import KINDS, LINE, ROLES
 
 
 def to_dot(picture: Lanes) -> str:
-    """DOT text."""
-    found = new_graph("\n".join((picture.title, *picture.notes)))
-    for at, lane in enumerate(picture.lanes):
+    """Return DOT text."""
+    drawing = new_graph("\n".join((picture.title, *picture.notes)))
+    for index, lane in enumerate(picture.lanes):
         cluster = pydot.Cluster(
-            f"lane{at}",
+            f"lane{index}",
             label=quoted("\n".join(_head(lane))),
             style=quoted("rounded,filled"),
             fillcolor=quoted("#fbfbfd"),
@@ -22,20 +22,20 @@ def to_dot(picture: Lanes) -> str:
             labeljust="l",
             fontsize="11",
         )
-        cluster.add_node(pydot.Node(f"lane{at}_in", shape="point", style="invis"))
+        cluster.add_node(pydot.Node(f"lane{index}_in", shape="point", style="invis"))
         for work in picture.works():
-            if work.lane == at:
+            if work.lane == index:
                 cluster.add_node(_node(work))
-        found.add_subgraph(cluster)  # type: ignore[arg-type]
+        drawing.add_subgraph(cluster)  # type: ignore[arg-type]
     for stage in picture.stages:
         for way in stage.ways:
-            found.add_edge(_edge(way, stage))
-    return str(found.to_string())
+            drawing.add_edge(_edge(way, stage))
+    return str(drawing.to_string())
 
 
 def _head(lane: Lane) -> list[str]:
     lines = [f"{lane.name}: {lane.note}", *lane.memory]
-    return [*lines, *(", ".join(filter(None, (each.title, *each.how, each.seconds))) for each in lane.deployed)]
+    return [*lines, *(", ".join(filter(None, (model.title, *model.how, model.seconds))) for model in lane.deployed)]
 
 
 def _node(work: Work) -> pydot.Node:

@@ -1,4 +1,4 @@
-"""The layout of lanes: each box and line with its position.
+"""Lays out lanes: each box and line with its position.
 
 Work stands in a grid: a column for each lane, and rows so that nothing is above what it needs. Lines run where no box
 can be: across in the gaps between rows, down in channels at the sides of a lane. What travels is written in the gutters
@@ -31,6 +31,8 @@ Place = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Path:
+    """The line of a way."""
+
     way: Way
     points: tuple[tuple[float, float], ...]
     """Its corners."""
@@ -40,22 +42,24 @@ class Path:
 
 @dataclass
 class Placed:
+    """A picture with the positions of all that it shows."""
+
     picture: Lanes
     width: float = 0.0
     height: float = 0.0
     top: float = 0.0
-    """Of the lanes."""
+    """The upper edge of the lanes."""
     head: float = 0.0
     """The lower edge of their heads."""
     lanes: list[Place] = field(default_factory=list)
     works: list[tuple[Work, Place]] = field(default_factory=list)
     paths: list[Path] = field(default_factory=list)
     headings: list[tuple[str, str, float]] = field(default_factory=list)
-    """Of the phases, with the upper edge of each."""
+    """The title, the note and the upper edge of each phase."""
 
 
 def words(way: Way) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The lines of a label: names, and what they weigh."""
+    """Return the lines of a label: names, and their sizes."""
     lines: list[str] = []
     for name in way.names:
         if lines and len(lines[-1]) + len(name) < 22:
@@ -66,40 +70,46 @@ def words(way: Way) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def head_size(lane: Lane) -> tuple[float, float]:
-    """Of what is written at the top of a lane."""
-    wide = text(lane.name, TITLE) + 16 + text(lane.note, NOTE)
-    wide = max([wide, *(text(line, SMALL) for line in lane.memory)])
-    for each in lane.deployed:
-        wide = max(wide, SWATCH + text(each.title, NAME) + 16 + text(each.seconds, NOTE))
-        wide = max([wide, *(SWATCH + text(line, SMALL) for line in each.how)])
-    tall = PAD + TITLE.height
-    tall += BAR + 8 + len(lane.memory) * SMALL.height if lane.memory else 0
-    tall += sum(8 + NAME.height + len(each.how) * SMALL.height for each in lane.deployed)
-    return wide, tall + PAD - 4
+    """Return the width and the height of the head of a lane."""
+    width_needed = text(lane.name, TITLE) + 16 + text(lane.note, NOTE)
+    width_needed = max([width_needed, *(text(line, SMALL) for line in lane.memory)])
+    for model in lane.deployed:
+        width_needed = max(width_needed, SWATCH + text(model.title, NAME) + 16 + text(model.seconds, NOTE))
+        width_needed = max([width_needed, *(SWATCH + text(line, SMALL) for line in model.how)])
+    height_needed = PAD + TITLE.height
+    height_needed += BAR + 8 + len(lane.memory) * SMALL.height if lane.memory else 0
+    height_needed += sum(8 + NAME.height + len(model.how) * SMALL.height for model in lane.deployed)
+    return width_needed, height_needed + PAD - 4
 
 
 def work_size(work: Work) -> tuple[float, float]:
-    wide = max(text(work.title, NAME) + (16 + text(work.seconds, NOTE) if work.seconds else 0), text(work.note, NOTE))
-    tall = 14 + NAME.height + (NOTE.height if work.note else 0) + (7 if work.share else 0)
-    return max(wide, 60) + 24, tall
+    """Return the width and the height of a box."""
+    width_needed = max(
+        text(work.title, NAME) + (16 + text(work.seconds, NOTE) if work.seconds else 0), text(work.note, NOTE)
+    )
+    height_needed = 14 + NAME.height + (NOTE.height if work.note else 0) + (7 if work.share else 0)
+    return max(width_needed, 60) + 24, height_needed
 
 
 def place(picture: Lanes) -> Placed:
+    """Return a picture with positions."""
     return _Placer(picture).run()
 
 
 @dataclass
 class _Run:
-    """A piece of a line across a gap."""
+    """A piece of a line across a gap between rows."""
 
     way: int
     gap: int
-    """Below which row."""
+    """The row above the gap."""
     label: bool
     y: float = 0.0
 
 
 class _Placer:
+    """Works out positions: first rows, then columns, then the lines in gaps and channels."""
+
     def __init__(self, picture: Lanes) -> None:
         self.picture = picture
         self.ways: list[Way] = []
@@ -110,7 +120,7 @@ class _Placer:
         self.rows = 1
         self.grid()
         self.at = {spot: name for name, spot in self.spots.items()}
-        self.known = {work.id: work for work in picture.works()}
+        self.work_of = {work.id: work for work in picture.works()}
         self.sides = [self.side(way) for way in self.ways]
         self.channels = self.channelled()
 
@@ -137,37 +147,37 @@ class _Placer:
     # Ways: across below the row where they begin, down in the lane where they end
 
     def side(self, way: Way) -> Side:
-        """Of the box at which it arrives."""
-        (row, lane), (below, other) = self.ends(way)
-        if lane == other:
+        """Return the side of the box at which a way arrives."""
+        (row, lane), (target_row, target_lane) = self.ends(way)
+        if lane == target_lane:
             return "left" if self.blocked(way) else "middle"
-        return "left" if lane < other else "right"
+        return "left" if lane < target_lane else "right"
 
     def blocked(self, way: Way) -> bool:
-        """Whether boxes stand above the one where it ends."""
-        (row, _), (below, other) = self.ends(way)
-        return any((between, other) in self.at for between in range(row + 1, below))
+        """Return whether boxes stand above the one where a way ends."""
+        (row, _), (target_row, target_lane) = self.ends(way)
+        return any((between, target_lane) in self.at for between in range(row + 1, target_row))
 
     def channelled(self) -> dict[int, int]:
-        """For each way that has to pass boxes its track in the channel at the side of the lane."""
-        found: dict[int, int] = {}
+        """Return, for each way that has to pass boxes, its track in the channel at the side of the lane."""
+        track_of: dict[int, int] = {}
         taken: dict[tuple[int, Side], list[list[tuple[int, int]]]] = {}
-        for number, way in enumerate(self.ways):
+        for index, way in enumerate(self.ways):
             if not self.blocked(way):
                 continue
-            (row, _), (below, other) = self.ends(way)
-            tracks = taken.setdefault((other, self.sides[number]), [])
-            free = (t for t, spans in enumerate(tracks) if all(below <= low or high <= row for low, high in spans))
+            (row, _), (target_row, target_lane) = self.ends(way)
+            tracks = taken.setdefault((target_lane, self.sides[index]), [])
+            free = (t for t, spans in enumerate(tracks) if all(target_row <= low or high <= row for low, high in spans))
             track = next(free, len(tracks))
             if track == len(tracks):
                 tracks.append([])
-            tracks[track].append((row, below))
-            found[number] = track
+            tracks[track].append((row, target_row))
+            track_of[index] = track
         self.taken = {key: len(tracks) for key, tracks in taken.items()}
-        return found
+        return track_of
 
     def channel(self, lane: int, side: Side) -> float:
-        """How wide it is."""
+        """Return the width of a channel."""
         tracks = self.taken.get((lane, side), 0)
         return tracks * TRACK + 4 if tracks else 0.0
 
@@ -180,8 +190,8 @@ class _Placer:
             if way.names:
                 names, weights = words(way)
                 room = max(text(line, LABEL) for line in (*names, *weights)) + 20
-                at = self.gutter(number)
-                gutters[at] = max(gutters[at], room)
+                gutter = self.gutter(number)
+                gutters[gutter] = max(gutters[gutter], room)
         self.inner: list[tuple[float, float]] = []
         """Left edge and width of each lane's boxes."""
         self.lanes: list[tuple[float, float]] = []
@@ -192,7 +202,9 @@ class _Placer:
             if number:
                 self.middles[number] = x + gutters[number] / 2
                 x += gutters[number]
-            boxes = [work_size(self.known[name])[0] for name, (_, own) in self.spots.items() if own == number]
+            boxes = [
+                work_size(self.work_of[name])[0] for name, (_, work_lane) in self.spots.items() if work_lane == number
+            ]
             left, right = self.channel(number, "left"), self.channel(number, "right")
             wide = max([head_size(lane)[0] - left - right, *boxes])
             self.inner.append((x + PAD + left, wide))
@@ -201,56 +213,57 @@ class _Placer:
         self.right = x
 
     def gutter(self, number: int) -> int:
-        """The one beside the lane where a way ends, by the lane on its right."""
+        """Return the gutter beside the lane where a way ends, by the lane on its right."""
         lane, other = self.ways[number].lane, self.spots[self.ways[number].target][1]
         return other if lane < other else other + 1
 
     def ports(self) -> None:
-        """Where each way leaves its box, and where it arrives."""
+        """Work out where each way leaves its box, and where it arrives."""
         leaving: dict[tuple[tuple[int, int], Side], list[int]] = {}
         arriving: dict[tuple[tuple[int, int], Side], list[int]] = {}
-        for number, way in enumerate(self.ways):
+        for index, way in enumerate(self.ways):
             source, target = self.ends(way)
-            side = self.sides[number]
+            side = self.sides[index]
             opposite: Side = "right" if side == "left" else "left" if side == "right" else "middle"
-            leaving.setdefault((source, side if source[1] == target[1] else opposite), []).append(number)
-            arriving.setdefault((target, side), []).append(number)
-        # Without crossings: what leaves to the left and is written first, leaves leftmost.
+            leaving.setdefault((source, side if source[1] == target[1] else opposite), []).append(index)
+            arriving.setdefault((target, side), []).append(index)
+        # To avoid crossings, what leaves to the left and is labelled first leaves leftmost.
         self.out: dict[int, float] = {}
-        for (spot, side), own in leaving.items():
-            # A head is wider than boxes are, and nothing stands beside it.
-            self.out |= self.spread(spot[1], side, own if side == "left" else own[::-1])
+        for (spot, side), indices in leaving.items():
+            # A head is wider than the boxes below it, and nothing stands beside it.
+            self.out |= self.spread(spot[1], side, indices if side == "left" else indices[::-1])
         self.into: dict[int, float] = {}
-        for (spot, side), own in arriving.items():
-            early = sorted(own, key=lambda number: self.ends(self.ways[number])[0][0])
-            self.into |= self.spread(spot[1], side, early[::-1] if side == "left" else early)
+        for (spot, side), indices in arriving.items():
+            by_row = sorted(indices, key=lambda index: self.ends(self.ways[index])[0][0])
+            self.into |= self.spread(spot[1], side, by_row[::-1] if side == "left" else by_row)
 
-    def spread(self, lane: int, side: Side, own: Sequence[int]) -> dict[int, float]:
+    def spread(self, lane: int, side: Side, indices: Sequence[int]) -> dict[int, float]:
+        """Return the places of ways along the edge of a box."""
         left, wide = self.inner[lane]
         low, high = {"left": (0.06, 0.42), "middle": (0.5, 0.5), "right": (0.58, 0.94)}[side]
-        step = (high - low) / (len(own) + 1)
-        return {number: left + wide * (low + step * (at + 1)) for at, number in enumerate(own)}
+        step = (high - low) / (len(indices) + 1)
+        return {index: left + wide * (low + step * (position + 1)) for position, index in enumerate(indices)}
 
     # Gaps
 
     def across(self) -> None:
-        """The pieces that lie in gaps, each on a height of its own where others are over or under it."""
+        """Place the pieces that lie in gaps, each at a height of its own where others are over or under it."""
         self.runs: dict[int, list[_Run]] = {}
-        for number, way in enumerate(self.ways):
-            (row, lane), (below, other) = self.ends(way)
-            if lane == other and number not in self.channels:
+        for index, way in enumerate(self.ways):
+            (row, lane), (target_row, target_lane) = self.ends(way)
+            if lane == target_lane and index not in self.channels:
                 continue
-            self.runs.setdefault(number, []).append(_Run(number, row, bool(way.names) and lane != other))
-            if number in self.channels:
-                self.runs[number].append(_Run(number, below - 1, False))
+            self.runs.setdefault(index, []).append(_Run(index, row, bool(way.names) and lane != target_lane))
+            if index in self.channels:
+                self.runs[index].append(_Run(index, target_row - 1, False))
         self.gaps = [GAP] * self.rows
         by_gap: dict[int, list[_Run]] = {}
-        for own in self.runs.values():
-            for run in own:
+        for way_runs in self.runs.values():
+            for run in way_runs:
                 by_gap.setdefault(run.gap, []).append(run)
         for gap, runs in by_gap.items():
             placed: list[tuple[float, float, float]] = []
-            # Above are those that begin here, and those that end here come below.
+            # Ways that begin here come above those that end here.
             for run in sorted(runs, key=lambda run: (self.ends(self.ways[run.way])[0][0] != gap, run.way)):
                 low, high = self.span(run)
                 names, weights = words(self.ways[run.way]) if run.label else ((), ())
@@ -261,7 +274,7 @@ class _Placer:
             self.gaps[gap] = max(GAP, max(bottom for _, _, bottom in placed) + 12)
 
     def span(self, run: _Run) -> tuple[float, float]:
-        """From where to where a piece lies."""
+        """Return the left and the right end of a piece."""
         way = self.ways[run.way]
         first = run is self.runs[run.way][0]
         start = self.out[run.way] if first else self.down(run.way)
@@ -273,14 +286,14 @@ class _Placer:
             return min(start, end, middle - half), max(start, end, middle + half)
         return min(start, end), max(start, end)
 
-    def down(self, number: int) -> float:
-        """Where a way goes down."""
-        if number not in self.channels:
-            return self.into[number]
-        lane = self.spots[self.ways[number].target][1]
+    def down(self, index: int) -> float:
+        """Return where a way goes down."""
+        if index not in self.channels:
+            return self.into[index]
+        lane = self.spots[self.ways[index].target][1]
         left, wide = self.inner[lane]
-        track = (self.channels[number] + 0.5) * TRACK + 4
-        return left - track if self.sides[number] == "left" else left + wide + track
+        track = (self.channels[index] + 0.5) * TRACK + 4
+        return left - track if self.sides[index] == "left" else left + wide + track
 
     # All of it
 
@@ -288,45 +301,45 @@ class _Placer:
         self.columns()
         self.ports()
         self.across()
-        found = Placed(self.picture)
-        found.top = MARGIN + HEAD.height + len(self.picture.notes) * NOTE.height + 14
-        tall = [0.0] * self.rows
-        tall[0] = max((head_size(lane)[1] for lane in self.picture.lanes), default=0.0)
+        placed = Placed(self.picture)
+        placed.top = MARGIN + HEAD.height + len(self.picture.notes) * NOTE.height + 14
+        heights = [0.0] * self.rows
+        heights[0] = max((head_size(lane)[1] for lane in self.picture.lanes), default=0.0)
         for name, (row, _) in self.spots.items():
-            tall[row] = max(tall[row], work_size(self.known[name])[1])
-        tops, y = [], found.top
+            heights[row] = max(heights[row], work_size(self.work_of[name])[1])
+        tops, y = [], placed.top
         for row in range(self.rows):
             if row in self.starts:
                 title, note = self.starts[row]
-                found.headings.append((title, note, y))
+                placed.headings.append((title, note, y))
                 y += SECTION.height + 8
             tops.append(y)
-            y += tall[row] + self.gaps[row]
-        found.head = found.top + tall[0]
-        found.lanes = [(x, found.top, wide, y - found.top) for x, wide in self.lanes]
+            y += heights[row] + self.gaps[row]
+        placed.head = placed.top + heights[0]
+        placed.lanes = [(x, placed.top, wide, y - placed.top) for x, wide in self.lanes]
         for name, (row, lane) in self.spots.items():
             left, wide = self.inner[lane]
-            work = self.known[name]
-            found.works.append((work, (left, tops[row], wide, work_size(work)[1])))
-        edges = {work.id: where[1] + where[3] for work, where in found.works}
-        for number, way in enumerate(self.ways):
-            found.paths.append(self.path(number, way, edges.get(way.source, found.head), tops, tall))
+            work = self.work_of[name]
+            placed.works.append((work, (left, tops[row], wide, work_size(work)[1])))
+        edges = {work.id: box_place[1] + box_place[3] for work, box_place in placed.works}
+        for index, way in enumerate(self.ways):
+            placed.paths.append(self.path(index, way, edges.get(way.source, placed.head), tops, heights))
         wide = max(
             [width(self.picture.title, HEAD.face, HEAD.size), *(text(note, NOTE) for note in self.picture.notes)]
         )
-        found.width, found.height = max(self.right, MARGIN + wide) + MARGIN, y + 12
-        return found
+        placed.width, placed.height = max(self.right, MARGIN + wide) + MARGIN, y + 12
+        return placed
 
-    def path(self, number: int, way: Way, start: float, tops: Sequence[float], tall: Sequence[float]) -> Path:
+    def path(self, index: int, way: Way, start: float, tops: Sequence[float], tall: Sequence[float]) -> Path:
         end = tops[self.spots[way.target][0]]
-        points = [(self.out[number], start)]
+        points = [(self.out[index], start)]
         label = None
-        for run in self.runs.get(number, []):
+        for run in self.runs.get(index, []):
             y = tops[run.gap] + tall[run.gap] + run.y
-            goal = self.down(number) if run is self.runs[number][0] else self.into[number]
+            goal = self.down(index) if run is self.runs[index][0] else self.into[index]
             points += [(points[-1][0], y), (goal, y)]
             if run.label:
                 names, weights = words(way)
                 over = (len(names) + len(weights)) * LABEL.height
-                label = (self.middles[self.gutter(number)], y - over - 2)
-        return Path(way, (*points, (self.into[number], end)), label)
+                label = (self.middles[self.gutter(index)], y - over - 2)
+        return Path(way, (*points, (self.into[index], end)), label)

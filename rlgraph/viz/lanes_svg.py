@@ -1,4 +1,4 @@
-"""Lanes as SVG."""
+"""Draws lanes as SVG."""
 
 from __future__ import annotations
 
@@ -31,42 +31,44 @@ from rlgraph.viz.theme import (
 
 LANE, HEADED = Paint("#fbfbfd", "#d0d5dd", "", ""), Paint("#f2f4f7", "none", "", "")
 ROOM = "#dfe3ea"
-"""The colour of a bar where it is empty."""
+"""The colour of the empty part of a bar."""
 BEND = 6.0
 """The radius of a line's corners."""
 
 
 def to_svg(picture: Lanes, prefix: str = "", *, embed: bool = True) -> str:
-    """All ids begin with the prefix. embed: with its fonts."""
+    """Return the SVG. prefix: that of all ids. embed: includes the fonts."""
     svg = _Pen(prefix).drawing(place(picture))
     return marks.with_fonts(svg) if embed else svg
 
 
 class _Pen:
+    """Collects the SVG elements of a picture."""
+
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self.out: list[str] = []
 
-    def drawing(self, d: Placed) -> str:
-        picture = d.picture
-        legend, tall, wide = packed(_legend(picture), max(d.width, 640.0) - 2 * MARGIN)
-        wide, tall = round(max(d.width, wide + 2 * MARGIN)), round(d.height + tall + MARGIN)
+    def drawing(self, placed: Placed) -> str:
+        picture = placed.picture
+        legend, tall, wide = packed(_legend(picture), max(placed.width, 640.0) - 2 * MARGIN)
+        wide, tall = round(max(placed.width, wide + 2 * MARGIN)), round(placed.height + tall + MARGIN)
         self.out = marks.head(picture.title, wide, tall, f"{self.prefix}svg")
         self.text(picture.title, MARGIN, MARGIN + HEAD.size, HEAD, INK, "head")
-        for at, note in enumerate(picture.notes):
-            self.text(note, MARGIN, MARGIN + HEAD.height + 10 + at * NOTE.height, NOTE, MUTED, "note")
-        for lane, where in zip(picture.lanes, d.lanes, strict=True):
-            self.lane(lane, where, d.head)
-        for title, note, y in d.headings:
+        for line, note in enumerate(picture.notes):
+            self.text(note, MARGIN, MARGIN + HEAD.height + 10 + line * NOTE.height, NOTE, MUTED, "note")
+        for lane, box_place in zip(picture.lanes, placed.lanes, strict=True):
+            self.lane(lane, box_place, placed.head)
+        for title, note, y in placed.headings:
             self.out += marks.heading(title, note, MARGIN + PAD, y + SECTION.size, SECTION)
-        for path in d.paths:
+        for path in placed.paths:
             self.path(path)
-        for work, where in d.works:
-            self.work(work, where)
-        for path in d.paths:
+        for work, box_place in placed.works:
+            self.work(work, box_place)
+        for path in placed.paths:
             self.label(path)
         for entry in legend:
-            self.entry(entry, MARGIN, d.height)
+            self.entry(entry, MARGIN, placed.height)
         self.out.append("</svg>")
         return "\n".join(self.out) + "\n"
 
@@ -94,17 +96,17 @@ class _Pen:
             for line in lane.memory:
                 y += SMALL.height
                 self.text(line, left, y - 3, SMALL, MUTED, "note")
-        for each in lane.deployed:
+        for model in lane.deployed:
             y += 8
             self.out.append(
-                f'<g class="{marks.classes(each.role)}">'
-                + marks.rectangle(left, y + 3, 10, 10, 3, ROLES[each.role], "container swatch")
+                f'<g class="{marks.classes(model.role)}">'
+                + marks.rectangle(left, y + 3, 10, 10, 3, ROLES[model.role], "container swatch")
                 + "</g>"
             )
-            self.text(each.title, left + SWATCH, y + NAME.size, NAME, INK, "name")
-            self.text(each.seconds, right, y + NAME.size, NOTE, INK, "name", "end")
+            self.text(model.title, left + SWATCH, y + NAME.size, NAME, INK, "name")
+            self.text(model.seconds, right, y + NAME.size, NOTE, INK, "name", "end")
             y += NAME.height
-            for line in each.how:
+            for line in model.how:
                 y += SMALL.height
                 self.text(line, left + SWATCH, y - 4, SMALL, MUTED, "note")
 
@@ -145,10 +147,10 @@ class _Pen:
         broken = ' stroke-dasharray="5 4"' if way.line != "data" else ""
         thin = "" if way.names or way.line != "data" else ' opacity="0.6"'
         x, y = path.points[-1]
-        said = ", ".join((*way.names, *way.sizes))
+        tooltip = ", ".join((*way.names, *way.sizes))
         self.out.append(
             f'<g class="line l-{way.line}" data-value="{escape(" ".join(way.names) or way.source + way.target)}">'
-            f"<title>{escape(said)}</title>"
+            f"<title>{escape(tooltip)}</title>"
             f'<path d="{_bent(path.points, y - 6)}" fill="none" stroke="{colour}" stroke-width="1.3"{broken}{thin}/>'
             f"{marks.arrow([(x, y)], colour)}</g>"
         )
@@ -177,20 +179,20 @@ class _Pen:
 
 
 def _bent(points: Sequence[tuple[float, float]], end: float) -> str:
-    """A line with round corners; it stops short of its arrow."""
+    """Return a line with round corners; it stops short of its arrow."""
     (x, y), *rest = points
-    found = [f"M{x:.1f} {y:.1f}"]
-    for at, (to_x, to_y) in enumerate(rest):
-        if at + 1 == len(rest):
-            found.append(f"L{to_x:.1f} {end:.1f}")
+    commands = [f"M{x:.1f} {y:.1f}"]
+    for index, (to_x, to_y) in enumerate(rest):
+        if index + 1 == len(rest):
+            commands.append(f"L{to_x:.1f} {end:.1f}")
             break
-        next_x, next_y = rest[at + 1]
+        next_x, next_y = rest[index + 1]
         r = min(BEND, (abs(to_x - x) + abs(to_y - y)) / 2, (abs(next_x - to_x) + abs(next_y - to_y)) / 2)
         before = to_x - _sign(to_x - x) * r, to_y - _sign(to_y - y) * r
         after = to_x + _sign(next_x - to_x) * r, to_y + _sign(next_y - to_y) * r
-        found.append(f"L{before[0]:.1f} {before[1]:.1f}Q{to_x:.1f} {to_y:.1f} {after[0]:.1f} {after[1]:.1f}")
+        commands.append(f"L{before[0]:.1f} {before[1]:.1f}Q{to_x:.1f} {to_y:.1f} {after[0]:.1f} {after[1]:.1f}")
         x, y = to_x, to_y
-    return "".join(found)
+    return "".join(commands)
 
 
 def _sign(value: float) -> int:
@@ -198,19 +200,19 @@ def _sign(value: float) -> int:
 
 
 def _legend(picture: Lanes) -> list[Entry]:
-    """Only what is there."""
+    """Return the entries for what the picture contains."""
     works = list(picture.works())
-    roles = {work.role for work in works} | {each.role for lane in picture.lanes for each in lane.deployed}
+    roles = {work.role for work in works} | {model.role for lane in picture.lanes for model in lane.deployed}
     plain = Paint("", "", "", "")
-    found = [
-        Entry("container", told, ROLES[role], name=marks.classes(role))
-        for role, told in MODELS.items()
+    entries = [
+        Entry("container", text, ROLES[role], name=marks.classes(role))
+        for role, text in MODELS.items()
         if role in roles
     ]
     if any(work.kind == "call" for work in works):
-        found.append(Entry("box", "Python function", KINDS["call"], name="k-call"))
+        entries.append(Entry("box", "Python function", KINDS["call"], name="k-call"))
     if any(way.line == "weights" for stage in picture.stages for way in stage.ways):
-        found.append(Entry("weights", "weights", plain))
+        entries.append(Entry("weights", "weights", plain))
     if any(work.share for work in works):
-        found.append(Entry("share", "share of the step", plain))
-    return found
+        entries.append(Entry("share", "share of the step", plain))
+    return entries

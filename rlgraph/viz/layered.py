@@ -1,8 +1,8 @@
-"""Places boxes in rows and lines between them: what is used stands below what it uses.
+"""Places boxes in rows, and lines between them: each box stands below those whose values it uses.
 
-The usual four steps (Sugiyama, Tagawa, Toda 1981): rows, order within the rows, horizontal places, vertical
-places. All targets of one value share one line that branches as late as it can. Rows are apart by gaps that
-hold nothing but lines, and a long line has its own place in every row it passes: no line ever crosses a box.
+The usual four steps (Sugiyama, Tagawa, Toda 1981): rows, order within the rows, horizontal places, vertical places. All
+targets of one value share one line that branches as late as it can. The gaps between rows hold only lines, and a long
+line has its own place in every row it passes, so that no line ever crosses a box.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ class Item:
     width: float
     height: float
     ins: dict[str, float] = field(default_factory=dict)
-    """Where lines enter, from the left edge; those that are missing are spread when all places are known."""
+    """Where lines enter, from the left edge; missing ones are spread when all places are known."""
     outs: dict[str, float] = field(default_factory=dict)
     left: float = 0.0
-    """How far what is written below a box stands out on its left; no line enters there."""
+    """How far the labels below a box stand out on its left; no line enters there."""
     right: float = 0.0
     pin: int = 0
-    """-1: in the first row; 1: in the last one."""
+    """-1 for the first row, 1 for the last one."""
     first: bool = False
-    """Leftmost of its row: a frame's title."""
+    """Whether it is leftmost in its row: a frame's title."""
     margin: float = 12.0
     """Half of the least distance to its neighbours."""
     rank: int = 0
     x: float = 0.0
     y: float = 0.0
     line: bool = False
-    """It is a long line's place in a row."""
+    """Whether it is a long line's place in a row."""
 
 
 @dataclass
@@ -59,17 +59,17 @@ class Segment:
     upper: int
     lower: int
     into: str
-    """The input of a target; empty where the line goes on."""
+    """The input of a target; empty if the line goes on."""
     start: float = 0.0
-    """From the left edge of the upper item; `end` from that of the lower one."""
+    """From the left edge of the upper item; `end` is from that of the lower one."""
     end: float = 0.0
     free: bool = False
-    """Its end can move along the target's upper edge."""
+    """Whether its end can move along the target's upper edge."""
 
 
 @dataclass
 class Plan:
-    """The result: items with places (first those given), the pieces of the lines, the whole size."""
+    """The result: items with places (the given ones first), the pieces of the lines, and the size of all."""
 
     items: list[Item]
     segments: list[Segment]
@@ -78,23 +78,26 @@ class Plan:
     height: float = 0.0
 
     def bottoms(self) -> list[tuple[float, float]]:
-        """Top and bottom of each row."""
+        """Return the top and the bottom of each row."""
         return [
-            (min(self.items[i].y for i in row), max(self.items[i].y + self.items[i].height for i in row))
+            (
+                min(self.items[index].y for index in row),
+                max(self.items[index].y + self.items[index].height for index in row),
+            )
             for row in self.rows
         ]
 
 
 def arrange(given: Sequence[Item], nets: Sequence[Net], gap: float = GAP_MIN) -> Plan:
-    """Gives every item a place; nets must not form circles."""
+    """Give every item a place; nets must not form cycles."""
     items = list(given)
     if not items:
         return Plan(items, [], [])
     _ranks(items, nets)
     segments = list(_segments(items, nets))
     rows: list[list[int]] = [[] for _ in range(max(item.rank for item in items) + 1)]
-    for at, item in enumerate(items):
-        rows[item.rank].append(at)
+    for index, item in enumerate(items):
+        rows[item.rank].append(index)
     rows = order(items, segments, rows)
     place(items, segments, rows, [net.weight for net in nets])
     plan = Plan(items, segments, rows)
@@ -107,39 +110,39 @@ def arrange(given: Sequence[Item], nets: Sequence[Net], gap: float = GAP_MIN) ->
 
 
 def _ranks(items: Sequence[Item], nets: Sequence[Net]) -> None:
-    """The least rows, then small moves as long as they make lines shorter."""
+    """Set the rows: as few as possible, then small moves as long as they make lines shorter."""
     ins: list[list[int]] = [[] for _ in items]
     outs: list[list[int]] = [[] for _ in items]
-    for at, net in enumerate(nets):
-        outs[net.source].append(at)
+    for index, net in enumerate(nets):
+        outs[net.source].append(index)
         for target in dict.fromkeys(target for target, _ in net.targets):
-            ins[target].append(at)
+            ins[target].append(index)
     top = 1 if any(item.pin < 0 for item in items) else 0
     sequence = _sorted(items, nets, ins, outs)
-    for at in sequence:
-        item = items[at]
-        item.rank = 0 if item.pin < 0 else max([top, *(items[nets[net].source].rank + 1 for net in ins[at])])
+    for index in sequence:
+        item = items[index]
+        item.rank = 0 if item.pin < 0 else max([top, *(items[nets[net].source].rank + 1 for net in ins[index])])
     for _ in range(12):
-        if not sum(_move(at, items, nets, ins[at], outs[at], top) for at in reversed(sequence)):
+        if not sum(_move(index, items, nets, ins[index], outs[index], top) for index in reversed(sequence)):
             break
     last = max((item.rank for item in items if item.pin <= 0), default=0) + 1
     for item in items:
         if item.pin > 0:
             item.rank = last
-    used = {rank: at for at, rank in enumerate(sorted({item.rank for item in items}))}
+    used = {rank: index for index, rank in enumerate(sorted({item.rank for item in items}))}
     for item in items:
         item.rank = used[item.rank]
 
 
 def _sorted(items: Sequence[Item], nets: Sequence[Net], ins: list[list[int]], outs: list[list[int]]) -> list[int]:
-    """Every item after those whose values it uses."""
+    """Return every item after those whose values it uses."""
     waiting = [len(nets_in) for nets_in in ins]
-    ready = [at for at in range(len(items)) if not waiting[at]]
+    ready = [index for index in range(len(items)) if not waiting[index]]
     done: list[int] = []
     while ready:
-        at = ready.pop(0)
-        done.append(at)
-        for net in outs[at]:
+        index = ready.pop(0)
+        done.append(index)
+        for net in outs[index]:
             for target in dict.fromkeys(target for target, _ in nets[net].targets):
                 waiting[target] -= 1
                 if not waiting[target]:
@@ -149,13 +152,13 @@ def _sorted(items: Sequence[Item], nets: Sequence[Net], ins: list[list[int]], ou
 
 
 def _move(at: int, items: Sequence[Item], nets: Sequence[Net], ins: list[int], outs: list[int], top: int) -> bool:
-    """Moves one item down to those that use it where that makes the lines shorter in sum."""
+    """Move an item down to those that use it if that makes the lines shorter in sum."""
     item = items[at]
     below = [items[target].rank for net in outs for target, _ in nets[net].targets if items[target].pin <= 0]
     if item.pin or not below or min(below) - 1 <= item.rank:
         return False
     goal = min(below) - 1
-    # A line that others need as well costs the same: boxes that use one value stand in one row.
+    # A line that others need as well costs the same, so boxes that use one value stay in one row.
     if ins and sum(nets[net].weight >= 1 for net in ins) >= sum(nets[net].weight >= 1 for net in outs):
         return False
     item.rank = goal
@@ -166,11 +169,11 @@ def _move(at: int, items: Sequence[Item], nets: Sequence[Net], ins: list[int], o
 
 
 def _segments(items: list[Item], nets: Sequence[Net]) -> Iterator[Segment]:
-    """The pieces of every net; adds an item wherever a line passes a row."""
-    for at, net in enumerate(nets):
+    """Yield the pieces of every net; adds an item wherever a line passes a row."""
+    for net_index, net in enumerate(nets):
         if not net.targets:
             continue
-        here, start = net.source, items[net.source].outs.get(net.out, items[net.source].width / 2)
+        upper, start = net.source, items[net.source].outs.get(net.out, items[net.source].width / 2)
         goals = sorted(net.targets, key=lambda target: items[target[0]].rank)
         for rank in range(items[net.source].rank + 1, items[goals[-1][0]].rank + 1):
             for target, into in goals:
@@ -178,40 +181,40 @@ def _segments(items: list[Item], nets: Sequence[Net]) -> Iterator[Segment]:
                     fixed = items[target].ins.get(into)
                     end = (items[target].left + items[target].width - items[target].right) / 2
                     end = end if fixed is None else fixed
-                    yield Segment(at, here, target, into, start, end, fixed is None)
+                    yield Segment(net_index, upper, target, into, start, end, fixed is None)
             if rank < items[goals[-1][0]].rank:
                 items.append(Item(0, 0, margin=8.0, rank=rank, line=True))
-                yield Segment(at, here, len(items) - 1, "", start, 0.0)
-                here, start = len(items) - 1, 0.0
+                yield Segment(net_index, upper, len(items) - 1, "", start, 0.0)
+                upper, start = len(items) - 1, 0.0
 
 
 def _spread(plan: Plan) -> None:
-    """Lets lines enter a box as straight from above as they can, apart from each other."""
+    """Let lines enter a box as straight from above as they can, apart from each other."""
     entering: dict[int, list[Segment]] = {}
     for segment in plan.segments:
         if segment.free:
             entering.setdefault(segment.lower, []).append(segment)
-    for at, segments in entering.items():
-        item = plan.items[at]
+    for index, segments in entering.items():
+        item = plan.items[index]
         segments.sort(key=lambda s: plan.items[s.upper].x + s.start)
-        wide = item.width - item.left - item.right
-        room = min(14.0, wide / 2)
-        apart = min(18.0, (wide - 2 * room) / max(1, len(segments) - 1))
+        free_width = item.width - item.left - item.right
+        room = min(14.0, free_width / 2)
+        apart = min(18.0, (free_width - 2 * room) / max(1, len(segments) - 1))
         start = item.x + item.left
         wanted = [
-            min(max(plan.items[s.upper].x + s.start - start, room), wide - room) - apart * i
+            min(max(plan.items[s.upper].x + s.start - start, room), free_width - room) - apart * i
             for i, s in enumerate(segments)
         ]
-        # Equal distances from the left: what is left over is a rising sequence, nearest to the wanted places.
+        # With the equal distances subtracted the places are a rising sequence, nearest to the wanted ones.
         for i, (segment, place_) in enumerate(zip(segments, _rising(wanted), strict=True)):
-            low, high = room + apart * i, wide - room - apart * (len(segments) - 1 - i)
+            low, high = room + apart * i, free_width - room - apart * (len(segments) - 1 - i)
             segment.end = item.left + min(max(place_ + apart * i, low), max(low, high))
         for segment in segments:
             item.ins[segment.into] = segment.end
 
 
 def _rising(wanted: list[float]) -> list[float]:
-    """The rising sequence nearest to the wanted one: neighbours that fall are averaged."""
+    """Return the rising sequence nearest to the wanted one (isotonic regression): falling neighbours are averaged."""
     blocks: list[tuple[float, int]] = []
     for value in wanted:
         total, count = value, 1
@@ -223,18 +226,18 @@ def _rising(wanted: list[float]) -> list[float]:
 
 
 def _stack(plan: Plan, gap: float) -> None:
-    """Puts the rows below each other: a gap is wider where its lines go far to the side."""
-    far = [0.0] * len(plan.rows)
+    """Put the rows below each other: a gap is wider where its lines go far to the side."""
+    farthest = [0.0] * len(plan.rows)
     for segment in plan.segments:
         upper, lower = plan.items[segment.upper], plan.items[segment.lower]
         aside = abs(upper.x + segment.start - lower.x - segment.end)
-        far[lower.rank] = max(far[lower.rank], aside)
+        farthest[lower.rank] = max(farthest[lower.rank], aside)
     y = 0.0
     for rank, row in enumerate(plan.rows):
         if rank:
-            y += min(GAP_MAX, gap + GAP_SLOPE * far[rank])
-        for at in row:
-            plan.items[at].y = y
-        y += max(plan.items[at].height for at in row)
+            y += min(GAP_MAX, gap + GAP_SLOPE * farthest[rank])
+        for index in row:
+            plan.items[index].y = y
+        y += max(plan.items[index].height for index in row)
     plan.height = y
     plan.width = max(item.x + item.width for item in plan.items)

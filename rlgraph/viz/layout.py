@@ -1,4 +1,4 @@
-"""The layout of a scene: shapes, lines, labels and tabs in the coordinates of the picture."""
+"""Lays out a scene: shapes, lines, labels and tabs in the coordinates of the picture."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ TAB = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """A box with its place."""
+
     box: Box
     x: float
     y: float
@@ -28,20 +30,20 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a value is, where it leaves its box."""
+    """The name and type of a value, where it leaves its box."""
 
     port: Port
     x: float
-    """Of its middle."""
+    """The middle."""
     y: float
-    """Of its upper edge."""
+    """The upper edge."""
     width: float
     height: float
 
 
 @dataclass(frozen=True, slots=True)
 class Tab:
-    """Where a value enters a loop."""
+    """Marks where a value enters a loop."""
 
     port: Port
     x: float
@@ -52,7 +54,7 @@ class Tab:
 
 @dataclass(frozen=True, slots=True)
 class Stroke:
-    """A value on its way: pieces of (from, to) and the points where it arrives."""
+    """The line of a value: pieces of (from, to) and the points where it arrives."""
 
     link: Link
     pieces: tuple[tuple[float, float, float, float], ...]
@@ -61,6 +63,8 @@ class Stroke:
 
 @dataclass(frozen=True, slots=True)
 class Heading:
+    """A title with a note beside it."""
+
     text: str
     note: str
     x: float
@@ -70,6 +74,8 @@ class Heading:
 
 @dataclass
 class Drawing:
+    """A scene with the places of all its parts."""
+
     title: str
     width: float = 0.0
     height: float = 0.0
@@ -81,7 +87,7 @@ class Drawing:
 
 
 def to_drawing(scene: Scene) -> Drawing:
-    """Places everything of a scene; phases stand below each other."""
+    """Place everything in a scene; phases stand below each other."""
     drawing = Drawing(scene.title)
     drawing.headings.append(Heading(scene.title, "", MARGIN, MARGIN, large=True))
     y, wide = MARGIN + HEAD.height + 12, width(scene.title, HEAD.face, HEAD.size)
@@ -102,22 +108,22 @@ def to_drawing(scene: Scene) -> Drawing:
 
 
 class _Fit:
-    """A box with its size and, inside of it, the places of its boxes relative to its upper left corner."""
+    """A box with its size and the places of its inner boxes relative to its upper left corner."""
 
     def __init__(self, box: Box, bare: bool = False, order: tuple[str, ...] = ()) -> None:
         self.box = box
         self.order = order
-        """Of its inputs, from left to right, as they come from outside."""
+        """Its inputs from left to right, in the order in which they come from outside."""
         self.bare = bare
-        """A whole phase: it has no edge."""
+        """Whether it is a whole phase, which has no edge."""
         self.ins: dict[str, float] = {}
         self.outs: dict[str, float] = {}
         self.below = 0.0
-        """Height of the labels under it."""
+        """The height of the labels under it."""
         self.inner: list[_Fit] = []
         self.plan = Plan([], [], [])
         self.nets: list[Link] = []
-        """One link of each."""
+        """One link of each net."""
         if box.body:
             self._frame(box.body)
         else:
@@ -129,7 +135,7 @@ class _Fit:
     def _frame(self, body: Body) -> None:
         self.inner = [_Fit(child) for child in body.boxes]
         self._arrange(body)
-        # Again, now that it is known from where the lines come into the boxes.
+        # Once more, now that it is known where the lines into the boxes come from.
         orders = [self._order(body, at) for at in range(len(self.inner))]
         if any(orders):
             self.inner = [
@@ -138,7 +144,7 @@ class _Fit:
             self._arrange(body)
 
     def _order(self, body: Body, at: int) -> tuple[str, ...]:
-        """The inputs of a frame from left to right; empty where there is nothing to choose."""
+        """Return the inputs of a frame from left to right; empty if there is nothing to choose."""
         box = body.boxes[at]
         if box.body is None or len(box.inputs) < 2:
             return ()
@@ -146,15 +152,15 @@ class _Fit:
         by_net = {net: s for s in reversed(self.plan.segments) for net in [s.net] if s.upper < self.given}
         for segment in self.plan.segments:
             if segment.lower == at:
-                came, first = self.plan.items[segment.upper], by_net.get(segment.net, segment)
-                start[self.targets[segment.net, at]] = came.x + segment.start + 1e-3 * first.start
+                upper, first = self.plan.items[segment.upper], by_net.get(segment.net, segment)
+                start[self.targets[segment.net, at]] = upper.x + segment.start + 1e-3 * first.start
         return tuple(sorted((port.value for port in box.inputs), key=lambda value: start.get(value, 0.0)))
 
     def _arrange(self, body: Body) -> None:
         box = self.box
         self.nets = []
         items = [fit.item() for fit in self.inner]
-        place = {child.id: at for at, child in enumerate(body.boxes)}
+        place = {child.id: index for index, child in enumerate(body.boxes)}
         top: dict[str, int] = {}
         inputs = sorted(box.inputs, key=lambda port: self.order.index(port.value) if self.order else 0)
         for port in inputs:
@@ -187,22 +193,22 @@ class _Fit:
             self.outs[port.value] = self.left + item.x + item.width / 2
 
     def _nets(self, body: Body, place: dict[str, int], top: dict[str, int], bottom: dict[str, int]) -> list[Net]:
-        found: dict[tuple[int, str], Net] = {}
+        nets: dict[tuple[int, str], Net] = {}
         for link in body.links:
             source = place[link.source] if link.source else top.get(link.out)
             target = place[link.target] if link.target else bottom.get(link.into)
             if source is None or target is None:
                 continue
-            if (source, link.out) not in found:
-                found[source, link.out] = Net(source, link.out, [], 0.5 if link.line == "weights" else 1.0)
+            if (source, link.out) not in nets:
+                nets[source, link.out] = Net(source, link.out, [], 0.5 if link.line == "weights" else 1.0)
                 self.nets.append(link)
-            net = found[source, link.out]
+            net = nets[source, link.out]
             if (target, link.into) not in net.targets:
                 net.targets.append((target, link.into))
-        return list(found.values())
+        return list(nets.values())
 
     def _labels(self) -> None:
-        """Places for the labels of what leaves the box: side by side, below its edge."""
+        """Place the labels of the values that leave the box: side by side, below its edge."""
         ports = self.box.outputs
         if not ports or self.bare:
             return
@@ -222,18 +228,18 @@ class _Fit:
         return any(port.label for port in self.box.outputs if port.value == value)
 
     def item(self) -> Item:
-        """Its place in the layout around it: with the labels, which may be wider than the box."""
+        """Return its item for the layout around it, which includes the labels: they may be wider than the box."""
         self.before = max([0.0, *(label_size(p)[0] / 2 - self.outs[p.value] for p in self.box.outputs)])
         after = max([0.0, *(self.outs[p.value] + label_size(p)[0] / 2 - self.width for p in self.box.outputs)])
         ins = {value: x + self.before for value, x in self.ins.items()}
         outs = {value: x + self.before for value, x in self.outs.items()}
-        wide = self.before + self.width + after
-        return Item(wide, self.height + self.below, ins, outs, self.before, after)
+        full_width = self.before + self.width + after
+        return Item(full_width, self.height + self.below, ins, outs, self.before, after)
 
     # Drawing
 
     def draw(self, drawing: Drawing, x: float, y: float) -> None:
-        """Adds the box with all that is in it, its upper left corner at (x, y)."""
+        """Add the box and its contents to a drawing, its upper left corner at (x, y)."""
         if not self.bare:
             drawing.shapes.append(Shape(self.box, x, y, self.width, self.height))
         for port in self.box.outputs:
@@ -260,26 +266,26 @@ class _Fit:
         arrows: dict[int, list[tuple[float, float]]] = {}
         for segment in self.plan.segments:
             upper, lower = self.plan.items[segment.upper], self.plan.items[segment.lower]
-            found = pieces.setdefault(segment.net, [])
+            net_pieces = pieces.setdefault(segment.net, [])
             x, y = left + upper.x + segment.start, top + upper.y + upper.height
             low = top + rows[upper.rank][1]
             if not upper.line and segment.upper < len(self.inner):
                 fit = self.inner[segment.upper]
                 edge = top + upper.y + fit.height
                 if fit.labelled(self.nets[segment.net].out):
-                    # The line stops for the label and goes on below it.
-                    if (x, edge, x, edge + STUB - 1) not in found:
-                        found.append((x, edge, x, edge + STUB - 1))
+                    # The line is interrupted by the label.
+                    if (x, edge, x, edge + STUB - 1) not in net_pieces:
+                        net_pieces.append((x, edge, x, edge + STUB - 1))
                 else:
                     y = edge
             elif upper.line:
                 y = top + rows[upper.rank][0]
             elif upper.pin < 0 and self.box.kind != "loop":
                 y = top
-            if low - y > 0.01 and (x, y, x, low) not in found:
-                found.append((x, y, x, low))
+            if low - y > 0.01 and (x, y, x, low) not in net_pieces:
+                net_pieces.append((x, y, x, low))
             end_x, end_y = left + lower.x + segment.end, top + rows[lower.rank][0]
-            found.append((x, low, end_x, end_y))
+            net_pieces.append((x, low, end_x, end_y))
             if lower.pin == 0 and not lower.line:
                 arrows.setdefault(segment.net, []).append((end_x, end_y))
         for net, link in enumerate(self.nets):

@@ -1,4 +1,4 @@
-"""Elements of SVG that several pictures are made of. Classes let a page's style sheet repaint them."""
+"""SVG elements that several pictures use. Classes let a page's style sheet repaint them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMESPACE = "http://www.w3.org/2000/svg"
 
 
 def head(title: str, wide: int, tall: int, id: str = "") -> list[str]:
-    """The lines with which a picture begins: its size, its title, its paper."""
+    """Return the lines with which a picture begins: its size, its title, its paper."""
     named = f' id="{escape(id)}"' if id else ""
     return [
         f'<svg xmlns="{NAMESPACE}" class="rlgraph"{named} width="{wide}" height="{tall}" '
@@ -25,18 +25,18 @@ def head(title: str, wide: int, tall: int, id: str = "") -> list[str]:
 
 
 def with_fonts(svg: str) -> str:
-    """The same picture for a browser, where a text fits its box in these fonts alone."""
+    """Return the same picture with its fonts, for a browser: only in these a text fits its box."""
     first, end, rest = svg.partition(">\n")
     return f"{first}{end}<style>\n{fonts.style()}\n</style>\n{rest}"
 
 
 def classes(role: Role) -> str:
-    """Of what belongs to a model: `r-policy r-frozen`."""
+    """Return the classes of what belongs to a model: `r-policy r-frozen`."""
     return f"r-{role.replace(' ', ' r-')}" if role else ""
 
 
 def words(text: str, x: float, y: float, style: Style, fill: str, name: str = "", anchor: str = "") -> str:
-    """A line of text; y is its base line."""
+    """Return a line of text; y is its base line."""
     named = f' class="t-{name}"' if name else ""
     at = f' text-anchor="{anchor}"' if anchor else ""
     return (
@@ -47,7 +47,7 @@ def words(text: str, x: float, y: float, style: Style, fill: str, name: str = ""
 
 
 def rectangle(x: float, y: float, w: float, h: float, r: float, paint: Paint, name: str, extra: str = "") -> str:
-    """A rectangle with round corners."""
+    """Return a rectangle with round corners."""
     return (
         f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{r:g}" '
         f'fill="{paint.fill}" stroke="{paint.edge}"{extra}/>'
@@ -55,21 +55,21 @@ def rectangle(x: float, y: float, w: float, h: float, r: float, paint: Paint, na
 
 
 def heading(text: str, note: str, x: float, y: float, style: Style) -> list[str]:
-    """A title and what is said beside it; y is their base line."""
-    found = [words(text, x, y, style, INK, "head")]
+    """Return a title and the note beside it; y is their base line."""
+    elements = [words(text, x, y, style, INK, "head")]
     if note:
-        found.append(words(note, x + width(text, style.face, style.size) + 12, y, NOTE, MUTED, "note"))
-    return found
+        elements.append(words(note, x + width(text, style.face, style.size) + 12, y, NOTE, MUTED, "note"))
+    return elements
 
 
 def arrow(ends: Iterable[tuple[float, float]], fill: str) -> str:
-    """The heads of a line that points down to each of its ends."""
+    """Return the heads of a line that points down to each of its ends."""
     heads = "".join(f"M{x - 3.6:.1f} {y - 7:.1f}h7.2l-3.6 7z" for x, y in ends)
     return f'<path class="arrow" d="{heads}" fill="{fill}"/>' if heads else ""
 
 
 def weights(x: float, y: float) -> str:
-    """The line of weights that travel, in a legend."""
+    """Return the line of weights for a legend."""
     return (
         f'<path d="M{x:.1f} {y + 6:.1f}h20" stroke="{ROLES["policy"].edge}" stroke-width="1.3" '
         'stroke-dasharray="5 4" fill="none"/>'

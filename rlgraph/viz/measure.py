@@ -1,4 +1,4 @@
-"""The measurement of the size that a box needs for its captions."""
+"""Measures the sizes that boxes need for their captions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def text(words: str, style: Style) -> float:
 
 
 def label_lines(port: Port) -> tuple[str, ...]:
-    """A value's name over its type."""
+    """Return a value's name over its type."""
     if not port.label:
         return ()
     if port.line == "weights":
@@ -27,13 +27,13 @@ def label_size(port: Port) -> tuple[float, float]:
 
 
 def title_size(box: Box) -> tuple[float, float]:
-    """Of a frame's title, with its note below it."""
+    """Return the size of a frame's title, with its note below it."""
     wide = max(text(box.title, TITLE) + (20 if box.kind == "loop" else 0), text(box.note, NOTE))
     return wide + 8, 12 + TITLE.height + (NOTE.height if box.note else 0)
 
 
 def side_width(box: Box) -> float:
-    """Of a model's name and kind, left of its operations."""
+    """Return the width of a model's name and kind, left of its operations."""
     return max(text(box.title, TITLE), max(text(line, SMALL) for line in side_lines(box))) + 26
 
 
@@ -42,7 +42,7 @@ def side_lines(box: Box) -> tuple[str, ...]:
 
 
 def size(box: Box) -> tuple[float, float]:
-    """Width and height of a box that holds no others."""
+    """Return the width and height of a box that holds no others."""
     waits = text(box.waits, SMALL) + 16 if box.waits else 0
     if box.kind == "report":
         return text(pill(box), LABEL) + 36, 22
@@ -55,7 +55,7 @@ def size(box: Box) -> tuple[float, float]:
 
 
 def pill(box: Box) -> str:
-    """The one line of a small box."""
+    """Return the one line of a small box."""
     if box.kind == "next":
         return f"{box.title}: next step"
     if box.kind == "report":
@@ -64,5 +64,5 @@ def pill(box: Box) -> str:
 
 
 def has_badge(box: Box) -> bool:
-    """Reading always waits: its amber edge is enough."""
+    """Return whether a box has a badge. A data source always waits: its amber edge is enough."""
     return bool(box.waits) and box.kind != "data"

@@ -1,4 +1,4 @@
-"""The order of items within their rows: the fewer lines cross, the better."""
+"""Orders items within their rows so that few lines cross."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ MANY = 1500
 
 
 class Placeable(Protocol):
+    """An item of a row."""
+
     width: float
     first: bool
 
 
 class Joined(Protocol):
+    """A line between two neighbouring rows."""
+
     upper: int
     lower: int
     start: float
@@ -23,17 +27,17 @@ class Joined(Protocol):
 
 
 def order(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[list[int]]) -> list[list[int]]:
-    """The rows in a better order: by the neighbours' average places, then swaps; the best is kept."""
+    """Return the rows in a better order: by the neighbours' average places, then swaps; the best order is returned."""
     above: dict[int, list[Joined]] = {}
     below: dict[int, list[Joined]] = {}
     for segment in segments:
         above.setdefault(segment.lower, []).append(segment)
         below.setdefault(segment.upper, []).append(segment)
     between: list[list[Joined]] = [[] for _ in rows]
-    rank_of = {at: rank for rank, row in enumerate(rows) for at in row}
+    rank_of = {index: rank for rank, row in enumerate(rows) for index in row}
     for segment in segments:
         between[rank_of[segment.lower]].append(segment)
-    rows = [_kept(items, row) for row in rows]
+    rows = [_titles_first(items, row) for row in rows]
     best, least = rows, _crossings(items, rows, between)
     for sweep in range(SWEEPS if len(items) < MANY else 6):
         if not least:
@@ -44,35 +48,36 @@ def order(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[lis
             rows[rank] = _by_average(items, rows[rank], rows[rank - 1 if down else rank + 1], above if down else below)
         if sweep > 3 and len(items) < MANY:
             _swap(items, rows, between)
-        found = _crossings(items, rows, between)
-        if found < least:
-            best, least = rows, found
+        crossings = _crossings(items, rows, between)
+        if crossings < least:
+            best, least = rows, crossings
     return best
 
 
-def _kept(items: Sequence[Placeable], row: list[int]) -> list[int]:
-    return sorted(row, key=lambda at: not items[at].first)
+def _titles_first(items: Sequence[Placeable], row: list[int]) -> list[int]:
+    return sorted(row, key=lambda index: not items[index].first)
 
 
 def _places(items: Sequence[Placeable], row: Sequence[int]) -> dict[int, float]:
-    return {at: float(place) for place, at in enumerate(row)}
+    return {index: float(place) for place, index in enumerate(row)}
 
 
 def _by_average(
     items: Sequence[Placeable], row: list[int], fixed: list[int], joined: dict[int, list[Joined]]
 ) -> list[int]:
-    """Sorted by the average place of the neighbours in the fixed row; who has none stays where it is."""
+    """Sort a row by the average place of the neighbours in the fixed row; items without neighbours stay where they
+    are."""
     place = _places(items, fixed)
     keys: dict[int, float] = {}
-    for at in row:
+    for index in row:
         ends = []
-        for segment in joined.get(at, ()):
-            other, offset = (segment.upper, segment.start) if segment.lower == at else (segment.lower, segment.end)
+        for segment in joined.get(index, ()):
+            other, offset = (segment.upper, segment.start) if segment.lower == index else (segment.lower, segment.end)
             ends.append(place[other] + offset / max(1.0, items[other].width))
         if ends:
-            keys[at] = sum(ends) / len(ends)
-    moving = iter(sorted((at for at in row if at in keys), key=lambda at: keys[at]))
-    return _kept(items, [next(moving) if at in keys else at for at in row])
+            keys[index] = sum(ends) / len(ends)
+    moving = iter(sorted((index for index in row if index in keys), key=lambda index: keys[index]))
+    return _titles_first(items, [next(moving) if index in keys else index for index in row])
 
 
 def _ends(
@@ -93,7 +98,7 @@ def _crossings(items: Sequence[Placeable], rows: list[list[int]], between: list[
 
 
 def _crossed(ends: list[tuple[float, float]]) -> int:
-    """How many pairs of lines cross; lines that share an end do not."""
+    """Return how many pairs of lines cross; lines that share an end do not."""
     count = 0
     seen: list[float] = []
     waiting: list[float] = []
@@ -109,17 +114,17 @@ def _crossed(ends: list[tuple[float, float]]) -> int:
 
 
 def _swap(items: Sequence[Placeable], rows: list[list[int]], between: list[list[Joined]]) -> None:
-    """Swaps neighbours wherever that makes fewer lines cross."""
+    """Swap neighbours wherever that makes fewer lines cross."""
     for rank, row in enumerate(rows):
         near = [r for r in (rank, rank + 1) if 0 < r < len(rows)]
-        for at in range(len(row) - 1):
-            if items[row[at]].first:
+        for place in range(len(row) - 1):
+            if items[row[place]].first:
                 continue
-            pair = {row[at], row[at + 1]}
+            pair = {row[place], row[place + 1]}
             touching = {r: [s for s in between[r] if s.upper in pair or s.lower in pair] for r in near}
-            now = sum(_crossed(_ends(items, rows, r, touching[r])) for r in near)
-            if not now:
+            crossings = sum(_crossed(_ends(items, rows, r, touching[r])) for r in near)
+            if not crossings:
                 continue
-            row[at], row[at + 1] = row[at + 1], row[at]
-            if sum(_crossed(_ends(items, rows, r, touching[r])) for r in near) >= now:
-                row[at], row[at + 1] = row[at + 1], row[at]
+            row[place], row[place + 1] = row[place + 1], row[place]
+            if sum(_crossed(_ends(items, rows, r, touching[r])) for r in near) >= crossings:
+                row[place], row[place + 1] = row[place + 1], row[place]

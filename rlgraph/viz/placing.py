@@ -1,4 +1,4 @@
-"""Horizontal places of items whose order is known: near to what they are joined with, long lines straight."""
+"""Horizontal places of items whose order is known: near to what they are joined with, with long lines straight."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Protocol
 SWEEPS = 30
 MANY = 1500
 STRAIGHT = 1.5
-"""The weight, over that of other lines, with which a line between two of its own places is kept straight."""
+"""The weight, relative to other lines, with which a line between two of its own places is kept straight."""
 
 
 class Placeable(Protocol):
+    """An item of a row."""
+
     width: float
     margin: float
     first: bool
@@ -20,6 +22,8 @@ class Placeable(Protocol):
 
 
 class Joined(Protocol):
+    """A line between two neighbouring rows."""
+
     net: int
     upper: int
     lower: int
@@ -28,26 +32,26 @@ class Joined(Protocol):
 
 
 def place(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[list[int]], weights: list[float]) -> None:
-    """Sets `x` of every item; the leftmost is at 0."""
+    """Set `x` of every item; the leftmost is at 0."""
     joined: list[list[tuple[int, float, float]]] = [[] for _ in items]
     up: list[list[tuple[int, float, float]]] = [[] for _ in items]
-    for s in segments:
-        weight = weights[s.net] * STRAIGHT ** (items[s.upper].line + items[s.lower].line)
-        joined[s.lower].append((s.upper, s.start - s.end, weight))
-        joined[s.upper].append((s.lower, s.end - s.start, weight))
-        up[s.lower].append((s.upper, s.start - s.end, weight))
+    for segment in segments:
+        weight = weights[segment.net] * STRAIGHT ** (items[segment.upper].line + items[segment.lower].line)
+        joined[segment.lower].append((segment.upper, segment.start - segment.end, weight))
+        joined[segment.upper].append((segment.lower, segment.end - segment.start, weight))
+        up[segment.lower].append((segment.upper, segment.start - segment.end, weight))
     for row in rows:
         x = 0.0
-        for at in row:
-            items[at].x = x + items[at].margin
-            x = items[at].x + items[at].width + items[at].margin
+        for index in row:
+            items[index].x = x + items[index].margin
+            x = items[index].x + items[index].width + items[index].margin
     for sweep in range(SWEEPS if len(items) < MANY else 8):
         down = sweep % 2 == 0
         for row in rows if down else reversed(rows):
             _settle(items, row, up if sweep < 2 else joined)
     runs = _runs(items, segments)
     ends = _ends(segments)
-    lines = frozenset(at for at, item in enumerate(items) if item.line)
+    lines = frozenset(index for index, item in enumerate(items) if item.line)
     neighbours = _neighbours(rows)
     for sweep in range(8 if len(items) < MANY else 2):
         for net, run in runs:
@@ -56,10 +60,10 @@ def place(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[lis
             _settle(items, row, joined, lines)
     for net, run in runs:
         _straighten(items, run, ends[net], neighbours)
-    # What hangs on a single line stands straight above or below its other end.
-    held = lines | {at for at, found in enumerate(joined) if len(found) != 1}
+    # An item with a single line stands straight above or below its other end.
+    fixed = lines | {index for index, partners in enumerate(joined) if len(partners) != 1}
     for row in rows:
-        _settle(items, row, joined, held)
+        _settle(items, row, joined, fixed)
     left = min(item.x for item in items)
     for item in items:
         item.x -= left
@@ -71,36 +75,36 @@ def _settle(
     joined: Sequence[list[tuple[int, float, float]]],
     still: frozenset[int] = frozenset(),
 ) -> None:
-    """Moves a row's items as near as they get to where each would like to be; those that are `still` stay."""
+    """Move a row's items as near as possible to where each should be; those that are `still` stay."""
     shift = 0.0
     blocks: list[tuple[float, float, int]] = []  # weighted sum of wished places, weight, number of items
     shifts: list[float] = []
-    for place_, at in enumerate(row):
-        item = items[at]
-        if place_:
-            before = items[row[place_ - 1]]
+    for position, index in enumerate(row):
+        item = items[index]
+        if position:
+            before = items[row[position - 1]]
             shift += before.width + before.margin + item.margin
         shifts.append(shift)
-        wish, weight = _wish(items, at, joined[at])
+        wish, weight = _wish(items, index, joined[index])
         if item.first:
             wish, weight = item.x, 0.01
-        if at in still:
+        if index in still:
             wish, weight = item.x, 1e6
         total, count = (wish - shift) * weight, 1
         while blocks and blocks[-1][0] / blocks[-1][1] > total / weight:
             total, weight, count = total + blocks[-1][0], weight + blocks[-1][1], count + blocks[-1][2]
             blocks.pop()
         blocks.append((total, weight, count))
-    at = 0
+    index = 0
     for total, weight, count in blocks:
         for _ in range(count):
-            items[row[at]].x = total / weight + shifts[at]
-            at += 1
+            items[row[index]].x = total / weight + shifts[index]
+            index += 1
 
 
-def _wish(items: Sequence[Placeable], at: int, joined: list[tuple[int, float, float]]) -> tuple[float, float]:
+def _wish(items: Sequence[Placeable], index: int, joined: list[tuple[int, float, float]]) -> tuple[float, float]:
     if not joined:
-        return items[at].x, 0.01
+        return items[index].x, 0.01
     weight = sum(w for _, _, w in joined)
     return sum((items[other].x + offset) * w for other, offset, w in joined) / weight, weight
 
@@ -109,7 +113,7 @@ def _wish(items: Sequence[Placeable], at: int, joined: list[tuple[int, float, fl
 
 
 def _runs(items: Sequence[Placeable], segments: Sequence[Joined]) -> list[tuple[int, list[int]]]:
-    """The places of each long line from top to bottom, the longest line first."""
+    """Return the places of each long line from top to bottom, the longest line first."""
     runs: dict[int, list[int]] = {}
     for segment in segments:
         if items[segment.lower].line:
@@ -118,22 +122,22 @@ def _runs(items: Sequence[Placeable], segments: Sequence[Joined]) -> list[tuple[
 
 
 def _ends(segments: Sequence[Joined]) -> dict[int, tuple[Joined, Joined]]:
-    """The first and the last piece of each line."""
-    found: dict[int, tuple[Joined, Joined]] = {}
+    """Return the first and the last piece of each line."""
+    ends: dict[int, tuple[Joined, Joined]] = {}
     for segment in segments:
-        found[segment.net] = (found.get(segment.net, (segment, segment))[0], segment)
-    return found
+        ends[segment.net] = (ends.get(segment.net, (segment, segment))[0], segment)
+    return ends
 
 
 def _neighbours(rows: list[list[int]]) -> dict[int, tuple[int | None, int | None]]:
-    found: dict[int, tuple[int | None, int | None]] = {}
+    neighbours: dict[int, tuple[int | None, int | None]] = {}
     for row in rows:
-        for place_, at in enumerate(row):
-            found[at] = (
-                row[place_ - 1] if place_ else None,
-                row[place_ + 1] if place_ + 1 < len(row) else None,
+        for position, index in enumerate(row):
+            neighbours[index] = (
+                row[position - 1] if position else None,
+                row[position + 1] if position + 1 < len(row) else None,
             )
-    return found
+    return neighbours
 
 
 def _straighten(
@@ -142,35 +146,35 @@ def _straighten(
     ends: tuple[Joined, Joined],
     neighbours: dict[int, tuple[int | None, int | None]],
 ) -> None:
-    """Makes a line vertical through as many rows as there is room for, then again from there.
+    """Make a line vertical through as many rows as there is room for, then again from there.
 
-    It stands below its source or above its last target where it can.
+    It stands below its source or above its last target if it can.
     """
     start, goal = items[ends[0].upper].x + ends[0].start, items[ends[1].lower].x + ends[1].end
-    at = 0
-    while at < len(run):
-        low, high = _room(items, run[at], neighbours)
-        end = at + 1
+    begin = 0
+    while begin < len(run):
+        low, high = _room(items, run[begin], neighbours)
+        end = begin + 1
         while end < len(run):
             lower, higher = _room(items, run[end], neighbours)
             if max(low, lower) > min(high, higher):
                 break
             low, high, end = max(low, lower), min(high, higher), end + 1
-        wishes = [start] if at == 0 else []
+        wishes = [start] if begin == 0 else []
         wishes += [goal] if end == len(run) else []
-        wishes.append(sum(items[i].x for i in run[at:end]) / (end - at))
+        wishes.append(sum(items[i].x for i in run[begin:end]) / (end - begin))
         x = next((wish for wish in wishes if low <= wish <= high), min(max(wishes[-1], low), high))
-        for i in run[at:end]:
+        for i in run[begin:end]:
             items[i].x = x
-        at = end
+        begin = end
 
 
 def _room(
-    items: Sequence[Placeable], at: int, neighbours: dict[int, tuple[int | None, int | None]]
+    items: Sequence[Placeable], index: int, neighbours: dict[int, tuple[int | None, int | None]]
 ) -> tuple[float, float]:
-    """Between its neighbours, as they are placed now."""
-    left, right = neighbours[at]
-    item = items[at]
+    """Return the free range of an item between its neighbours, as they are placed now."""
+    left, right = neighbours[index]
+    item = items[index]
     low = items[left].x + items[left].width + items[left].margin + item.margin if left is not None else float("-inf")
     high = items[right].x - items[right].margin - item.margin - item.width if right is not None else float("inf")
     return low, high

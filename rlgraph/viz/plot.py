@@ -1,4 +1,4 @@
-"""Small plots as SVG: stacked bars side by side with what they are of, and lines over a parameter."""
+"""Draws small plots as SVG: stacked horizontal bars with a legend, and lines over a parameter."""
 
 from __future__ import annotations
 
@@ -48,57 +48,59 @@ PAINTS: dict[str, Paint] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A bar."""
+    """A bar with its name."""
 
     name: str
     note: str
     parts: tuple[tuple[str, float], ...]
-    """One of `PAINTS` and how long it is; none: there is no bar."""
+    """Keys of `PAINTS` with the length of each part; empty for no bar."""
     total: str = ""
-    """What is written behind it."""
+    """The text behind the bar."""
     marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A line."""
+    """A line over the axis."""
 
     title: str
     values: tuple[float | None, ...]
-    """For each place; None: there is no point."""
+    """One for each place of the axis; None for no point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What panels go over."""
+    """The parameter that panels have in common."""
 
     name: str
     labels: tuple[str, ...]
     places: tuple[float, ...] = ()
-    """As numbers; empty: they stand side by side."""
+    """The labels as numbers; empty to place them side by side."""
     logarithmic: bool = False
 
 
 def bars(title: str, note: str, rows: Sequence[Row], unit: str) -> str:
-    """A bar for each row, its parts one behind the other."""
+    """Return a picture with a bar for each row, its parts one behind the other."""
     return _Bars(title, note, rows, unit).drawing()
 
 
 def lines(title: str, note: str, axis: Axis, panels: Sequence[Panel]) -> str:
-    """A panel for each line, side by side; all begin at 0."""
+    """Return a picture with a panel for each line, side by side; all begin at 0."""
     return _Lines(title, note, axis, panels).drawing()
 
 
 class _Pen:
+    """Collects the SVG elements of a picture."""
+
     def __init__(self, title: str, note: str) -> None:
         self.title, self.note = title, note
         self.out: list[str] = []
 
     def page(self, width: float, height: float) -> str:
-        """What was drawn, on paper with its title."""
+        """Return what was drawn, on paper with its title."""
         least = MARGIN * 2 + wide(self.title, HEAD) + 12 + wide(self.note, NOTE)
-        wide_, tall = round(max(width, least)), round(height)
-        drawn, self.out = self.out, head(self.title, wide_, tall)
+        page_width, page_height = round(max(width, least)), round(height)
+        drawn, self.out = self.out, head(self.title, page_width, page_height)
         self.text(self.title, MARGIN, MARGIN + HEAD.size, HEAD, INK)
         self.text(self.note, MARGIN + wide(self.title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED)
         return "\n".join([*self.out, *drawn, "</svg>"]) + "\n"
@@ -137,7 +139,7 @@ class _Bars(_Pen):
             self.text(f"{number * step:.10g} {self.unit}", x, bottom + 10, LABEL, MUTED, "middle")
 
     def row(self, row: Row, y: float) -> float:
-        """Returns where it ends."""
+        """Draw a row, and return where it ends."""
         self.text(row.name, MARGIN, y + 19, NAME, INK)
         x = self.left
         for kind, length in row.parts:
@@ -155,7 +157,7 @@ class _Bars(_Pen):
             )
         end = x + 8 + wide(row.total, NAME)
         self.text(row.total, x + 8, y + 19, NAME, INK)
-        # Where there is no bar, the note says why.
+        # Without a bar, the note says why.
         self.text(
             row.note, self.left, y + TALL + 13 if row.parts else y + 19, NOTE, MUTED if row.parts else BARRIER_TEXT
         )
@@ -163,8 +165,8 @@ class _Bars(_Pen):
 
     def legend(self, y: float) -> None:
         x = self.left
-        there = {kind for row in self.rows for kind, _ in row.parts}
-        for kind in (kind for kind in PAINTS if kind in there):
+        kinds = {kind for row in self.rows for kind, _ in row.parts}
+        for kind in (kind for kind in PAINTS if kind in kinds):
             paint = PAINTS[kind]
             self.out.append(
                 f'<rect x="{x:.1f}" y="{y:.1f}" width="20" height="12" rx="4" fill="{paint.fill}" '
@@ -192,13 +194,13 @@ class _Lines(_Pen):
         return self.page(left - BETWEEN + 40 + MARGIN, self.bottom + 48 + MARGIN)
 
     def across(self) -> list[float]:
-        """Where each label stands, as shares of a panel's width."""
+        """Return where each label stands, as fractions of a panel's width."""
         count = len(self.axis.labels)
-        places = [log10(each) if self.axis.logarithmic else each for each in self.axis.places] or list(
+        places = [log10(place) if self.axis.logarithmic else place for place in self.axis.places] or list(
             map(float, range(count))
         )
         low, high = min(places, default=0.0), max(places, default=0.0)
-        return [0.06 + 0.88 * ((each - low) / (high - low) if high > low else 0.5) for each in places]
+        return [0.06 + 0.88 * ((place - low) / (high - low) if high > low else 0.5) for place in places]
 
     def panel(self, panel: Panel, left: float) -> None:
         most = max((value for value in panel.values if value is not None), default=0.0)
@@ -209,7 +211,7 @@ class _Lines(_Pen):
             self.rule(left, y, left + PANEL, y)
             self.text(f"{number * step:.10g}", left - 8, y + 3.5, LABEL, MUTED, "end")
         free = left - 1e9
-        for label, share in sorted(zip(self.axis.labels, self.across(), strict=True), key=lambda each: each[1]):
+        for label, share in sorted(zip(self.axis.labels, self.across(), strict=True), key=lambda pair: pair[1]):
             x = left + PANEL * share
             if x - wide(label, LABEL) / 2 > free:
                 self.text(label, x, self.bottom + 16, LABEL, MUTED, "middle")
@@ -218,11 +220,11 @@ class _Lines(_Pen):
         self.line(panel, left, most)
 
     def line(self, panel: Panel, left: float, most: float) -> None:
-        """Through the points that there are; what has none is crossed out at the bottom."""
+        """Draw a line through the points that exist; a missing one is a cross at the bottom."""
         paint, path, pen = ROLES["policy"], "", "M"
         points = []
-        every = zip(self.axis.labels, self.across(), panel.values, strict=True)
-        for label, share, value in sorted(every, key=lambda each: each[1]):
+        values = zip(self.axis.labels, self.across(), panel.values, strict=True)
+        for label, share, value in sorted(values, key=lambda value_at: value_at[1]):
             x = left + PANEL * share
             if value is None:
                 pen = "M"

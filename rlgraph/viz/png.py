@@ -1,4 +1,4 @@
-"""A program's graph as PNG, drawn with the fonts that travel with the package."""
+"""Draws a program's graph as PNG, with the fonts that ship with the package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_PIXELS = 12_000
 
 
 def to_png(program: Program, path: str | Path | None = None, scale: float = SCALE) -> bytes:
-    """The picture at `scale` pixels for each of the SVG's; also written to the path if one is given."""
+    """Return the picture at `scale` pixels for each of the SVG's; it is also written to the path if one is given."""
     data = render(to_svg(program, embed=False), scale)
     if path is not None:
         Path(path).write_bytes(data)
@@ -22,8 +22,8 @@ def to_png(program: Program, path: str | Path | None = None, scale: float = SCAL
 
 
 def render(svg: str, scale: float = SCALE) -> bytes:
-    """SVG text as PNG."""
-    # Imported here so that a broken wheel costs a picture, not the compiler.
+    """Return SVG text as PNG."""
+    # Imported late, so that a broken wheel breaks only pictures and not the compiler.
     import resvg_py
 
     wide, tall = (float(svg.split(f' {side}="', 1)[1].split('"', 1)[0]) for side in ("width", "height"))

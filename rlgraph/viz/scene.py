@@ -1,4 +1,4 @@
-"""A program's graph as a scene: which box each node becomes, and what goes from where to where."""
+"""Turns a program's graph into a scene: which box each node becomes, and the links between boxes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _FROZEN: dict[Role, Role] = {"policy": "policy frozen", "critic": "critic frozen
 
 
 def to_scene(program: Program) -> Scene:
-    """What there is to draw of a program: a section for each phase."""
+    """Return what there is to draw of a program: a section for each phase."""
     maker = _Maker(program)
     return Scene(program.name, tuple(maker.phase(phase) for phase in program.phases))
 
 
 def role_of(model: Model) -> Role:
-    """What a model is, for its colour."""
+    """Return the role of a model, for its colour."""
     role = _ROLES.get(model.kind, "policy")
     return _FROZEN[role] if model.frozen else role
 
@@ -61,7 +61,7 @@ class _Maker:
         return Section(phase.name, captions.phase(phase), _pruned(draft.body()))
 
     def nodes(self, draft: Draft, graph: Graph, trained: str) -> None:
-        """Adds a box for each node; `trained` is the version of the weights that the frame trains."""
+        """Add a box for each node; `trained` is the version of the weights that the frame trains."""
         small = minor(graph)
         for node in graph.nodes:
             if _is_report(node):
@@ -86,14 +86,14 @@ class _Maker:
     # Boxes that hold none
 
     def metrics(self, node: Node, minor: dict[str, Node]) -> list[Box]:
-        """A box for each metric, beside what it is made of: with the mathematics that nobody else uses."""
+        """Return a box for each metric, beside what it is made of: with the mathematics that nothing else uses."""
         names = node.attr("names", ())
         made = []
-        for at, value in enumerate(node.inputs):
-            name = str(names[at]) if isinstance(names, tuple) and at < len(names) else value
+        for index, value in enumerate(node.inputs):
+            name = str(names[index]) if isinstance(names, tuple) and index < len(names) else value
             source = minor.get(value)
-            told = show(source.body[-1].expr) if source else value
-            title = captions.short(name if _base(told) == name else f"{name} = {told}", captions.METRIC_COLUMNS)
+            formula = show(source.body[-1].expr) if source else value
+            title = captions.short(name if _base(formula) == name else f"{name} = {formula}", captions.METRIC_COLUMNS)
             inputs = tuple(self.port(used, used) for used in (source.inputs if source else (value,)))
             box = self.box(source or node, "report", title, "", inputs=inputs)
             text = "\n".join([*(print_node(source) if source else ()), *print_node(node)])
@@ -109,13 +109,13 @@ class _Maker:
         return self.box(node, kind, title, note, lines, inputs=inputs, outputs=outputs)
 
     def said(self, node: Node) -> Said:
-        """Kind, title, note and lines of a node without regions."""
-        if node.op in _SAID:
-            return _SAID[node.op](self, node)
+        """Return the kind, title, note and lines of a node without regions."""
+        if node.op in _CAPTIONED:
+            return _CAPTIONED[node.op](self, node)
         shown = captions.options(node)
         if model_of(node):
-            env, given = node.attr("env"), self.types[node.inputs[1]]
-            source = f"from {given.name}" if isinstance(given, Handle) else ""
+            env, input_type = node.attr("env"), self.types[node.inputs[1]]
+            source = f"from {input_type.name}" if isinstance(input_type, Handle) else ""
             with_env = f"with {env}" if env else ""
             return "op", node.op, ", ".join(part for part in (source, with_env, shown) if part), ()
         axis = node.attr("axis")
@@ -136,26 +136,26 @@ class _Maker:
         return "call", func, self.outside(func), ()
 
     def outside(self, name: str) -> str:
-        """What a data source or a function is made of."""
-        found = next((o for o in self.program.outside if o.name == name), None)
-        return captions.record(found.record, found.kind) if found else ""
+        """Return what a data source or a function is made of."""
+        outside = next((candidate for candidate in self.program.outside if candidate.name == name), None)
+        return captions.record(outside.record, outside.kind) if outside else ""
 
     def state(self, value: Value) -> Box:
         name = value.name.split("@")[0]
-        found = next((state for state in self.program.states if state.name == name), None)
-        note = f"state, starts at {found.initial:g}" if found else "kept across steps"
+        state = next((state for state in self.program.states if state.name == name), None)
+        note = f"state, starts at {state.initial:g}" if state else "kept across steps"
         outputs = (self.port(value.name, captions.label(value, name)),)
-        return _of(Box(self.id(), "state", name, note, outputs=outputs), found.span if found else NO_SPAN)
+        return _of(Box(self.id(), "state", name, note, outputs=outputs), state.span if state else NO_SPAN)
 
     def next(self, first: Value, last: str) -> Box:
-        """Where a model or a state leaves the step."""
+        """Return the box where a model or a state leaves the step."""
         name = first.name.split("@")[0]
         model = self.models.get(name)
         state = next((state for state in self.program.states if state.name == name), None)
-        found = model or state
+        origin = model or state
         text = f"{last} is where the next step starts"
         box = Box(self.id(), "next", name, "next step", inputs=(self.port(last, last),), text=text)
-        return _of(replace(box, role=self.role(name) if model else ""), found.span if found else NO_SPAN)
+        return _of(replace(box, role=self.role(name) if model else ""), origin.span if origin else NO_SPAN)
 
     def box(
         self,
@@ -202,10 +202,10 @@ class _Maker:
         trained = _base(model_of(node)) if NODES[node.op].trains else ""
         self.nodes(draft, region, region.inputs[0].name if trained and count else "")
         outputs = []
-        for at, (value, inner) in enumerate(zip(node.outputs, region.outputs, strict=False)):
-            if _is_cursor(value) or (at < count and inner == region.inputs[at].name):
+        for index, (value, inner) in enumerate(zip(node.outputs, region.outputs, strict=False)):
+            if _is_cursor(value) or (index < count and inner == region.inputs[index].name):
                 continue
-            if at < count and not isinstance(self.types[inner], Handle) and isinstance(value.type, Handle):
+            if index < count and not isinstance(self.types[inner], Handle) and isinstance(value.type, Handle):
                 goal = Box(
                     self.id(),
                     "minimize",
@@ -216,7 +216,9 @@ class _Maker:
                     role=self.role(trained),
                     text=f"minimize {inner}",
                 )
-                maker = next((each for each in region.nodes if inner in (v.name for v in each.outputs)), node)
+                maker = next(
+                    (candidate for candidate in region.nodes if inner in (v.name for v in candidate.outputs)), node
+                )
                 self.add(draft, replace(goal, rows=rows_of(maker), file=maker.span.source.path))
                 inner = value.name
             port = self.port(value.name, captions.label(value), inner)
@@ -224,20 +226,20 @@ class _Maker:
             draft.ends.append(Link(draft.sources.get(inner, ""), inner, "", inner, port.line, port.role))
         gather(draft, self.shells(draft))
         body = draft.body()
-        kept, made = tuple(inputs), tuple(outputs)
+        in_ports, out_ports = tuple(inputs), tuple(outputs)
         if trained:
             title, note, role = f"train {trained}", captions.training(node, self.axes), self.role(trained)
-            return self.box(node, "train", title, note, inputs=kept, outputs=made, body=body, role=role)
+            return self.box(node, "train", title, note, inputs=in_ports, outputs=out_ports, body=body, role=role)
         title, note = captions.loop(node, self.axes)
-        return self.box(node, "loop", title, note, inputs=kept, outputs=made, body=body)
+        return self.box(node, "loop", title, note, inputs=in_ports, outputs=out_ports, body=body)
 
     def owner(self, node: Node) -> str:
-        """The model that performs an operation."""
+        """Return the model that performs an operation."""
         name = _base(model_of(node))
         return name if name in self.models else ""
 
     def port(self, name: str, label: str, inside: str = "") -> Port:
-        """A port for a value, drawn by what it is."""
+        """Return a port for a value, drawn by what the value is."""
         kind = self.types[name]
         role: Role = ""
         line: Line = "state" if "@" in name else "data"
@@ -249,7 +251,7 @@ class _Maker:
         return role_of(self.models[name]) if name in self.models else ""
 
     def shells(self, draft: Draft) -> dict[tuple[str, str], Box]:
-        """An empty container for each model that works in a body."""
+        """Return an empty container for each model that works in a body."""
         return {owner: self.shell(self.models[owner[0]]) for owner in draft.owners.values()}
 
     def shell(self, model: Model) -> Box:
@@ -259,53 +261,53 @@ class _Maker:
         return _of(Box("", "model", model.name, captions.model(model), role=role, text=text), model.span)
 
 
-_SAID: Mapping[str, Callable[[_Maker, Node], Said]] = {
+_CAPTIONED: Mapping[str, Callable[[_Maker, Node], Said]] = {
     "tensor": _Maker.tensor,
     "column": _Maker.column,
     "read": _Maker.read,
     "call": _Maker.call,
 }
-"""The operations that are drawn in their own way."""
+"""The operations with captions of their own."""
 
 
 def _of(box: Box, span: Span) -> Box:
-    """A box that was made of this piece of the program."""
+    """Return a box with the place in the program that it was made of."""
     return replace(box, rows=(span.line,), file=span.source.path) if span.line else box
 
 
 def rows_of(node: Node) -> tuple[int, ...]:
-    """The lines that a node was made of: more than one where nodes were fused."""
+    """Return the lines of text that a node was made of: more than one if nodes were fused."""
     spans = [node.span, *(let.expr.span for let in node.body)]
     return tuple(sorted({span.line for span in spans if span.line and span.source.path == node.span.source.path}))
 
 
 def _base(version: str) -> str:
-    """`actor` of `actor@2`."""
+    """Return `actor` for `actor@2`."""
     return version.split("@")[0]
 
 
 def _is_cursor(value: Value) -> bool:
-    # Where in its file a data source has got to is nothing to look at, nor what `collect` keeps for later.
+    # The position of a data source in its file is not drawn, nor the surplus that `collect` keeps for later.
     return isinstance(value.type, Handle) and (value.type.kind == "cursor" or value.type.name.endswith(".surplus"))
 
 
 def _pruned(body: Body) -> Body:
-    """Without ports that nothing comes through: first weights, values that nobody uses after a loop."""
+    """Return a body without unused ports: first weights, values that nothing uses after a loop."""
     boxes = []
     used = {(link.source, link.out) for link in body.links}
     for box in body.boxes:
-        given = {link.into for link in body.links if link.target == box.id}
+        arriving = {link.into for link in body.links if link.target == box.id}
         if box.body:
-            missing = {port.inside for port in box.inputs if port.value not in given}
+            missing = {port.inside for port in box.inputs if port.value not in arriving}
             outputs = tuple(port for port in box.outputs if (box.id, port.value) in used or port.line != "data")
-            left = {port.inside for port in outputs}
+            outputs_inside = {port.inside for port in outputs}
             links = tuple(
                 link
                 for link in box.body.links
-                if (link.source or link.out not in missing) and (link.target or link.into in left)
+                if (link.source or link.out not in missing) and (link.target or link.into in outputs_inside)
             )
             box = replace(box, outputs=outputs, body=_pruned(replace(box.body, links=links)))
-        boxes.append(replace(box, inputs=tuple(port for port in box.inputs if port.value in given)))
+        boxes.append(replace(box, inputs=tuple(port for port in box.inputs if port.value in arriving)))
     return replace(body, boxes=tuple(boxes))
 
 
@@ -314,7 +316,7 @@ def _is_report(node: Node) -> bool:
 
 
 def minor(graph: Graph) -> dict[str, Node]:
-    """The tensor nodes that only a report uses, by the value they make."""
+    """Return the tensor nodes that only a report uses, by the value they make."""
     users: dict[str, list[bool]] = {}
     for node in graph.nodes:
         for name in node.inputs:

@@ -1,4 +1,4 @@
-"""A program's graph as SVG."""
+"""Draws a program's graph as SVG."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from rlgraph.viz.theme import (
 
 
 def to_svg(program: Program, prefix: str = "", *, embed: bool = True) -> str:
-    """The picture; all ids begin with the prefix, so that several pictures can stand in one page. embed: with its
-    fonts, which what has them already can do without."""
+    """Return the picture; all ids begin with the prefix, so that several pictures can stand in one page. embed:
+    includes the fonts, which a page that has them already does not need."""
     svg = draw(to_drawing(to_scene(program)), prefix)
     return marks.with_fonts(svg) if embed else svg
 
 
 def draw(drawing: Drawing, prefix: str = "") -> str:
-    """A drawing as SVG text."""
+    """Return a drawing as SVG text."""
     return _Pen(prefix).drawing(drawing)
 
 
@@ -50,27 +50,27 @@ class _Pen:
         self.prefix = prefix
         self.out: list[str] = []
 
-    def drawing(self, d: Drawing) -> str:
-        legend, tall, wide = entries(d, max(d.width, 640.0) - 2 * MARGIN)
-        wide, tall = round(max(d.width, wide + 2 * MARGIN)), round(d.height + tall + MARGIN)
-        self.out = marks.head(d.title, wide, tall, f"{self.prefix}svg")
-        for heading in d.headings:
+    def drawing(self, drawing: Drawing) -> str:
+        legend, tall, wide = entries(drawing, max(drawing.width, 640.0) - 2 * MARGIN)
+        wide, tall = round(max(drawing.width, wide + 2 * MARGIN)), round(drawing.height + tall + MARGIN)
+        self.out = marks.head(drawing.title, wide, tall, f"{self.prefix}svg")
+        for heading in drawing.headings:
             style = HEAD if heading.large else SECTION
             self.out += marks.heading(heading.text, heading.note, heading.x, heading.y + style.size, style)
-        for shape in d.shapes:
+        for shape in drawing.shapes:
             if shape.box.body is not None:
                 self.shape(shape)
-        for stroke in d.strokes:
+        for stroke in drawing.strokes:
             self.stroke(stroke)
-        for tab in d.tabs:
+        for tab in drawing.tabs:
             self.tab(tab)
-        for shape in d.shapes:
+        for shape in drawing.shapes:
             if shape.box.body is None:
                 self.shape(shape)
-        for label in d.labels:
+        for label in drawing.labels:
             self.label(label)
         for entry in legend:
-            self.legend(entry, MARGIN, d.height)
+            self.legend(entry, MARGIN, drawing.height)
         self.out.append("</svg>")
         return "\n".join(self.out) + "\n"
 
@@ -101,7 +101,7 @@ class _Pen:
         self.out.append("</g>")
 
     def barrier(self, s: Shape, inset: float = 0.0) -> None:
-        """The thick edge of what waits."""
+        """Draw the thick edge of a box that waits."""
         if s.box.waits:
             self.out.append(
                 f'<path class="barrier" d="M{s.x:.1f} {s.y + inset:.1f}V{s.y + s.height - inset:.1f}" '
@@ -109,7 +109,7 @@ class _Pen:
             )
 
     def badge(self, words: str, x: float, y: float) -> None:
-        """An hourglass and what is waited for; y is the text's base line."""
+        """Draw an hourglass and what is waited for; y is the text's base line."""
         self.out.append(
             f'<path class="glass" fill="{BARRIER}" d="M{x:.1f} {y - 8.5:.1f}h7l-2.7 4.5l2.7 4.5h-7l2.7-4.5z"/>'
         )
@@ -232,8 +232,8 @@ class _Pen:
     def label(self, label: Label) -> None:
         weights = label.port.line != "data"
         y = label.y + LABEL.size - 1
-        for at, line in enumerate(label_lines(label.port)):
-            name = weights or (at == 0 and len(label_lines(label.port)) > 1)
+        for index, line in enumerate(label_lines(label.port)):
+            name = weights or (index == 0 and len(label_lines(label.port)) > 1)
             fill = ROLES[label.port.role].text if label.port.role else "#475467" if name else MUTED
             self.text(line, label.x, y, LABEL, fill, "label" if name else "type", "middle")
             y += LABEL.height

@@ -1,4 +1,4 @@
-"""Colours and sizes of the pictures."""
+"""The colours and sizes of the pictures."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from rlgraph.viz.fonts import Face
 
 @dataclass(frozen=True, slots=True)
 class Paint:
+    """The colours of a box."""
+
     fill: str
     edge: str
     text: str
     chip: str
-    """Of the operations in a container."""
+    """The fill of the operations in a container."""
 
 
 PAPER, INK, MUTED, FAINT, LINE = "#ffffff", "#1c2333", "#667085", "#98a2b3", "#8b95a7"
@@ -30,7 +32,7 @@ ROLES: dict[Role, Paint] = {
     "critic frozen": Paint("#f0f8f4", "#93c7ae", "#3f7359", "#ffffff"),
     "reward frozen": Paint("#f7f3fc", "#bda5de", "#6f5196", "#ffffff"),
 }
-"""A model's container by what the model is; frozen ones are paler."""
+"""The colours of a model's container, by its role; frozen ones are paler."""
 
 KINDS: dict[BoxKind, Paint] = {
     "data": Paint("#eef1f5", "#8793a8", INK, ""),
@@ -49,12 +51,12 @@ HUES: tuple[str, ...] = (
     *(KINDS[kind].edge for kind in ("call", "state")),
     *("#2a9db0", "#cf5f9e", "#8a9a3b"),
 )
-"""The colours of models side by side, whatever their roles. Laid over a page's colour they can be seen on any."""
+"""The colours of models side by side, whatever their roles. On top of any page colour they remain visible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Of a text."""
+    """The font of a text."""
 
     face: Face
     size: float
@@ -64,7 +66,7 @@ class Style:
 
 TITLE = Style("bold", 13, 18)
 NAME = Style("strong", 12, 17)
-"""A value's name, as a box's title."""
+"""For a value's name, as a box's title."""
 NOTE = Style("sans", 11, 15)
 CODE = Style("mono", 11, 15)
 LABEL = Style("mono", 10, 13)

@@ -15,6 +15,6 @@ LOOKS: dict[str, Look] = {
 
 
 def worked(lane: str, name: str, kind: str, start: float, end: float, critical: bool = False) -> Bar:
-    """A piece of work. kind: one of `LOOKS`."""
-    # `train actor` is `actor` where there is less room: the colour says the rest.
+    """Return the bar of a piece of work. kind: one of `LOOKS`."""
+    # `train actor` is shortened to `actor` where there is less room: the colour says the rest.
     return Bar(lane, name, LOOKS[kind], start, end, (name, name.split()[-1]), critical)

@@ -1,1 +1,1 @@
-"""From orders to Ray actors and back: one for each rank; the controller sees references, never rows."""
+"""Runs requests on Ray actors, one for each rank; the controller sees references, never rows."""

@@ -1,4 +1,4 @@
-"""What a process is doing, and for whom it waits: kept by the threads that do it, read by another one while they do."""
+"""What each thread of a process does and waits for: working threads write it while another thread reads it."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from rlgraph.backends.exchange.mailbox import lost
 from rlgraph.backends.ray.remote import Address
 
 _PARTS = 3
-"""Of a path, so that it says which package a file is of."""
+"""Parts shown of a file's path: enough to tell its package."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one thread of a process."""
+    """What one thread is working on."""
 
     what: str
-    """`train` for `actor@1`."""
+    """E.g. `train` for `actor@1`."""
     seconds: float
-    """Since it began."""
+    """Seconds since it began."""
     place: str
-    """Where in a Python file it is."""
+    """The line of a Python file that it is at."""
 
 
 @dataclass(frozen=True)
 class At:
-    """What a process tells of itself."""
+    """What a process reports of its threads, collectives and transfers."""
 
     work: tuple[Work, ...]
     entered: Entered
     ranks: Mapping[Key, tuple[Address, ...]]
-    """Of each torch group its processes, in order."""
+    """The processes of each torch group, in order."""
     moving: tuple[Pending, ...]
-    """The messages of transfers that it is at."""
+    """The transfer messages that it is sending or receiving."""
 
     def open(self) -> Iterator[tuple[Collective, tuple[Address, ...]]]:
-        """The collectives that are not over, and whose they are."""
-        for each in self.entered.open:
-            yield each, self.ranks[each.group]
+        """Yield each unfinished collective with the processes of its group."""
+        for collective in self.entered.open:
+            yield collective, self.ranks[collective.group]
 
 
 class Doing:
-    """Of all threads of a process."""
+    """Records what each thread is doing."""
 
     def __init__(self) -> None:
         self._now: dict[int, tuple[str, float]] = {}
@@ -57,8 +57,8 @@ class Doing:
 
     @contextmanager
     def __call__(self, what: str) -> Iterator[None]:
-        """Around the work of a thread. A collective that does not come to its end there fails as a transfer does, with
-        LinkError: somebody else is to blame."""
+        """Record `what` for this thread while the block runs. A collective that breaks in it raises LinkError, as a
+        broken transfer does: another process is to blame."""
         thread, began = threading.get_ident(), time.monotonic()
         before = self._now.get(thread)
         self._now[thread] = what, began
@@ -75,16 +75,17 @@ class Doing:
                 self._now[thread] = before
 
     def work(self) -> tuple[Work, ...]:
+        """Return what the threads are doing."""
         frames, now = sys._current_frames(), time.monotonic()
         return tuple(
             Work(what, now - since, _place(frames.get(thread))) for thread, (what, since) in list(self._now.items())
         )
 
     def at(self, world: tuple[Address, ...], moving: tuple[Pending, ...]) -> At:
-        """world: the processes of torch's default group, in order."""
-        found = entered()
-        ranks = {key: tuple(world[rank] for rank in key[1] if rank < len(world)) for key in found.last}
-        return At(self.work(), found, ranks, moving)
+        """Return the report of this process. world: the processes of torch's default group, in order."""
+        collectives = entered()
+        ranks = {key: tuple(world[rank] for rank in key[1] if rank < len(world)) for key in collectives.last}
+        return At(self.work(), collectives, ranks, moving)
 
 
 def _place(frame: object) -> str:

@@ -1,4 +1,4 @@
-"""The processes of a plan as Ray actors: how they are called, and what becomes of those that fail."""
+"""The processes of a plan as Ray actors: how they are called, and what happens when some fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Actors(Processes):
-    """Ray actors."""
+    """The processes of a plan, each a Ray actor."""
 
     def __init__(
         self,
@@ -34,24 +34,24 @@ class Actors(Processes):
         logs: str,
         begin: Callable[[WorkerSpec], Any],
     ) -> None:
-        """seconds: longest wait for an answer. release: gives back what the actors ran on. logs: the folder of
-        Ray's. begin: starts a process, in the place of one that is gone."""
+        """seconds: longest wait for an answer. release: frees the resources that the actors ran on. logs: the folder of
+        Ray's logs. begin: starts an actor in the place of one that has died."""
         super().__init__(specs, seconds)
         self.handles, self.release, self.logs, self.begin = dict(handles), release, logs, begin
         self.over: BaseException | None = None
-        """Why nobody waits for answers any more: what came first is what everybody tells."""
+        """The first failure, which ends every wait and is what each of them raises."""
         self._failed: tuple[Sequence[Any], Request] | None = None
-        """The wait in which it came."""
+        """The references and the request of the wait that failed first."""
         self._hurt = False
-        """Something has failed before."""
+        """Whether a wait has failed since all processes were started."""
         self._names = {handle._actor_id.hex(): who for who, handle in handles.items()}
         self._lost = set[Address]()
-        """Those that the run goes on without."""
+        """The processes that the run goes on without."""
         self._lock = threading.Lock()
         self._passed = Counter[str]()
-        """How many orders each process was given to pass on, by Ray's name of it: who takes its place begins anew."""
+        """How many requests each actor was given to pass on, by its Ray id: an actor that replaces it counts from 0."""
         self._passing = threading.Lock()
-        """Held while one is sent: they are sent in the order of their numbers."""
+        """Held while a request is passed on, so that requests are sent in the order of their numbers."""
 
     def handle(self, who: Address) -> Any:
         return self.handles[who]
@@ -60,22 +60,24 @@ class Actors(Processes):
         self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
     ) -> Reference[T]:
         bound = getattr(self.handles[who], method.__name__)
-        called = bound.options(concurrency_group=_BESIDE[method]) if method in _BESIDE else bound
+        called = (
+            bound.options(concurrency_group=_CONCURRENCY_GROUPS[method]) if method in _CONCURRENCY_GROUPS else bound
+        )
         return cast("Reference[T]", called.remote(*args, **named))
 
     def open(self, plan: Plan, names: Collection[str] | None = None) -> list[str]:
-        found = super().open(plan, names)
+        things = super().open(plan, names)
         leading = []
         for group in plan.groups:
             if names is not None and group.name not in names:
                 continue
             for speaker, ranks in zip(group.speakers(), group.copies(), strict=True):
-                others = {rank: self.handles[group.name, rank] for rank in ranks if rank != speaker}
-                if others:
-                    leading.append(((group.name, speaker), others))
+                followers = {rank: self.handles[group.name, rank] for rank in ranks if rank != speaker}
+                if followers:
+                    leading.append(((group.name, speaker), followers))
         who = tuple(speaker for speaker, _ in leading)
-        self.get([self.call(each, Worker.lead, others) for each, others in leading], Request(who, "opening"))
-        return found
+        self.get([self.call(leader, Worker.lead, followers) for leader, followers in leading], Request(who, "opening"))
+        return things
 
     def pass_on(
         self,
@@ -85,15 +87,15 @@ class Actors(Processes):
         *args: P.args,
         **named: P.kwargs,
     ) -> Reference[list[T]]:
-        handle, threads = self.handles[through], _BESIDE.get(method)
-        # Inside of a list references stay references: rows go to those who need them.
-        said = [rank for _, rank in to], method.__name__, list(args), named, threads
+        handle, threads = self.handles[through], _CONCURRENCY_GROUPS.get(method)
+        # Inside a list Ray leaves references unresolved, so that rows go straight to the ranks that need them.
+        passed = [rank for _, rank in to], method.__name__, list(args), named, threads
         if threads:
-            return cast("Reference[list[T]]", handle.pass_on.options(concurrency_group=threads).remote(*said))
+            return cast("Reference[list[T]]", handle.pass_on.options(concurrency_group=threads).remote(*passed))
         who = handle._actor_id.hex()
         with self._passing:
             number = self._passed[who] + 1
-            sent = handle.pass_on.options(concurrency_group=ORDERS).remote(*said, number)
+            sent = handle.pass_on.options(concurrency_group=ORDERS).remote(*passed, number)
             self._passed[who] = number
         return cast("Reference[list[T]]", sent)
 
@@ -117,25 +119,25 @@ class Actors(Processes):
             if who in self.gone:
                 raise gone(who, self.gone[who], request, self.logs)
         waiting: list[Any] = list(references)
-        others: list[Any] = list(beside)
+        concurrent: list[Any] = list(beside)
         asked = dict(zip(waiting, request.answering, strict=True)) if losing else {}
         end = time.monotonic() + self.seconds
         while True:
             left = end - time.monotonic()
             try:
                 # Short waits, so that the failure of another wait ends this one too.
-                answered, _ = ray.wait(others, num_returns=len(others), timeout=0) if others else ([], [])
+                answered, _ = ray.wait(concurrent, num_returns=len(concurrent), timeout=0) if concurrent else ([], [])
                 ray.get(answered)
-                found: list[T] = ray.get(waiting, timeout=max(0.0, min(_SLICE, left)))
+                answers: list[T] = ray.get(waiting, timeout=max(0.0, min(_SLICE, left)))
                 if losing is None:
-                    return found
+                    return answers
                 # An answer may have come before its process was lost.
-                there = {
-                    each: answer
-                    for each, answer in zip(waiting, found, strict=True)
-                    if self._lost.isdisjoint(asked[each])
+                by_reference = {
+                    reference: answer
+                    for reference, answer in zip(waiting, answers, strict=True)
+                    if self._lost.isdisjoint(asked[reference])
                 }
-                return cast("list[T]", [there.get(each) for each in references])
+                return cast("list[T]", [by_reference.get(reference) for reference in references])
             except ray.exceptions.GetTimeoutError:
                 if self.over is not None and not alone:
                     raise self.over from None
@@ -144,11 +146,12 @@ class Actors(Processes):
             except Exception as error:
                 if losing is None or not self._lose(losing, error):
                     raise self._first(waiting, request, error) from None
-                waiting = [each for each in waiting if self._lost.isdisjoint(asked[each])]
-                others = [each for each in others if not self._is_lost(each)]
+                waiting = [reference for reference in waiting if self._lost.isdisjoint(asked[reference])]
+                concurrent = [reference for reference in concurrent if not self._is_lost(reference)]
 
     def _is_lost(self, reference: Any) -> bool:
-        """Whether what somebody was asked for is not to come, since the run goes on without it."""
+        """Return whether a reference never gets a value because it comes from a process that the run goes on
+        without."""
         import ray
 
         try:
@@ -158,14 +161,15 @@ class Actors(Processes):
         return False
 
     def _lose(self, losing: Losing, error: Exception) -> bool:
-        """Whether the run goes on without those whose end an error comes from."""
+        """Return whether the run can go on without the processes whose end caused an error; if so, end what is left of
+        them."""
         import ray
 
         with self._lock:
             if self.over is not None:
                 return False
             if self._names.get(actor_of(error)) not in self._lost:
-                # It may be another one that tells of it, to which it was connected.
+                # The error may come from another process that was connected to the dead one.
                 self._find_gone()
                 lost = losing(self.gone) if self.gone else None
                 if lost is None:
@@ -185,10 +189,10 @@ class Actors(Processes):
         while self.over is None and time.monotonic() < end:
             answered, _ = ray.wait(waiting, timeout=_SLICE)
             if answered:
-                found = waiting.index(answered[0])
-                if found < len(references) or _fails(answered[0]):
-                    return found if found < len(references) else 0
-                del waiting[found]
+                index = waiting.index(answered[0])
+                if index < len(references) or _fails(answered[0]):
+                    return index if index < len(references) else 0
+                del waiting[index]
         return 0
 
     def give_up(self, why: BaseException) -> None:
@@ -212,46 +216,46 @@ class Actors(Processes):
     ) -> dict[Address, T]:
         import ray
 
-        who = [each for each in who if each not in self.gone]
+        who = [address for address in who if address not in self.gone]
         if not self._hurt:
             return super().free(who, enough, request, method, *args, **named)
-        asked: dict[Any, Address] = {self.call(each, method, *args, **named): each for each in who}
-        found: dict[Address, T] = {}
+        asked: dict[Any, Address] = {self.call(address, method, *args, **named): address for address in who}
+        answers: dict[Address, T] = {}
         waiting, began = list(asked), time.monotonic()
         while waiting and (took := time.monotonic() - began) < min(self.seconds, _PATIENCE):
             answered, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_SLICE)
             for reference in answered:
                 try:
-                    found[asked[reference]] = ray.get(reference)
+                    answers[asked[reference]] = ray.get(reference)
                 except ray.exceptions.RayActorError as error:
                     self.gone[asked[reference]] = why_gone(error)
                 except ray.exceptions.RayError:
                     continue
-            if took > _GRACE and enough(found):
+            if took > _GRACE and enough(answers):
                 break
-        return {each: found[each] for each in who if each in found}
+        return {address: answers[address] for address in who if address in answers}
 
     def replace(self, plan: Plan, names: Collection[str]) -> None:
         import ray
 
-        who = [each for each in self.specs if each[0] in names]
+        who = [address for address in self.specs if address[0] in names]
         self._lost -= {*who}
-        self.who = tuple(each for each in self.specs if each not in self._lost)
-        for each in who:
-            # Those who are left of a group have met those who are gone: they cannot meet others.
-            ray.kill(self.handles[each])
-        for each in who:
-            self.handles[each] = self.begin(self.specs[each])
-            self._names[self.handles[each]._actor_id.hex()] = each
-            self.gone.pop(each, None)
+        self.who = tuple(address for address in self.specs if address not in self._lost)
+        for address in who:
+            # The survivors of a group have joined torch groups with the dead ones, and cannot join new ones.
+            ray.kill(self.handles[address])
+        for address in who:
+            self.handles[address] = self.begin(self.specs[address])
+            self._names[self.handles[address]._actor_id.hex()] = address
+            self.gone.pop(address, None)
         self._hurt = False
-        started: dict[Any, Address] = {self.call(each, Worker.pid): each for each in who}
+        started: dict[Any, Address] = {self.call(address, Worker.pid): address for address in who}
         _, missing = ray.wait(list(started), num_returns=len(started), timeout=min(self.seconds, _PATIENCE))
-        self.gone |= {started[each]: "there is no place for another one" for each in missing}
+        self.gone |= {started[reference]: "there is no place for another one" for reference in missing}
         self.open(plan, names)
 
     def _first(self, waiting: Sequence[Any], request: Request, error: Exception | None) -> BaseException:
-        """The first failure of all waits. `error`: of this one; None if it took too long."""
+        """Return the first failure of all waits. error: that of this wait; None if it took too long."""
         with self._lock:
             if self.over is None:
                 silent = self._find_gone()
@@ -261,35 +265,36 @@ class Actors(Processes):
     def _meaning(
         self, waiting: Sequence[Any], request: Request, error: Exception | None, silent: Collection[Address]
     ) -> BaseException:
-        # What others of its group say then (a connection was closed) comes from the one that is gone.
-        told = link_of(error)
-        for who in sorted(self.gone, key=lambda each: each not in request.who):
-            return gone(who, self.gone[who], request, self.logs, told)
-        if error is not None and told is None:
+        # A closed connection that others of the group report is a consequence of the process that is gone.
+        link_error = link_of(error)
+        for who in sorted(self.gone, key=lambda address: address not in request.who):
+            return gone(who, self.gone[who], request, self.logs, link_error)
+        if error is not None and link_error is None:
             return meaning(error, self._names.get(actor_of(error), request.who[0]), request, self.logs)
         waits, slow = self._waits(silent), self._unanswered(waiting, request, 0.0)
-        if told is not None:
+        if link_error is not None:
             mute = next((who for who in request.who if who in silent), None)
-            return cut(mute, told, request, self.logs, waits.notes(slow))
+            return cut(mute, link_error, request, self.logs, waits.notes(slow))
         return late(waits.blamed(slow) or request.who[0], self.seconds, request, self.logs, waits.notes(slow))
 
     def _waits(self, silent: Collection[Address]) -> Waits:
-        """Who waits for whom, as far as they say so."""
+        """Ask the processes that answer what they wait for."""
         import ray
 
         asked: dict[Any, Address] = {
             self.call(who, Worker.at): who for who in self.who if who not in self.gone and who not in silent
         }
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_GRACE) if asked else ([], [])
-        found: dict[Address, At] = {}
+        activities: dict[Address, At] = {}
         for reference in answered:
-            # One that cannot tell does not keep the others from it.
+            # A process that fails to report must not hide the reports of the others.
             with suppress(Exception):
-                found[asked[reference]] = ray.get(reference)
-        return Waits.of(found, silent)
+                activities[asked[reference]] = ray.get(reference)
+        return Waits.of(activities, silent)
 
     def _find_gone(self) -> set[Address]:
-        """Asks every process whether it is there; one that works answers beside its work. Those that say nothing."""
+        """Ask every process whether it is alive, which a busy one answers too, and record those that are gone. Return
+        those that do not answer."""
         import ray
 
         asked: dict[Any, Address] = {self.call(who, Worker.pid): who for who in self.who if who not in self.gone}
@@ -307,16 +312,16 @@ class Actors(Processes):
 
         _, waiting = ray.wait(list(references), num_returns=len(references), timeout=seconds)
         asked = zip(request.answering, references, strict=True)
-        return {who for each, reference in asked if reference in waiting for who in each}
+        return {who for answering, reference in asked if reference in waiting for who in answering}
 
     def _end_silent(self, references: Sequence[Any], request: Request) -> None:
-        """Ends those of a wait that failed who do not even say that they are there, as one that was stopped: then
-        others who wait for them fail, and can be asked for what they have."""
+        """Kill the processes of a failed wait that do not answer at all, e.g. stopped ones. Processes that wait for
+        them then fail, and can be asked for what they have."""
         import ray
 
         silent = self._find_gone() & self._unanswered(references, request, 0.0)
         if silent:
-            # A machine may be that busy.
+            # A busy machine may answer late, so they get a second chance.
             silent &= self._find_gone()
         for who in silent:
             self.gone[who] = "it was ended, because it did not answer"
@@ -334,20 +339,20 @@ class Actors(Processes):
             self.release()
 
 
-_BESIDE: dict[object, str] = {
+_CONCURRENCY_GROUPS: dict[object, str] = {
     **dict.fromkeys((Worker.pid, Worker.at, Worker.close, Worker.retain, Worker.refresh), ROWS),
     **dict.fromkeys((Worker.rows, Worker.last_changed, Worker.hold, Worker.free), ROWS),
     **dict.fromkeys((Worker.leave, Worker.limit, Worker.unfinished), ROWS),
     Worker.checkpoint: SAVES,
     **dict.fromkeys((Worker.sample, Worker.go_on, Worker.next_sampled), SAMPLES),
 }
-"""What a process does while it works on something else, as it packs rows, and in which threads: a step may end while a
-later one is at work, newer weights come while rows are sampled, and so do rows of other orders."""
+"""Methods that a process runs beside its work, as it packs rows, and the concurrency group of their threads: a step may
+end while a later one runs, and newer weights and other requests' rows arrive while rows are sampled."""
 _SLICE = 0.5
 _GRACE = 5.0
-"""Seconds in which a process that is there answers."""
+"""Seconds in which a living process answers."""
 _PATIENCE = 60.0
-"""Seconds in which a process that works on what has failed elsewhere comes to an end of it, or will wait for ever."""
+"""Seconds in which a process that works on a failed request comes to an end of it; after that it is taken to hang."""
 _CLOSING = 2.0
 
 

@@ -1,9 +1,10 @@
-"""What comes to a process: rows of orders, in their order; and new weights, also while it samples: then they are taken
-between two tokens.
+"""What arrives at a process while it works: the rows of requests, in order, and new weights, which a sampling process
+takes between two tokens.
 
-New weights are told of twice: beside what the process does, so that who samples can take them before a token; and among
-its orders, where they are here when it goes on. All ranks of a copy have the same orders in the same order. So either
-all of them take new weights before the same token, or all do between the same two orders.
+New weights are announced twice: concurrently with the work of the process, so that a sampling thread can take them
+before a token, and among its requests, as a point at which they must have arrived. All ranks of a replica get the same
+requests in the same order. So either all of them take new weights before the same token, or all do between the same two
+requests.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from rlgraph.backends.exchange.exchange import Moved
 
 @dataclass(frozen=True)
 class _Arrival:
+    """New weights that can be received."""
+
     version: int
     receive: Callable[[], Moved]
     """Takes part in the transfer."""
@@ -31,8 +34,8 @@ class _Arrival:
 
 
 class Came:
-    """Which orders have come so far that a later one, which is told to another thread, may go on: their rows are here,
-    or they have been passed on."""
+    """The last request that has come so far that a later one, which another thread does, may go on: its rows are here,
+    or it has been passed on."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -44,24 +47,24 @@ class Came:
             self._changed.notify_all()
 
     def wait(self, number: int) -> None:
-        """Until an order has come so far, or it has failed; 0: none."""
+        """Wait until the request with this number has arrived or failed; 0 means none."""
         with self._changed:
             self._changed.wait_for(lambda: self._last >= number)
 
 
 class Arrivals:
-    """Of one model. Implements `rlgraph.backends.engines.base.Refresh` for who samples with it; but for `bring`, all is
-    done by the thread that does the process's orders, or while that waits."""
+    """The new weights of one model. Implements `rlgraph.backends.engines.base.Refresh` for the engine that samples with
+    it. All methods but `bring` are called by the thread that does the process's requests, or while it waits."""
 
     def __init__(self) -> None:
         self.version = 0
         self._arrivals: dict[int, _Arrival] = {}
-        """By their numbers, until they are settled."""
+        """By number, until they are settled."""
         self._waiting: _Arrival | None = None
         self._changed = Condition()
 
     def begin(self, version: int) -> None:
-        """Somebody begins to sample who was told this version with the order: newer ones may have come since."""
+        """Begin to sample for a request that was sent with this version; newer weights may have arrived since."""
         self.version = max(self.version, version)
 
     @property
@@ -78,7 +81,7 @@ class Arrivals:
         return self.version
 
     def bring(self, number: int, version: int, receive: Callable[[], Moved]) -> Moved:
-        """There are new weights, which can be received from now on: waits until they have been, in another thread."""
+        """Announce new weights that can be received from now on, and wait until another thread has received them."""
         arrival = _Arrival(version, receive)
         with self._changed:
             self._waiting = self._arrivals[number] = arrival
@@ -86,7 +89,7 @@ class Arrivals:
         return arrival.moved.result()
 
     def settle(self, number: int) -> None:
-        """New weights are here when this is over: nobody may have taken them."""
+        """Return when new weights have been received, by this thread if no other has taken them."""
         with self._changed:
             self._changed.wait_for(lambda: number in self._arrivals)
             arrival = self._arrivals.pop(number)

@@ -1,4 +1,5 @@
-"""A run on a cluster: the controller fires nodes on groups of processes. It sees references and counts, never rows."""
+"""Runs a program on a cluster: the controller fires nodes on groups of processes, and sees references and counts, never
+rows."""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ from rlgraph.passes.rewrites.accumulate import accumulated
 from rlgraph.passes.rewrites.admit import admitted
 
 HISTORY = "the history of lengths"
-"""In checkpoints."""
+"""The key of the history of answer lengths in checkpoints."""
 
 
 class RayBackend(Placed):
-    """Runs a program by a plan."""
+    """Runs a program by its plan, in Ray actors or in this process."""
 
     def __init__(
         self,
@@ -50,13 +51,13 @@ class RayBackend(Placed):
         repeats: int = 0,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Starts every process of the plan and loads its models.
+        """Start every process of the plan and load its models.
 
         address: of a Ray cluster; None starts Ray on this machine. debug: all processes are objects in this one, one
-        for each group, with the embedded engine. seconds: longest wait for an answer. memory: bytes that the
-        processes need together at least. repeats: how often steps are run again by themselves where processes are
-        lost that only sample. say: is told so. Raises ProgramError for what cannot be opened, RunError for a cluster
-        that cannot hold the plan.
+        for each group, with the embedded engine. seconds: longest wait for an answer. memory: bytes that the processes
+        need together at least. repeats: how often steps are run again automatically after processes that only sample
+        were lost. say: receives a message about each such repeat. Raises ProgramError for what cannot be opened,
+        RunError for a cluster that cannot hold the plan.
         """
         plan = plan.alone(embedded().name) if debug else plan
         program = numbered(admitted(accumulated(program, plan), plan))
@@ -77,7 +78,7 @@ class RayBackend(Placed):
         except BaseException:
             self.processes.stop()
             raise
-        # In this process a call is a call: nodes that are fired in line come out in the order of a debugger.
+        # With everything in this process nodes run one after the other, which a debugger can follow.
         clock = InLine() if debug else Threads()
         self.notes, self.record = Notes(program), settings.record
         self.endings = Endings(settings.record, settings.replay)
@@ -105,7 +106,7 @@ class RayBackend(Placed):
     # Lost processes
 
     def _once_more(self) -> bool:
-        """Whether the run may go on by itself where processes are lost; counts."""
+        """Return whether the run may go on automatically after processes were lost, and count it."""
         may = self.repeats > 0
         self.repeats -= may
         return may
@@ -124,8 +125,8 @@ class RayBackend(Placed):
                 self.repeats -= 1
 
     def _replaced(self, error: RunError) -> bool:
-        """Whether the steps that were under way can be run again: no model has changed in them, all that is lost can be
-        had again, and others have taken the places of those who had it."""
+        """Return whether the steps in flight can be run again: no model has changed in them, all that was lost can be
+        rebuilt, and new processes have taken the places of the lost ones."""
         if not self.whole():
             return False
         lost = {group for group, _ in self.processes.gone}
@@ -135,8 +136,8 @@ class RayBackend(Placed):
         try:
             left = tuple(who for who in self.processes.who if who[0] not in lost)
             request = Request(left, "the end of what has failed")
-            ready = self.processes.free(left, lambda found: False, request, Worker.ready, self._flights.failed)
-            # Who was told to change a model before may have begun meanwhile.
+            ready = self.processes.free(left, lambda answers: False, request, Worker.ready, self._flights.failed)
+            # A process that was told to change a model earlier may have begun to do so meanwhile.
             if len(ready) < len(left) or not self.whole():
                 return False
             self.processes.replace(self.plan, lost)
@@ -153,19 +154,19 @@ class RayBackend(Placed):
 
     @property
     def lasting(self) -> Sequence[str]:  # type: ignore[override]
-        return (HISTORY,) if any(each.by == "longest" for each in self.plan.admits) else ()
+        return (HISTORY,) if any(admission.by == "longest" for admission in self.plan.admits) else ()
 
     def rows(self) -> dict[str, int | None]:
-        """Of each data source how many rows it has, where that is known."""
+        """Return how many rows each data source has, where that is known."""
         return self.saves.rows()
 
     def judged(self) -> list[str]:
-        """What was done with rows that are too long, in sentences."""
+        """Return sentences that say what was done with rows that are too long."""
         return self.saves.judged()
 
     def whole(self) -> bool:
-        """Whether the models are as the last step that is over left them: no step since then has begun to change one,
-        and all who have them are there."""
+        """Return whether the models are as the last finished step left them: no later step has begun to change one, and
+        all processes that hold them are alive."""
         if self._broken:
             self.processes.go_on()
         try:
@@ -174,8 +175,8 @@ class RayBackend(Placed):
             return False
 
     def keep(self, model: str) -> Kept | None:
-        """What the last step left of a model, in the processes that have it; None: it is as it was loaded. Raises Torn,
-        RunError."""
+        """Hold what the last step left of a model, in the processes that have it; None if it is as it was loaded.
+        Raises Torn, RunError."""
         if model not in dict(self.plan.owners):
             return None
         return self.saves.keep(model, self.plan.owner(model), self.done, self.versions.after(model, self.done))
@@ -186,7 +187,7 @@ class RayBackend(Placed):
         return self.saves.fetched(super().kept(name))
 
     def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
-        """Goes on behind a step, in place of the first one. Raises EngineError for weights of another model."""
+        """Go on after step `number`, in place of the first one. Raises EngineError for weights of another model."""
         for name, saved in models.items():
             self.saves.restore(name, self.plan.owner(name), saved)
             self.weights.restore(name, saved.updates, saved.past)

@@ -1,4 +1,4 @@
-"""Orders whose rows a copy samples together: which of them are under way, and in which order they went out."""
+"""Requests whose rows a replica samples in one batch: which are in flight, and in which order they were sent."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rlgraph.backends.ray.remote import Address
 
 
 class Together:
-    """Of all copies."""
+    """The requests of all replicas that are sampled together."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._going: Counter[Address] = Counter()
-        """By who speaks for a copy, how many orders it has whose rows are sampled together."""
+        """By leader of a replica, how many such requests it has in flight."""
         self._last: dict[Address, int] = {}
-        """The number of the one that went out last."""
+        """By leader, the number of the request sent last."""
         self._lock = threading.Lock()
 
     def alone(self, copies: Sequence[Copy]) -> bool:
-        """Whether each of these has one such order at most."""
+        """Return whether each of these replicas has at most one such request."""
         with self._lock:
             return all(self._going[speaker] <= 1 for speaker, _ in copies)
 
     @contextmanager
     def order(self, order: Order, copies: Sequence[Copy]) -> Iterator[Place]:
-        """An order to copies of a group that has the turn for it, until it is over."""
+        """Yield the place of a request to replicas of a group that has the turn for it, until it ends."""
         sending = self._processes.sending(order.group.name)
         if order.key is None:
             yield Place(self, sending, alone=True)
@@ -47,26 +47,26 @@ class Together:
 
 @dataclass
 class Place:
-    """Of an order among those that are sampled together."""
+    """The place of a request among those that are sampled together."""
 
     together: Together
     sending: AbstractContextManager[object]
     """Held while it is sent."""
     alone: bool = False
-    """Its rows are sampled by who does it, and for it alone."""
+    """Whether its rows are sampled by its own thread, with no others."""
 
     def __post_init__(self) -> None:
         self.numbers: dict[Address, int] = {}
-        """The copies that it was sent to, by who speaks."""
+        """Its number at each replica that it was sent to, by leader."""
 
     def after(self, copy: Copy) -> int | None:
-        """The order that it joins at a copy; 0: there is none; None: it is alone."""
+        """Return the number of the request that it joins at a replica: 0 if there is none, None if it is alone."""
         if self.alone:
             return None
         return self.together._last[copy[0]] if self.together._going[copy[0]] else 0
 
     def given(self, copy: Copy, number: int) -> None:
-        """It was sent to a copy under this number."""
+        """Record that it was sent to a replica under this number."""
         with self.together._lock:
             self.numbers[copy[0]] = number
             self.together._going[copy[0]] += 1

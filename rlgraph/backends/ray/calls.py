@@ -1,4 +1,4 @@
-"""Calls that go out together: what all of a copy has to do is told to the copy, and not to each of its ranks."""
+"""Calls that are sent together: a replica gets one message for all of its ranks, and not one for each."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import Group
 
 Copy = tuple[Address, tuple[Address, ...]]
-"""A data-parallel copy: the rank that leads it, and its others. What the others have to do is mostly the same, and the
-one that leads passes it on: so that all of them hear one thing after the other. It also has the results, but for those
-of models whose stages lie the other way round."""
+"""The address of the rank that leads a data-parallel replica, and those of its other ranks. The others mostly do the
+same, so the leader passes requests on to them, and all get requests in one order. The leader also has the results,
+except for models whose pipeline stages are reversed."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def copies(group: Group) -> tuple[Copy, ...]:
-    """Of a group, in order."""
+    """Return the replicas of a group, in order."""
     return tuple(
         ((group.name, speaker), tuple((group.name, rank) for rank in ranks if rank != speaker))
         for speaker, ranks in zip(group.speakers(), group.copies(), strict=True)
@@ -31,40 +31,41 @@ def copies(group: Group) -> tuple[Copy, ...]:
 
 
 class Calls(Generic[T]):
-    """What is asked, and by whom it will be answered."""
+    """Calls that were made, and the processes that answer each of them."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
         self.asked: list[tuple[Address, ...]] = []
-        """For each call, who answers it."""
+        """For each call, the processes that answer it."""
         self.answers: list[Reference[Any]] = []
         self.beside: list[Reference[Any]] = []
-        """Answers to others, a failure of which ends the wait for these."""
+        """Answers to other calls, whose failure ends the wait for these."""
         self._several: list[bool] = []
+        """For each call, whether its answer is a list with one item for each process."""
 
     @property
     def who(self) -> tuple[Address, ...]:
-        """All of them, in the order of their answers."""
-        return tuple(who for each in self.asked for who in each)
+        """All processes that were asked, in the order of their answers."""
+        return tuple(who for addresses in self.asked for who in addresses)
 
     def one(self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs) -> None:
-        """Asks a process itself."""
+        """Call a process directly."""
         self._add((who,), self.processes.call(who, method, *args, **named), several=False)
 
     def others(self, copy: Copy, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs) -> None:
-        """Asks others of a copy than the one that leads it, through that one."""
+        """Call ranks of a replica other than its leader, through the leader."""
         leader, others = copy
         self._add(others, self.processes.pass_on(leader, others, method, *args, **named), several=True)
 
     def copy(self, copy: Copy, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs) -> None:
-        """Asks all of a copy."""
+        """Call all ranks of a replica."""
         with self.processes.sending(copy[0][0]):
             self.one(copy[0], method, *args, **named)
             if copy[1]:
                 self.others(copy, method, *args, **named)
 
     def also(self, others: Calls[T]) -> None:
-        """Waits for what others were asked, too."""
+        """Wait for the calls of `others`, too."""
         self.asked += others.asked
         self.answers += others.answers
         self._several += others._several
@@ -75,15 +76,15 @@ class Calls(Generic[T]):
         self._several.append(several)
 
     def get(self, doing: str, node: Node | None = None, losing: Losing | None = None) -> list[list[T]]:
-        """Waits: for each call the answers. Raises RunError where a process failed, is gone, or does not answer.
-        losing: of calls to processes that the run goes on without nothing is left."""
+        """Wait for the answers, and return a list for each call. Raises RunError where a process failed, is gone, or
+        does not answer. losing: calls to processes that the run goes on without are dropped from the result."""
         request = Request(self.who, doing, node, tuple(self.asked))
-        found: list[Any] = self.processes.get(self.answers, request, self.beside, losing=losing)
+        answers: list[Any] = self.processes.get(self.answers, request, self.beside, losing=losing)
         if losing is not None:
-            left = [answer is not None for answer in found]
-            found, self.asked = [*compress(found, left)], [*compress(self.asked, left)]
-            self._several = [*compress(self._several, left)]
+            answered = [answer is not None for answer in answers]
+            answers, self.asked = [*compress(answers, answered)], [*compress(self.asked, answered)]
+            self._several = [*compress(self._several, answered)]
         return [
             cast("list[T]", answer) if several else [answer]
-            for answer, several in zip(found, self._several, strict=True)
+            for answer, several in zip(answers, self._several, strict=True)
         ]

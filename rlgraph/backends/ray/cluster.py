@@ -1,4 +1,4 @@
-"""Where the processes of a plan run: a Ray cluster, one that is started here, or this process."""
+"""Starts the processes of a plan on a Ray cluster, on Ray started on this machine, or as objects in this process."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ops.nodes import NODES, code_of
 
 _CONNECT = 5.0
-"""Seconds in which a cluster answers that is there."""
+"""Seconds in which a running cluster answers."""
 _PATIENCE = 60.0
-"""Seconds that others have to give back the devices that they use."""
+"""Seconds to wait for others to free the devices that they use."""
 _SLICE = 0.5
 _STORE = 1 << 30
-"""Bytes of Ray's object store on this machine: rows that travel, no weights. What does not fit goes to the disk. Ray's
-own size is a third of the memory, which a laptop needs for the models."""
+"""Bytes of Ray's object store on this machine, which holds rows in transit and no weights; what does not fit is spilled
+to disk. Ray's default is a third of the memory, which a laptop needs for the models."""
 _STORE_VARIABLES = ("RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION", "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES")
-"""With these the user chooses another size."""
+"""Environment variables with which the user chooses another size."""
 
 
 def start(
@@ -47,7 +47,7 @@ def start(
     memory: int,
     note: Callable[[str], None],
 ) -> Processes:
-    """Every process of the plan, none of them opened yet. Raises RunError for what the cluster cannot hold.
+    """Start every process of the plan, without opening any. Raises RunError for what the cluster cannot hold.
 
     memory: bytes that the processes need together at least.
     """
@@ -70,15 +70,16 @@ def start(
 
 
 def opened(program: Program, plan: Plan, group: Group) -> frozenset[str]:
-    """What the processes of a group open from outside the program: the code that is placed on it; where models act, the
-    environments that have no pool of their own; on the host all else."""
+    """Return the names of what the processes of a group open from outside the program: the code that is placed on the
+    group; where models act, the environments without a pool of their own; on the host everything else without a
+    pool."""
     if group.code:
         return frozenset(group.code)
-    free = [each for each in program.outside if plan.runs(each.name) is None]
+    free = [outside for outside in program.outside if plan.runs(outside.name) is None]
     if group.name == HOST:
-        return frozenset(each.name for each in free)
+        return frozenset(outside.name for outside in free)
     acted_in = {code_of(node) for _, node in program.walk() if NODES[node.op].with_model}
-    return frozenset(each.name for each in free if each.name in acted_in)
+    return frozenset(outside.name for outside in free if outside.name in acted_in)
 
 
 def _actors(
@@ -93,19 +94,19 @@ def _actors(
     from ray.util.placement_group import remove_placement_group
 
     address = address or os.environ.get("RAY_ADDRESS")
-    own = not ray.is_initialized()
+    starts_ray = not ray.is_initialized()
     groups: dict[str, Any] = {}
     daemons = Daemons()
 
     def release() -> None:
         for group in groups.values():
             remove_placement_group(group)
-        if own:
+        if starts_ray:
             ray.shutdown()
             daemons.end()
 
     try:
-        if own:
+        if starts_ray:
             _connect(ray, address, plan, note, daemons)
         kind = _kind(ray)
         _check_room(ray, plan, kind, memory)
@@ -126,31 +127,31 @@ def _actors(
 
 
 def _kind(ray: Any) -> str:
-    """Of the cluster's devices."""
+    """Return Ray's name of the cluster's devices."""
     return "GPU" if ray.cluster_resources().get("GPU") else "CPU"
 
 
 def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[str, Any]) -> Any:
-    """Starts one process; its handle."""
+    """Start one process and return its actor handle."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
     group = spec.group
     place: Any
     if group.name == HOST:
-        part = 0.0
+        fraction = 0.0
         place = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     else:
-        # Groups of one pool take turns on its devices: each has a part of every one, in the steps that Ray counts in.
+        # Groups of one pool take turns on its devices: each reserves a fraction of them, in Ray's granularity of 1e-4.
         sharing = sum(other.pool == group.pool for other in plan.groups)
-        part = math.floor(1e4 / sharing) / 1e4
+        fraction = math.floor(1e4 / sharing) / 1e4
         kind = "CPU" if group.code else kind
         place = PlacementGroupSchedulingStrategy(groups[group.pool], group.devices[spec.rank])
     actor = ray.remote(concurrency_groups={ROWS: 4, ORDERS: SORTS, SAVES: 1, SAMPLES: 2 * TOGETHER})(Worker)
     return actor.options(
-        num_cpus=part if kind == "CPU" else 0,
-        num_gpus=part if kind == "GPU" else 0,
+        num_cpus=fraction if kind == "CPU" else 0,
+        num_gpus=fraction if kind == "GPU" else 0,
         max_restarts=0,
-        # Ray's control process would keep a record of each call, of the last 100,000 ones: 100 kB for a small step.
+        # Ray's control process would keep a record of each of the last 100,000 calls: 100 kB for a small step.
         enable_task_events=False,
         scheduling_strategy=place,
         runtime_env={"env_vars": _environment(kind, spec.alone)},
@@ -161,12 +162,12 @@ def _begin(ray: Any, plan: Plan, spec: WorkerSpec, kind: str, groups: Mapping[st
 
 
 def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], None], daemons: Daemons) -> None:
-    """Joins the cluster at an address, or starts one here."""
-    # A process without a device of its own (the host's) still sees what the machine has.
+    """Join the cluster at an address, or start Ray here."""
+    # A process without a device of its own (the host's) still sees the machine's devices.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray's control process would keep a record of each thread that asks for something: 1.5 kB, some in each step.
+    # Ray's control process would keep a record of each thread that makes a call: 1.5 kB, several in each step.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-    # What workers print stays in their logs: failures say where those are.
+    # What workers print stays in their logs; error messages say where those are.
     common = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if address and address != "local":
@@ -174,14 +175,14 @@ def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], No
             with own_signals():
                 ray.init(address=address, **common)
         else:
-            # Nobody is told how Ray is used from here, unless the user has said so.
+            # Ray reports no usage statistics, unless the user has asked for it.
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            # Ray would start a process for each core, none of which has the environment of those that are asked for.
+            # Ray would prestart a process for each core, none of which has the environment of our actors.
             os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
             room = _local_room(plan, note)
             with own_signals(), daemons.starting(), patient():
                 ray.init("local", include_dashboard=False, **room, **common)
-    except Exception as error:  # A plain one is what Ray raises where its processes do not start.
+    except Exception as error:  # Ray raises a plain Exception where its processes do not start.
         where = f"the cluster at {address}" if address else "Ray on this machine"
         raise _cannot(
             f"{where} cannot be reached: {next(iter(str(error).splitlines()), type(error).__name__)}",
@@ -190,14 +191,14 @@ def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], No
 
 
 def _local_room(plan: Plan, note: Callable[[str], None]) -> dict[str, int]:
-    """What Ray is told of this machine."""
+    """Return the resources that Ray is told this machine has."""
     import torch
 
     devices, cpus = (sum(getattr(pool, name) for pool in plan.pools) for name in ("devices", "cpus"))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     room = {}
     if not torch.cuda.device_count():
-        # On a laptop the devices and cpus of a plan share its cores; that is slow, and right.
+        # On a laptop the devices and cpus of a plan share its cores, which is slow but correct.
         room["num_cpus"] = max(devices + cpus, cores)
         if devices + cpus > cores:
             more = f" and {counted(cpus, 'cpu')}" if cpus else ""
@@ -208,7 +209,7 @@ def _local_room(plan: Plan, note: Callable[[str], None]) -> dict[str, int]:
 
 
 def _check_address(address: str) -> None:
-    """Raises OSError where nobody listens: Ray itself would go on trying for minutes."""
+    """Raise OSError where nobody listens: Ray itself would retry for minutes."""
     if address == "auto":
         return
     if "://" in address:
@@ -222,28 +223,28 @@ def _check_address(address: str) -> None:
 
 
 def _check_room(ray: Any, plan: Plan, kind: str, memory: int) -> None:
-    """Whether the cluster has what the plan needs, before anything is started."""
+    """Raise RunError where the cluster lacks what the plan needs, before anything is started."""
     needed = _needed(plan, kind)
-    for what, need in needed.items():
-        have = int(ray.cluster_resources().get(what, 0))
-        if need > have:
-            counts = counted(need, "cpu" if what != kind else "device")
+    for name, count in needed.items():
+        available = int(ray.cluster_resources().get(name, 0))
+        if count > available:
+            counts = counted(count, "cpu" if name != kind else "device")
             raise _cannot(
-                f"the plan needs {counts} ({_pools(plan, kind, what)}), and the cluster has {have} ({what})",
+                f"the plan needs {counts} ({_pools(plan, kind, name)}), and the cluster has {available} ({name})",
                 "make the pools smaller, or add machines",
             )
-    there = int(ray.cluster_resources().get("memory", 0))
-    # Of GPUs Ray does not know the memory.
-    if kind == "CPU" and memory > there:
+    cluster_memory = int(ray.cluster_resources().get("memory", 0))
+    # Ray does not know the memory of GPUs.
+    if kind == "CPU" and memory > cluster_memory:
         raise _cannot(
             f"the plan needs {memory / 1e9:.1f} GB at least, for weights, gradients and moments, and the cluster has "
-            f"{there / 1e9:.1f} GB",
+            f"{cluster_memory / 1e9:.1f} GB",
             "take smaller models, split them further, or add machines",
         )
 
 
 def _reserve(ray: Any, plan: Plan, kind: str, groups: dict[str, Any], seconds: float) -> None:
-    """Takes the devices of every pool into `groups`; who else uses some may give them back within `seconds`."""
+    """Reserve the devices of every pool, as placement groups in `groups`; others may free theirs within `seconds`."""
     from ray.util.placement_group import placement_group
 
     for pool in plan.pools:
@@ -252,46 +253,47 @@ def _reserve(ray: Any, plan: Plan, kind: str, groups: dict[str, Any], seconds: f
             groups[pool.name] = placement_group([{resource: 1} for _ in range(size)], strategy="PACK")
     end = time.monotonic() + seconds
     for group in groups.values():
-        # In short waits, between which Ctrl-C gets through.
+        # Short waits, so that Ctrl-C gets through between them.
         while not group.wait(_SLICE):
             if time.monotonic() > end:
                 free = ", ".join(
-                    f"{_pools(plan, kind, each)}, and {int(ray.available_resources().get(each, 0))} are free ({each})"
-                    for each in _needed(plan, kind)
+                    f"{_pools(plan, kind, name)}, and {int(ray.available_resources().get(name, 0))} are free ({name})"
+                    for name in _needed(plan, kind)
                 )
                 message = f"others use the devices of the cluster: the plan needs {free}"
                 raise _cannot(message, "try again when they are free; `ray status` shows what is used")
 
 
 def _needed(plan: Plan, kind: str) -> dict[str, int]:
-    """How much of each resource the pools have together: of the cluster's kind of devices, and of cpus."""
-    found = {kind: sum(pool.devices for pool in plan.pools)}
+    """Return how much of each resource all pools need together: of the cluster's kind of device, and of CPUs."""
+    needed = {kind: sum(pool.devices for pool in plan.pools)}
     cpus = sum(pool.cpus for pool in plan.pools)
-    return found | ({"CPU": found.get("CPU", 0) + cpus} if cpus else {})
+    return needed | ({"CPU": needed.get("CPU", 0) + cpus} if cpus else {})
 
 
 def _pools(plan: Plan, kind: str, resource: str) -> str:
-    """The pools that need a resource, and how much."""
+    """Return a text of the pools that need a resource, and how much of it."""
     sizes = {pool.name: pool.devices * (kind == resource) + pool.cpus * (resource == "CPU") for pool in plan.pools}
     return ", ".join(f"`{name}` {size}" for name, size in sizes.items() if size)
 
 
 def _machines(groups: Mapping[str, Any]) -> set[str]:
-    """Those that have the devices, by Ray's names."""
+    """Return Ray's ids of the machines that have the reserved devices."""
     from ray.util.placement_group import placement_group_table
 
     return {node for group in groups.values() for node in placement_group_table(group)["bundles_to_node_id"].values()}
 
 
 def _environment(kind: str, alone: bool) -> dict[str, str]:
-    """Of every process. On CPU each has one core, and a process for each device would fill them all with its
-    threads. alone: no process is on another machine, and none needs to be reached from there."""
-    found = {"TOKENIZERS_PARALLELISM": "false"}
+    """Return the environment variables of every process. On CPU each process gets one thread, since one process for
+    each device would otherwise oversubscribe the cores. alone: all processes run on this machine, so that the loopback
+    interface is enough."""
+    variables = {"TOKENIZERS_PARALLELISM": "false"}
     if alone and INTERFACES not in os.environ and (inside := loopback()):
-        found[INTERFACES] = inside
+        variables[INTERFACES] = inside
     if kind == "CPU":
-        found |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return found
+        variables |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return variables
 
 
 def _cannot(message: str, hint: str) -> RunError:

@@ -1,4 +1,4 @@
-"""How the work of a node reaches the processes of a group, and how what they made comes together."""
+"""Sends the work of nodes to the processes of a group, and puts their results together."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sent:
-    """What goes to some of a copy."""
+    """Rows that go to one rank, or to some ranks, of a replica."""
 
     copy: Copy
     to: tuple[Address, ...]
-    """Who they are."""
+    """The ranks that get them."""
     speaks: bool
-    """It is for the one that has the results."""
+    """Whether they are for the rank that returns the results."""
     delivery: Delivery
 
 
 class Dispatch:
-    """Sends orders and reads receipts."""
+    """Sends requests to processes and reads their receipts."""
 
     def __init__(
         self,
@@ -74,16 +74,16 @@ class Dispatch:
         self.axes = axes(program)
         self.together = Together(processes)
         self.links: dict[tuple[str, ...], dict[tuple[str, int], str]] = {}
-        """Of groups that have a pipeline in common, by group and copy that by which its processes take turns."""
+        """For groups that share a pipeline: by group and replica, the link over which its processes take turns."""
         self._number, self._counting = 0, threading.Lock()
         self._copies: dict[tuple[str, Mesh], tuple[Copy, ...]] = {}
         self._alike: dict[tuple[str, Mesh], tuple[list[tuple[Address, ...]], ...]] = {}
         self.works: dict[int, dict[tuple[Address, int], int]] = {}
-        """For each step that is under way, by process and work, the observer's number."""
+        """For each step in flight, by process and request number, the observer's id of the work."""
 
     def fire(self, order: Order) -> Made:
-        """Each data-parallel copy of the group does its share of the rows, or one of them does all; of ranks that run
-        the user's code, one that is free does."""
+        """Run a node: each data-parallel replica of the group does its shard of the rows, or one replica does all; with
+        user code, a rank that is free does."""
         node, group, copy = order.node, order.group, order.copy
         if group.code:
             with self.queues.place(group.pool, order.step.number) as free:
@@ -95,17 +95,17 @@ class Dispatch:
         shared = shares(order, self.axes, self.losses.living(group))
         number, receipts = self.ask(order, shared.frames)
         made = dict[int, Made]()
-        for each, frame in sorted(shared.frames.items()):
-            if each in receipts:
-                made[each] = self.made(node, number, receipts[each], self.speaker(order, each))
+        for index, frame in sorted(shared.frames.items()):
+            if index in receipts:
+                made[index] = self.made(node, number, receipts[index], self.speaker(order, index))
             elif frame is not None:
-                # It was lost: the others do its rows.
-                made[each] = self.fire(replace(order, frame=frame))
+                # The replica was lost: the others do its rows.
+                made[index] = self.fire(replace(order, frame=frame))
                 self.losses.redone(order.step)
         return shared.together(made)
 
     def finish(self, step: Step) -> None:
-        """A step is over."""
+        """Forget a step that has ended."""
         self.ledger.finish(step)
         self.works.pop(step.number, None)
 
@@ -127,15 +127,16 @@ class Dispatch:
         return numbers
 
     def ask(self, order: Order, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
-        """Sends copies of a group their rows and waits: the number of the work, and what each copy's speaker answers.
+        """Send replicas of a group their rows and wait. Return the number of the request, and the receipt of each
+        replica.
 
-        A copy without a frame takes part in an update to which it has nothing to add.
+        A replica without a frame takes part in an update without adding anything to it.
         """
         with self.queues.turn(order.seats, rank=order.step.number, key=order.key):
             return self._sent(order, frames)
 
     def _sent(self, order: Order, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
-        """The same, by who has the pool, or a place of it."""
+        """Do the same where the turn of the pool, or a place in it, is already taken."""
         node, group = order.node, order.group
         copies, wanted = self.copies(group), self.needs(order)
         self.sleeping.shift(order.shifting, node, order.step)
@@ -144,18 +145,18 @@ class Dispatch:
             with place.sending:
                 [number] = self.numbers(1)
                 sent = [
-                    (copy, frame is None, each)
+                    (copy, frame is None, message)
                     for copy, frame in frames.items()
-                    for each in self.addressed(order, copy, frame, wanted)
+                    for message in self.addressed(order, copy, frame, wanted)
                 ]
-                self.ledger.send([each.delivery for *_, each in sent])
+                self.ledger.send([message.delivery for *_, message in sent])
                 self.observer.firing(node, group.pool)
                 began = time.perf_counter()
-                for copy, idle, each in sent:
-                    keeps = each.speaks and not idle
+                for copy, idle, message in sent:
+                    keeps = message.speaks and not idle
                     after = place.after(copies[copy])
-                    told = self.told(order, copy, number, each.delivery, keeps, after, idle=idle)
-                    self.give(calls, order, each, told)
+                    request = self.told(order, copy, number, message.delivery, keeps, after, idle=idle)
+                    self.give(calls, order, message, request)
                 for copy in frames:
                     calls.beside += self.driven(order, copy, number, place)
             self.begun(order)
@@ -164,11 +165,13 @@ class Dispatch:
             answers = self.answers(calls, node, self.losing(order))
         seconds = time.perf_counter() - began
         if len(calls.asked) < len(asked):
-            sent = [each for each, who in zip(sent, asked, strict=True) if who in calls.asked]
+            sent = [message for message, who in zip(sent, asked, strict=True) if who in calls.asked]
         receipts = {
-            copy: found[0] for (copy, idle, each), found in zip(sent, answers, strict=True) if each.speaks and not idle
+            copy: rank_receipts[0]
+            for (copy, idle, message), rank_receipts in zip(sent, answers, strict=True)
+            if message.speaks and not idle
         }
-        self.trace(order, number, calls, [each.delivery for *_, each in sent], answers)
+        self.trace(order, number, calls, [message.delivery for *_, message in sent], answers)
         tokens = sum(receipt.tokens for receipt in receipts.values())
         self.observer.fired(node, seconds, tokens, group.pool)
         return number, receipts
@@ -188,17 +191,17 @@ class Dispatch:
             calls.others((leader, sent.to), method, *args, **named)
 
     def give(self, calls: Calls[bytes], order: Order, sent: Sent, told: RankOrder, begun: Begun | None = None) -> None:
-        """Gives a copy an order, or a part of the copy; of rows that others have begun, with what there is of them."""
+        """Send ranks a request; for rows that others have begun, with what these have made of them."""
         if begun is not None:
-            given = begun.before, len(begun.left), *begun.left, *sent.delivery.arriving
-            self.tell(calls, sent, Worker.go_on, sampled_model(order), packed(told), *given)
+            begun_rows = begun.before, len(begun.left), *begun.left, *sent.delivery.arriving
+            self.tell(calls, sent, Worker.go_on, sampled_model(order), packed(told), *begun_rows)
         elif order.key is None:
             self.tell(calls, sent, Worker.fire, packed(told), *sent.delivery.arriving)
         else:
             self.tell(calls, sent, Worker.sample, sampled_model(order), packed(told), *sent.delivery.arriving)
 
     def driven(self, order: Order, copy: int, number: int, place: Place) -> list[Reference[Any]]:
-        """Has a copy sample the rows of an order that it was given, if they are sampled together with others."""
+        """Start the sampling of a replica's request, if it is sampled together with others."""
         if order.key is None:
             return []
         calls, ranks = Calls[None](self.processes), self.copies(order.group)[copy]
@@ -208,51 +211,54 @@ class Dispatch:
         return calls.answers
 
     def losing(self, order: Order) -> Losing | None:
-        """What is to become of processes that end while they do an order, if the run can go on without them."""
+        """Return what to do with processes that end during a request, or None if the run cannot go on without them."""
         if order.group.mesh.length("dp") == 1:
             return None
         return self.losses.losing(order, lambda: [who for works in [*self.works.values()] for who, _ in [*works]])
 
     def answers(self, calls: Calls[bytes], node: Node, losing: Losing | None = None) -> list[list[Receipt]]:
-        receipts = [[receipt_of(each) for each in found] for found in calls.get(doing(node), node, losing)]
+        receipts = [[receipt_of(sent) for sent in answers] for answers in calls.get(doing(node), node, losing)]
         self.note(receipts)
         return receipts
 
     def note(self, answers: Sequence[Sequence[Receipt]]) -> None:
-        """What processes tell of rows."""
+        """Record what processes report about rows."""
         self.notes.extend(note for receipts in answers for receipt in receipts for note in receipt.notes)
 
     def begun(self, order: Order) -> None:
-        """It has been sent: newer weights may come."""
+        """Mark a request as sent: from now on newer weights may arrive."""
         if order.sampling is not None and not order.sampling.sent.done():
             order.sampling.sent.set_result(None)
 
     def copies(self, group: Group) -> tuple[Copy, ...]:
-        known = group.name, group.mesh
-        if known not in self._copies:
-            self._copies[known] = copies(group)
-        return self._copies[known]
+        key = group.name, group.mesh
+        if key not in self._copies:
+            self._copies[key] = copies(group)
+        return self._copies[key]
 
     def speaker(self, order: Order, copy: int) -> Address:
-        """Who has the results of an order's copy: where the model's stages lie the other way round its first rank."""
+        """Return the rank of a replica that has a request's results: the leader, unless the model's stages are
+        reversed."""
         group = order.group
-        held = order.frame.types[model_of(order.node)] if NODES[order.node.op].with_model else None
-        turned = isinstance(held, Handle) and self.plan.turned(held.name, group.name)
+        kind = order.frame.types[model_of(order.node)] if NODES[order.node.op].with_model else None
+        turned = isinstance(kind, Handle) and self.plan.turned(kind.name, group.name)
         return group.name, group.speaker(copy, turned)
 
     def alike(self, group: Group, copy: int) -> list[tuple[Address, ...]]:
-        """Those of a copy who always lack the same: each that has results of some model by itself, and all the
-        others. Who leads is first."""
-        known = group.name, group.mesh
-        if known not in self._alike:
-            ways = {False, *(self.plan.turned(model, group.name) for model in group.models)}
-            found = []
-            for number, (leader, others) in enumerate(self.copies(group)):
-                speak = dict.fromkeys([leader, *((group.name, group.speaker(number, way)) for way in sorted(ways))])
-                rest = tuple(who for who in others if who not in speak)
-                found.append([*((who,) for who in speak), *([rest] if rest else [])])
-            self._alike[known] = tuple(found)
-        return self._alike[known][copy]
+        """Split a replica into ranks that always lack the same rows: each that returns results of some model by itself,
+        and all others. The leader comes first."""
+        key = group.name, group.mesh
+        if key not in self._alike:
+            orientations = {False, *(self.plan.turned(model, group.name) for model in group.models)}
+            splits = []
+            for index, (leader, others) in enumerate(self.copies(group)):
+                speakers = dict.fromkeys(
+                    [leader, *((group.name, group.speaker(index, turned)) for turned in sorted(orientations))]
+                )
+                rest = tuple(who for who in others if who not in speakers)
+                splits.append([*((who,) for who in speakers), *([rest] if rest else [])])
+            self._alike[key] = tuple(splits)
+        return self._alike[key][copy]
 
     def told(
         self,
@@ -266,6 +272,7 @@ class Dispatch:
         idle: bool = False,
         parts: tuple[tuple[int, int], ...] = (),
     ) -> RankOrder:
+        """Return a request for ranks of a replica."""
         assert order.node.id is not None
         return RankOrder(
             number,
@@ -284,17 +291,17 @@ class Dispatch:
         )
 
     def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
-        """Parts are dealt to the group's copies in turn."""
+        """Run a node part by part, with the parts distributed over the group's replicas."""
         with self.queues.turn(order.seats, rank=order.step.number, key=order.key) as turn, ExitStack() as places:
             self.sleeping.shift(order.shifting, order.node, order.step)
             yield from InParts(self, order, sizes, turn, places).told()
 
     def needs(self, order: Order) -> Needs:
-        """Of an order, whoever does it."""
+        """Return what a request needs, whichever replica does it."""
         return needs(order.node, order.frame, self.axes, notes=self.notes.wanted)
 
     def numbers(self, count: int) -> list[int]:
-        """For so many pieces of work."""
+        """Return numbers for `count` new requests."""
         with self._counting:
             self._number += count
             return list(range(self._number - count + 1, self._number + 1))
@@ -307,12 +314,12 @@ class Dispatch:
         deliveries: Sequence[Delivery],
         answers: Sequence[Sequence[Receipt]],
     ) -> None:
-        """Tells the observer who worked when, and from where its rows came."""
+        """Tell the observer which process worked when, and where its rows came from."""
         node, group, works = order.node, order.group, self.works.setdefault(order.step.number, {})
         for who, delivery, receipts in zip(calls.asked, deliveries, answers, strict=True):
             senders = delivery.senders()
-            made = [told for receipt in receipts for told in receipt.rows]
-            rows = max((told.size for told in (*delivery.rows, *made)), default=0)
+            made = [axis_rows for receipt in receipts for axis_rows in receipt.rows]
+            rows = max((axis_rows.size for axis_rows in (*delivery.rows, *made)), default=0)
             for address, answer in zip(who, receipts, strict=True):
                 work = self.observer.span(
                     group.pool,
@@ -326,31 +333,32 @@ class Dispatch:
                     **({"beside": answer.beside} if answer.beside else {}),
                 )
                 works[address, number] = work
-                for source, came in zip(senders, answer.came, strict=True):
+                for source, size_bytes in zip(senders, answer.came, strict=True):
                     if source in works:
-                        self.observer.flow(works[source], work, "rows", came)
+                        self.observer.flow(works[source], work, "rows", size_bytes)
 
     def addressed(self, order: Order, copy: int, frame: Frame | None, wanted: Needs) -> Iterator[Sent]:
-        """The rows for those of a copy: who has results has what it made itself, and all the others lack the same."""
+        """Yield the rows for each part of a replica: a rank with results has its own already, all the others lack the
+        same."""
         node, alike = order.node, self.alike(order.group, copy)
         if frame is None:
-            # All it has to know is which model.
-            found = [Delivery({node.inputs[0]: Given(_model(node))}, ())] * len(alike)
+            # An idle replica only needs to know the model.
+            deliveries = [Delivery({node.inputs[0]: Given(_trained_model(node))}, ())] * len(alike)
         else:
-            found = self.ledger.deliver([first for first, *_ in alike], frame, wanted)
+            deliveries = self.ledger.deliver([first for first, *_ in alike], frame, wanted)
         speaker, ranks = self.speaker(order, copy), self.copies(order.group)[copy]
-        for to, delivery in zip(alike, found, strict=True):
+        for to, delivery in zip(alike, deliveries, strict=True):
             yield Sent(ranks, to, to == (speaker,), delivery)
 
     def made(self, node: Node, number: int, receipt: Receipt, holder: Address) -> Made:
-        """What a process made, as references."""
+        """Return what a process made, as references."""
         rows = []
-        for told in receipt.rows:
+        for axis_rows in receipt.rows:
             ids = None
-            if told.axis in receipt.named:
-                ids = Remote.of(PieceRef((number, holder[1], f"ids:{told.axis}"), holder, told.size))
-            parent = None if told.counts is None else np.repeat(np.arange(len(told.counts)), told.counts)
-            rows.append(Rows(self.axes[told.axis], told.size, parent, ids))
+            if axis_rows.axis in receipt.named:
+                ids = Remote.of(PieceRef((number, holder[1], f"ids:{axis_rows.axis}"), holder, axis_rows.size))
+            parent = None if axis_rows.counts is None else np.repeat(np.arange(len(axis_rows.counts)), axis_rows.counts)
+            rows.append(Rows(self.axes[axis_rows.axis], axis_rows.size, parent, ids))
         values: dict[str, Any] = {}
         for value in node.outputs:
             if is_model(value.type):
@@ -363,12 +371,12 @@ class Dispatch:
 
 
 def _version(order: Order, copy: int) -> int | None:
-    """Of the weights that a copy samples with."""
+    """Return the version of the weights that a replica samples with."""
     return order.version if order.sampling is None else order.sampling.versions.get(copy, order.version)
 
 
-def _model(node: Node) -> str:
-    """That a node trains."""
+def _trained_model(node: Node) -> str:
+    """Return the name of the model that a node trains."""
     kind = node.region.inputs[0].type
     assert isinstance(kind, Handle)
     return kind.name

@@ -1,4 +1,4 @@
-"""What the failure of a process means to the user: which process, what it was asked for, why, and what to do."""
+"""Turns the failure of a process into a message: which process failed, what it was asked for, why, and what to do."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import HOST
 
 LOST = ("E0740", "E0742")
-"""What is told of a process that is gone, and of one that does not answer."""
+"""The error codes of a process that is gone, and of one that does not answer."""
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether a process is gone, or does not answer."""
-    return isinstance(error, RunError) and any(each.code in LOST for each in error.diagnostics)
+    """Return whether an error says that a process is gone or does not answer."""
+    return isinstance(error, RunError) and any(diagnostic.code in LOST for diagnostic in error.diagnostics)
 
 
 @dataclass(frozen=True)
 class Request:
-    """Who was asked for what, to say so if it fails."""
+    """Which processes were asked for what, as messages say if it fails."""
 
     who: tuple[Address, ...]
-    """All who do it."""
+    """All processes that were asked."""
     doing: str
-    """`train` of `actor`."""
+    """What they do, e.g. `train` of `actor`."""
     node: Node | None = None
-    """Where the program asks for it."""
+    """The node whose work it is."""
     calls: tuple[tuple[Address, ...], ...] = ()
-    """For each reference who has answered when it is there; empty: each of them has its own."""
+    """For each reference, the processes that have answered when it is there; empty if each process has a reference of
+    its own."""
 
     @property
     def answering(self) -> tuple[tuple[Address, ...], ...]:
@@ -44,17 +45,17 @@ class Request:
 
 
 def doing(node: Node) -> str:
-    """How messages call a node's work."""
+    """Return the words for a node's work in messages."""
     return f"`{node.op}` for `{node.name}`" if node.outputs else f"`{node.op}`"
 
 
 def shown(who: Address) -> str:
-    """How messages call a process."""
+    """Return the name of a process in messages."""
     return f"rank {who[1]} of {who[0]}" if who[0] != HOST else "the host process"
 
 
 def gone(who: Address, why: str, request: Request, logs: str, told: LinkError | None = None) -> RunError:
-    """A process has ended. told: by another one, of what was on its way between them."""
+    """Return the error for a process that has ended. told: a broken link to it, as another process reports it."""
     hint = f"a process is often ended when memory runs out: give it more, or smaller work; logs are in {logs}"
     more = f"; {told}" if told else ""
     message = f"{shown(who)} is gone: {why}; it was asked for {request.doing}{more}"
@@ -62,22 +63,22 @@ def gone(who: Address, why: str, request: Request, logs: str, told: LinkError | 
 
 
 def cut(who: Address | None, why: LinkError, request: Request, logs: str, notes: tuple[Related, ...] = ()) -> RunError:
-    """A transfer, or a collective, does not get on. who: the process that says nothing; None: they all do. notes: who
-    waits for whom."""
+    """Return the error for a transfer or collective that does not progress. who: the process that does not answer; None
+    if all do. notes: who waits for whom."""
     silent = f"{shown(who)} does not answer" if who else "processes do not reach each other"
     hint = f"if something is only slow, give it longer with `--timeout SECONDS`; logs are in {logs}"
     return RunError(Diagnostic("E0742", f"{silent}: it was {request.doing}; {why}", request.span, hint, notes))
 
 
 def late(who: Address, seconds: float, request: Request, logs: str, notes: tuple[Related, ...] = ()) -> RunError:
-    """A process does not answer. notes: who waits for whom."""
+    """Return the error for a process that does not answer. notes: who waits for whom."""
     hint = f"if it is only slow, give it longer with `--timeout SECONDS`; logs are in {logs}"
     message = f"{shown(who)} has not answered for {seconds:g} s: it was asked for {request.doing}"
     return RunError(Diagnostic("E0742", message, request.span, hint, notes))
 
 
 def meaning(error: BaseException, who: Address, request: Request, logs: str) -> RlgraphError:
-    """What an exception in a process means, whatever Ray has wrapped around it."""
+    """Return the error for an exception in a process, without what Ray has wrapped around it."""
     import ray.exceptions as lost
 
     cause = _cause(error)
@@ -86,7 +87,7 @@ def meaning(error: BaseException, who: Address, request: Request, logs: str) -> 
     if isinstance(cause, EngineError):
         return refused(cause, request)
     if isinstance(cause, lost.ActorUnavailableError):
-        # It may be there again: what it was asked for is lost all the same.
+        # The actor may come back, but what it was asked for is lost.
         return gone(who, why_gone(cause), request, logs)
     if isinstance(cause, (lost.ObjectStoreFullError, lost.OutOfDiskError)):
         message = f"there is no room for the rows that {shown(who)} sends: Ray's object store and its disk are full"
@@ -107,45 +108,46 @@ def meaning(error: BaseException, who: Address, request: Request, logs: str) -> 
 
 
 def refused(error: EngineError, request: Request) -> RunError:
-    """An engine cannot do what it was asked for."""
+    """Return the error for an engine that cannot do what it was asked for."""
     return RunError(Diagnostic("E0731", f"{request.doing}: {error}", request.span))
 
 
 def why_gone(error: BaseException) -> str:
-    """Ray's words for the end of a process, without its general advice."""
+    """Return Ray's words for the end of a process, without its general advice."""
     import ray.exceptions as lost
 
     if isinstance(error, lost.ActorUnavailableError):
         return "its process or its machine cannot be reached"
-    found = re.search(r"exit detail: (.*?)\.(?: Some common causes| There are some|\s*$)", str(error), re.DOTALL)
-    return found[1] if found else _last(error)
+    detail = re.search(r"exit detail: (.*?)\.(?: Some common causes| There are some|\s*$)", str(error), re.DOTALL)
+    return detail[1] if detail else _last(error)
 
 
 def actor_of(error: BaseException) -> str:
-    """The id of the actor in which an error began: of the sender, where rows could not come. Empty if unknown."""
+    """Return the id of the actor in which an error began, or of the sender where rows did not arrive; empty if
+    unknown."""
     cause = _cause(error)
     if actor := getattr(cause, "actor_id", None):
         return str(actor)
-    found = re.findall(r"actor_id=(\w+)", str(error))
-    return found[-1] if found else ""
+    ids = re.findall(r"actor_id=(\w+)", str(error))
+    return ids[-1] if ids else ""
 
 
 def link_of(error: BaseException | None) -> LinkError | None:
-    """What a process says of a link that failed, whatever Ray has wrapped around it."""
+    """Return the link failure that an error wraps, if any."""
     cause = None if error is None else _cause(error)
     return cause if isinstance(cause, LinkError) else None
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What it began with. Ray wraps it once for each process that it came through."""
+    """Return the original error, which Ray wraps once for each process that it passes through."""
     while isinstance(inner := getattr(error, "cause", None), BaseException):
         error = inner
     return error
 
 
 def _last(error: BaseException) -> str:
-    """An exception in one line."""
+    """Return an exception in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     last = lines[-1] if lines else ""
-    # Ray's own exceptions quote the one that matters.
+    # The last line of Ray's own exceptions quotes the one that matters.
     return last if type(error).__module__.startswith("ray.") else f"{type(error).__name__}: {last}".removesuffix(": ")

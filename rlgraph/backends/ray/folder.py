@@ -1,4 +1,4 @@
-"""A Hugging Face folder that is written part by part, so that no process ever holds a whole model."""
+"""Writes Hugging Face folders part by part, so that no process ever holds all of a model."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from rlgraph.ir.layout import Local, Piece, at_layer, whole
 
 
 def parts(held: Sequence[Holding], itemsize: int, most: int) -> Iterator[tuple[Local, ...]]:
-    """All of a model's parameters in pieces of at most so many bytes, if single ones are smaller."""
+    """Yield a model's parameters in parts of at most `most` bytes, unless a single tensor is larger."""
     sizes: dict[str, tuple[int, ...]] = {}
     for holding in held:
         for local in holding.layout:
             for piece in local.pieces:
-                far = tuple(stop for _, stop in piece.box)
-                sizes[piece.name] = tuple(map(max, far, sizes.get(piece.name, far)))
-    now: list[Local] = []
-    used = 0
+                extent = tuple(stop for _, stop in piece.box)
+                sizes[piece.name] = tuple(map(max, extent, sizes.get(piece.name, extent)))
+    bucket: list[Local] = []
+    bucket_bytes = 0
     for name, shape in sizes.items():
         layers = range(shape[0]) if "*" in name else (None,)
         for layer in layers:
             box = whole(shape) if layer is None else ((layer, layer + 1), *whole(shape[1:]))
-            own = name if layer is None else at_layer(name, layer)
-            # One layer's tensor has no dimension for the layers, and its box has one.
+            tensor_name = name if layer is None else at_layer(name, layer)
+            # The tensor of one layer has no dimension for the layers, but its box has one.
             piece = Piece(name, box, (0,) * len(shape))
-            local = Local(own, tuple(stop - start for start, stop in box), (piece,))
+            local = Local(tensor_name, tuple(stop - start for start, stop in box), (piece,))
             size = itemsize * torch.Size(local.shape).numel()
-            if now and used + size > most:
-                yield tuple(now)
-                now, used = [], 0
-            now.append(local)
-            used += size
-    if now:
-        yield tuple(now)
+            if bucket and bucket_bytes + size > most:
+                yield tuple(bucket)
+                bucket, bucket_bytes = [], 0
+            bucket.append(local)
+            bucket_bytes += size
+    if bucket:
+        yield tuple(bucket)
 
 
 def empty(part: Sequence[Local], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -52,24 +52,24 @@ def empty(part: Sequence[Local], dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def folder_of(spec: ModelSpec, folder: Path) -> ModelFolder | AdapterFolder:
-    """A folder that a model source can name, when it is closed: of a model with adapters these."""
+    """Return a folder that a model source can name once it is closed; for a model with adapters, a folder of these."""
     return ModelFolder(spec, folder) if spec.adapters is None else AdapterFolder(spec, spec.adapters, folder)
 
 
 class AdapterFolder:
-    """Adapters, which are small, and where their base is: the files of PEFT."""
+    """Writes adapters, which are small, and the path of their base model, as PEFT files."""
 
     def __init__(self, spec: ModelSpec, adapters: Adapters, folder: Path) -> None:
         self._spec, self._adapters, self._folder = spec, adapters, folder
         self._tensors: dict[str, Tensor] = {}
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
-        """More of them."""
+        """Collect more of the adapters' tensors."""
         self._tensors |= _by_layer(tensors)
 
     def close(self) -> None:
-        """Writes them, and a base that nobody has but this run."""
-        # With it come transformers' models, which take seconds, and every process imports this file.
+        """Write the adapters, and the base model if only this run has it."""
+        # Imported late: it imports transformers' models, which takes seconds, and every process imports this file.
         from rlgraph.backends.engines.adapters import base_of, save
 
         base, made = base_of(self._spec.source, self._folder)
@@ -84,10 +84,10 @@ class AdapterFolder:
 
 
 class ModelFolder:
-    """All weights of a model."""
+    """Writes all weights of a model."""
 
     def __init__(self, spec: ModelSpec, folder: Path) -> None:
-        """A family that is not known here is saved by the names that its tensors have."""
+        """Create the folder. The tensors of an unknown model family are saved under the names that they have."""
         self._spec, self._folder = spec, folder
         self._files: dict[str, str] = {}
         self._size = 0
@@ -96,7 +96,7 @@ class ModelFolder:
         self._family = str((find_config(str(folder)) or {}).get("model_type", ""))
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
-        """One more file."""
+        """Write one more file."""
         name = f"model-{len(set(self._files.values())) + 1:05d}.safetensors"
         files = {
             file: part for key, tensor in _by_layer(tensors).items() for file, part in filed(self._family, key, tensor)
@@ -106,12 +106,12 @@ class ModelFolder:
         self._size += sum(tensor.nbytes for tensor in tensors.values())
 
     def close(self) -> None:
-        """Writes what says where everything is, and the tokenizer."""
+        """Write the index of the files, and the tokenizer."""
         index = {"metadata": {"total_size": self._size}, "weight_map": self._files}
         (self._folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
         load_codec(self._spec).save(self._folder)
 
 
 def _by_layer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of one layer's tensors, the dimension for the layers goes."""
+    """Remove the layer dimension, of size 1, from tensors of a single layer."""
     return {key: tensor.squeeze(0) if ".layers." in key else tensor for key, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""Trainings that share the stages of a pipeline: one piece of work, and one call to each process."""
+"""Runs trainings that share the stages of a pipeline as one piece of work, with one call to each process."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Parcel:
-    """What goes to some of a copy."""
+    """What is sent to some ranks of a replica."""
 
     group: Group
     copy: int
     at: tuple[int, ...]
-    """Of which orders: those of the group."""
+    """The indices of the requests of this group."""
     parts: tuple[Sent, ...]
-    """Of each of these its part."""
+    """The rows for each of these requests."""
 
 
 def fire_together(dispatch: Dispatch, orders: Sequence[Order]) -> list[Made]:
-    """Has orders done as one, of one group or of several whose processes take turns: what each of them made."""
+    """Do requests as one, for one group or for several whose processes take turns. Return what each request made."""
     first = orders[0]
     step = first.step
     with dispatch.queues.turn(first.seats, rank=step.number):
@@ -50,53 +50,55 @@ def fire_together(dispatch: Dispatch, orders: Sequence[Order]) -> list[Made]:
         for group, at in _by_group(orders):
             for copy in range(group.mesh.length("dp")):
                 addressed = [
-                    dispatch.addressed(orders[own], copy, split[own].frames[copy], dispatch.needs(orders[own]))
-                    for own in at
+                    dispatch.addressed(orders[index], copy, split[index].frames[copy], dispatch.needs(orders[index]))
+                    for index in at
                 ]
                 parcels += [_Parcel(group, copy, at, parts) for parts in zip(*addressed, strict=True)]
-        dispatch.ledger.send([each.delivery for parcel in parcels for each in parcel.parts])
+        dispatch.ledger.send([sent.delivery for parcel in parcels for sent in parcel.parts])
         for order in orders:
             dispatch.observer.firing(order.node, order.group.pool)
         began, calls = time.perf_counter(), Calls[list[bytes]](dispatch.processes)
         for parcel in parcels:
-            told = []
-            for own, each in zip(parcel.at, parcel.parts, strict=True):
-                idle = split[own].frames[parcel.copy] is None
-                keeps = each.speaks and not idle
-                what = orders[own], parcel.copy, numbers[own], each.delivery
-                told.append(packed(dispatch.told(*what, keeps, None, idle=idle)))
-            sizes = [len(each.delivery.arriving) for each in parcel.parts]
-            arriving = [wire for each in parcel.parts for wire in each.delivery.arriving]
+            requests = []
+            for index, sent in zip(parcel.at, parcel.parts, strict=True):
+                idle = split[index].frames[parcel.copy] is None
+                keeps = sent.speaks and not idle
+                to_rank = orders[index], parcel.copy, numbers[index], sent.delivery
+                requests.append(packed(dispatch.told(*to_rank, keeps, None, idle=idle)))
+            sizes = [len(sent.delivery.arriving) for sent in parcel.parts]
+            arriving = [wire for sent in parcel.parts for wire in sent.delivery.arriving]
             link = links.get((parcel.group.name, parcel.copy))
-            dispatch.tell(calls, parcel.parts[0], Worker.fire_together, told, sizes, link, *arriving)
+            dispatch.tell(calls, parcel.parts[0], Worker.fire_together, requests, sizes, link, *arriving)
         for order in orders:
             order.arrived()
         names = [order.frame.values[model_of(order.node)] for order in orders]
-        found = calls.get(f"the training of {listed(names, 'and')}", first.node)
+        replies = calls.get(f"the training of {listed(names, 'and')}", first.node)
         seconds = time.perf_counter() - began
-    answers = [[[receipt_of(each) for each in own] for own in receipts] for receipts in found]
+    answers = [[[receipt_of(sent) for sent in rank_reply] for rank_reply in reply] for reply in replies]
     _trace(dispatch, orders, numbers, calls, parcels, answers)
     made: list[dict[int, Made]] = [{} for _ in orders]
     for parcel, receipts in zip(parcels, answers, strict=True):
-        for number, (own, each) in enumerate(zip(parcel.at, parcel.parts, strict=True)):
-            if each.speaks and split[own].frames[parcel.copy] is not None:
-                speaker = dispatch.speaker(orders[own], parcel.copy)
-                made[own][parcel.copy] = dispatch.made(orders[own].node, numbers[own], receipts[0][number], speaker)
+        for position, (index, sent) in enumerate(zip(parcel.at, parcel.parts, strict=True)):
+            if sent.speaks and split[index].frames[parcel.copy] is not None:
+                speaker = dispatch.speaker(orders[index], parcel.copy)
+                made[index][parcel.copy] = dispatch.made(
+                    orders[index].node, numbers[index], receipts[0][position], speaker
+                )
     for order in orders:
         dispatch.observer.fired(order.node, seconds, 0, order.group.pool)
-    return [own.together(each) for own, each in zip(split, made, strict=True)]
+    return [shared.together(by_copy) for shared, by_copy in zip(split, made, strict=True)]
 
 
 def _by_group(orders: Sequence[Order]) -> Iterator[tuple[Group, tuple[int, ...]]]:
-    """The groups of orders, and the numbers of those that each has."""
+    """Yield each group of the requests, with the indices of its requests."""
     groups = {order.group.name: order.group for order in orders}
     for name, group in groups.items():
-        yield group, tuple(number for number, order in enumerate(orders) if order.group.name == name)
+        yield group, tuple(index for index, order in enumerate(orders) if order.group.name == name)
 
 
 def _links(dispatch: Dispatch, orders: Sequence[Order]) -> dict[tuple[str, int], str]:
-    """Of each copy of groups that are split unlike, that by which its processes take turns with others. Who they are is
-    told them once."""
+    """Return, for each replica of heterogeneously split groups, the link over which its processes take turns with
+    others. The processes are told their peers once."""
     groups = [group for group, _ in _by_group(orders)]
     if len(groups) == 1:
         return {}
@@ -107,18 +109,18 @@ def _links(dispatch: Dispatch, orders: Sequence[Order]) -> dict[tuple[str, int],
 
 
 def _joined(dispatch: Dispatch, orders: Sequence[Order], groups: Sequence[Group]) -> dict[tuple[str, int], str]:
-    """Has the processes of each block meet, and tells each of them where it is."""
+    """Have the processes of each block of stages meet, and tell each its place."""
     [number] = dispatch.numbers(1)
     splits = {group.name: group.mesh for group in groups}
-    found: dict[tuple[str, int], str] = {}
+    links: dict[tuple[str, int], str] = {}
     for block, seats in enumerate(seated(groups, [order.group.name for order in orders])):
         link = f"pipeline {number}.{block} of {' and '.join(splits)}"
         request = Request(tuple(seats), f"the meeting for {link}", orders[0].node)
         meet(dispatch.processes, link, request)
         sitting = [dispatch.processes.call(who, Worker.sit, link, seat, len(seats)) for who, seat in seats.items()]
         dispatch.processes.get(sitting, request)
-        found |= {(name, splits[name].at(rank, "dp")): link for name, rank in seats}
-    return found
+        links |= {(name, splits[name].at(rank, "dp")): link for name, rank in seats}
+    return links
 
 
 def _trace(
@@ -129,21 +131,23 @@ def _trace(
     parcels: Sequence[_Parcel],
     answers: Sequence[Sequence[Sequence[Receipt]]],
 ) -> None:
-    """Tells the observer of one piece of work of each process, and from where its rows came."""
+    """Tell the observer of one piece of work of each process, and where its rows came from."""
     step, op = orders[0].step.number, orders[0].node.op
     title = f"{op} {', '.join(order.frame.values[model_of(order.node)] for order in orders)}"
     works = dispatch.works.setdefault(step, {})
     for who, parcel, receipts in zip(calls.asked, parcels, answers, strict=True):
         dispatch.note(receipts)
-        for address, own in zip(who, receipts, strict=True):
-            made = [told.size for receipt in own for told in receipt.rows]
-            rows = max([*(told.size for each in parcel.parts for told in each.delivery.rows), *made], default=0)
-            start, end = own[0].start, max(receipt.end for receipt in own)
+        for address, rank_receipts in zip(who, receipts, strict=True):
+            made = [axis_rows.size for receipt in rank_receipts for axis_rows in receipt.rows]
+            rows = max(
+                [*(axis_rows.size for sent in parcel.parts for axis_rows in sent.delivery.rows), *made], default=0
+            )
+            start, end = rank_receipts[0].start, max(receipt.end for receipt in rank_receipts)
             work = dispatch.observer.span(
                 parcel.group.pool, f"{parcel.group.name} {address[1]}", title, op, start, end, rows=rows, tokens=0
             )
-            for at, each, receipt in zip(parcel.at, parcel.parts, own, strict=True):
-                works[address, numbers[at]] = work
-                for source, came in zip(each.delivery.senders(), receipt.came, strict=True):
+            for index, sent, receipt in zip(parcel.at, parcel.parts, rank_receipts, strict=True):
+                works[address, numbers[index]] = work
+                for source, size_bytes in zip(sent.delivery.senders(), receipt.came, strict=True):
                     if source in works:
-                        dispatch.observer.flow(works[source], work, "rows", came)
+                        dispatch.observer.flow(works[source], work, "rows", size_bytes)

@@ -1,4 +1,4 @@
-"""One process's ends of the transfers of weights: with whom it exchanges, what it has and what it needs."""
+"""One process's ends of weight transfers: whom it exchanges with, what it has and what it needs."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ _HOST = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Holding:
-    """What a process says of its part of a model."""
+    """What a process reports of its part of a model."""
 
     layout: tuple[Local, ...]
     dtype: torch.dtype
     node: str
-    """The machine that it runs on."""
+    """The id of the machine that it runs on."""
     site: Site | None = None
-    """Where its tensors are; None where it has none."""
+    """Where its tensors are; None if it has none."""
     changes: int = 0
-    """How often it has got new weights. Ranks that have counted alike have parts of the same."""
+    """How often its weights were changed. Ranks with the same count have parts of the same weights."""
     torn: bool = False
-    """A change has ended in the midst: these weights are none."""
+    """Whether a change was interrupted, so that the weights are not usable."""
 
 
 def holding(engine: HasWeights, node: str) -> Holding:
+    """Return what a process on a machine reports of an engine's weights."""
     first = next(iter(engine.tensors().values()), None)
     if first is None:
         return Holding(tuple(engine.layout()), torch.float32, node)
@@ -45,7 +46,7 @@ def holding(engine: HasWeights, node: str) -> Holding:
 
 
 class Links:
-    """Mailboxes and exchanges by name."""
+    """The mailboxes and exchanges of a process, by name."""
 
     def __init__(self, seconds: float) -> None:
         """seconds: longest wait for a peer."""
@@ -54,7 +55,7 @@ class Links:
         self._exchanges: dict[str, Exchange] = {}
 
     def meet(self, link: str, place: int, places: int, address: str) -> None:
-        """Joins the processes of a link, one of which listens at the address."""
+        """Join the processes of a link, one of which listens at the address."""
         store = attend(address, self._seconds)
         self._mailboxes[link] = Mailbox(place, range(places), store, name=link, seconds=self._seconds)
 
@@ -73,8 +74,8 @@ class Links:
         ways: Ways = _BY_GLOO,
         device: torch.device = _HOST,
     ) -> None:
-        """Works out this place's part of a transfer. delta: only what changed travels. ways: how it goes to and from
-        each peer. device: that of the tensors."""
+        """Work out this process's part of a transfer. delta: only changed weights travel. ways: the carriers to and
+        from each peer. device: that of the tensors."""
         mailbox = self._mailboxes[link]
         self._exchanges[name] = Exchange(
             transfer,
@@ -93,6 +94,6 @@ class Links:
         return self._exchanges[name].run(source, destination, ema=ema)
 
     def pending(self) -> tuple[Pending, ...]:
-        """The messages at which its transfers are. Can be asked in any thread."""
-        found = (each.pending for each in list(self._exchanges.values()))
-        return tuple(each for each in found if each is not None)
+        """Return the messages that the transfers are at. May be called from any thread."""
+        pending = (exchange.pending for exchange in list(self._exchanges.values()))
+        return tuple(message for message in pending if message is not None)

@@ -1,5 +1,5 @@
-"""Copies of a model that work for others and are lost: who else has the same weights does their rows, and the run
-goes on without them."""
+"""Handles lost replicas of models that only compute for others: replicas with the same weights do their rows, and the
+run goes on without them."""
 
 from __future__ import annotations
 
@@ -22,39 +22,41 @@ from rlgraph.ops.nodes import NODES
 
 
 class Losses:
-    """Which copies there are, and whether a run can go on without some of them."""
+    """Knows which replicas are alive, and whether a run can go on without some of them."""
 
     def __init__(self, program: Program, plan: Plan, record: Path | None = None) -> None:
-        """record: a folder for all that is sampled."""
+        """record: the folder to which everything sampled is written."""
         self.plan, self.record = plan, record
-        self.changing = {each.type.name for _, node in program.walk() for each in node.outputs if is_model(each.type)}
+        self.changing = {
+            output.type.name for _, node in program.walk() for output in node.outputs if is_model(output.type)
+        }
         self.things: Things = {}
-        """What the last step that is over has left."""
+        """What the last finished step left of values that live across steps."""
         self.allowed: Callable[[], bool] = lambda: False
-        """Whether the user lets a run go on by itself once more; counts."""
+        """Returns whether the user allows one more automatic repeat, and counts it."""
         self.say: Callable[[str], None] = lambda text: None
         self.lost: Callable[[Group], None] = lambda group: None
-        """Is told of a group that has fewer copies from now on."""
+        """Is called with a group that has lost replicas."""
         self._without: dict[str, set[int]] = {}
-        """By group the copies that are lost."""
+        """The lost replicas of each group."""
         self._lock = threading.Lock()
 
     def living(self, group: Group) -> tuple[int, ...]:
-        """The copies of a group that there are, in order."""
+        """Return the living replicas of a group, in order."""
         gone = self._without.get(group.name, ())
         return tuple(copy for copy in range(group.mesh.length("dp")) if copy not in gone)
 
     def groups(self) -> set[str]:
-        """Those that have fewer copies than the plan says."""
+        """Return the names of the groups that have lost replicas."""
         return {name for name, copies in self._without.items() if copies}
 
     def forget(self, groups: Collection[str]) -> None:
-        """Others are in the places of all processes of some groups."""
+        """Count all replicas of some groups as living, since new processes have taken their places."""
         for name in groups:
             self._without.pop(name, None)
 
     def redone(self, step: Step) -> None:
-        """Others have done the rows that copies which are lost had in a step."""
+        """Record that other replicas have done the rows that the lost ones had in a step."""
         if self.record is not None:
             lost = [
                 recorded_as((name, rank))
@@ -65,19 +67,19 @@ class Losses:
             once(self.record, step.number, lost)
 
     def losing(self, order: Order, worked: Callable[[], Collection[Address]]) -> Losing | None:
-        """For an order whose rows are shared out between copies: what is to become of processes that end meanwhile;
-        None: nobody can do their rows. worked: who has done something in the steps that are under way: the rows that
-        it made are with it."""
+        """For a request whose rows are sharded over replicas, return what to do with processes that end meanwhile; None
+        if nobody else can do their rows. worked: returns the processes that have made rows in the steps in flight,
+        which they still hold."""
         node, group = order.node, order.group
         op = NODES[node.op]
         if not op.with_model or op.trains or op.updates or order.copy is not None or order.sampling is not None:
             return None
         if len(self.living(group)) < 2 or not self._spare(group):
-            # It may have been shared out before others were lost: their rows are done by who is left.
+            # Its rows may have been sharded before other replicas were lost: the survivors do those rows.
             return lambda dead: None
 
         def lose(dead: Mapping[Address, str]) -> Sequence[Address] | None:
-            """All of the copies that these belong to, if the others can do without them."""
+            """Return all processes of the replicas that these belong to, if the others can go on without them."""
             if any(name != group.name for name, _ in dead):
                 return None
             copies = {group.mesh.at(rank, "dp") for _, rank in dead}
@@ -99,6 +101,6 @@ class Losses:
         return lose
 
     def _spare(self, group: Group) -> bool:
-        """A group has nothing that others have not, and no row of it is promised to one of its copies."""
-        free = not self.plan.blocks and not any(each.replica for each in self.plan.holdings)
-        return free and replaceable(self.plan, {group.name}, self.changing, self.things)
+        """Return whether a group has nothing that others lack, and no replica of it is bound to certain rows."""
+        unbound = not self.plan.blocks and not any(holding.replica for holding in self.plan.holdings)
+        return unbound and replaceable(self.plan, {group.name}, self.changing, self.things)

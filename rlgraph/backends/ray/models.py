@@ -1,4 +1,5 @@
-"""What a process does with its models beside computing: weights come and go, are saved, sleep, and are counted."""
+"""What a process does with its models besides computing: it transfers, saves and offloads weights, and counts
+changes."""
 
 from __future__ import annotations
 
@@ -43,45 +44,45 @@ from rlgraph.ir.transfer import Transfer
 
 _BY_GLOO = Ways()
 _SOONER = 0.9
-"""Of the longest wait for a process: who waits for another says for what before it is only known that none answers."""
+"""Fraction of the longest wait for a process: a process that waits for a peer then reports which one before the
+controller gives up on all of them."""
 
 
 class Models:
-    """A rank's shards of the models of its group."""
+    """The shards of a group's models that one rank holds."""
 
     session: Session
 
     def __init__(self, program: Program, seconds: float, saves: bool) -> None:
-        """seconds: longest wait for another process. saves: what steps leave of models is written while others go
-        on."""
+        """seconds: longest wait for another process. saves: what steps leave of models is written while later steps
+        run."""
         self.saves = saves
         self.nodes: list[tuple[str, Node]] = list(program.walk())
         self.links = Links(_SOONER * seconds)
         self.doing = Doing()
         self.arrivals = {model.name: Arrivals() for model in program.models}
         self.changes = Counter[str]()
-        """How often each model here has got new weights. Ranks of a group that have counted alike have parts of the
-        same."""
+        """How often each model was changed. Ranks of a group with the same count have parts of the same weights."""
         self.folder: ModelFolder | AdapterFolder
         self.left: dict[str, Left] = {}
-        """What the last change has left of a model, where the run is saved."""
+        """What the last change has left of each model, in a run that is saved."""
         self.held: dict[str, Left] = {}
-        """Of these what is being written."""
+        """Those of them that are being written."""
 
     # Weights
 
     def holding(self, model: str) -> Holding:
-        """What this rank has of a model."""
+        """Return what this rank has of a model."""
         state = self.session.models[model]
         try:
-            found = holding(state.engine, shards.node())
+            report = holding(state.engine, shards.node())
         except HalfChanged:
-            # Weights of its last update have not come from another copy, which is known when somebody asks for them.
-            found, state.torn = Holding(tuple(state.engine.layout()), torch.float32, shards.node()), True
-        return replace(found, changes=self.changes[model], torn=state.torn)
+            # Weights of its last update did not arrive from another replica, which shows only when they are read.
+            report, state.torn = Holding(tuple(state.engine.layout()), torch.float32, shards.node()), True
+        return replace(report, changes=self.changes[model], torn=state.torn)
 
     def meet(self, link: str, place: int, places: int, address: str) -> None:
-        """Joins the processes between which weights go."""
+        """Join the processes of a link."""
         with self.doing(f"the meeting for {link}"):
             self.links.meet(link, place, places, address)
 
@@ -96,18 +97,18 @@ class Models:
         delta: bool = False,
         ways: Ways = _BY_GLOO,
     ) -> None:
-        """Works out this process's part of a transfer from a model here, to a model here or to tensors of its own.
-        delta: only what changed travels. ways: how it goes to and from each peer."""
+        """Work out this process's part of a transfer from a model here, to a model here or to tensors of its own.
+        delta: only changed weights travel. ways: the carriers to and from each peer."""
         sides = self._layout(source), self._layout(destination)
         self.links.prepare(link, name, transfer, *sides, dtype, delta, ways, self._device(source, destination))
 
     def _device(self, *sides: str | Sequence[Local] | None) -> torch.device:
-        """Of the models here that take part."""
-        tensors = (self.session.models[each].engine.tensors() for each in sides if isinstance(each, str))
-        return next((tensor.device for each in tensors for tensor in each.values()), torch.device("cpu"))
+        """Return the device of the models here that take part in a transfer."""
+        tensors = (self.session.models[side].engine.tensors() for side in sides if isinstance(side, str))
+        return next((tensor.device for by_name in tensors for tensor in by_name.values()), torch.device("cpu"))
 
     def _layout(self, side: str | Sequence[Local] | None) -> Sequence[Local]:
-        """Of a model here, or of tensors that are named."""
+        """Return the layout of a model here, or of the given tensors."""
         if side is None:
             return ()
         return self.session.models[side].engine.layout() if isinstance(side, str) else side
@@ -121,8 +122,8 @@ class Models:
         average: float | None = None,
         update: Step | None = None,
     ) -> Moved:
-        """Takes part in a transfer: sends a model's weights, present ones or a version of them, and writes them to a
-        model here. update: the step in which this changes that model; otherwise it is only brought here."""
+        """Take part in a transfer: send a model's weights, current or of a version, and write received ones to a model
+        here. update: the step in which this changes the model; None if it is only copied here."""
         sent: Mapping[str, Tensor] = {}
         if source is not None:
             state = self.session.models[source]
@@ -142,7 +143,7 @@ class Models:
         return moved
 
     def refresh(self, name: str, model: str, version: int, number: int) -> Moved:
-        """Takes part in a transfer whose weights come to a model that samples: before its next token or in `settle`."""
+        """Take part in a transfer to a model that samples, before its next token or in `settle`."""
 
         def receive() -> Moved:
             engine = self.session.models[model].engine
@@ -150,25 +151,25 @@ class Models:
                 moved = self.links.run(name, {}, engine.tensors(), None)
                 engine.written()
             if torch.cuda.is_available():
-                # Who goes on with them may do so in another thread, whose stream would not wait.
+                # Another thread may go on with the weights, whose CUDA stream would not wait for these copies.
                 torch.cuda.synchronize()
             return moved
 
         return self.arrivals[model].bring(number, version, receive)
 
     def settle(self, model: str, number: int) -> None:
-        """Has taken part in it, before whatever is ordered after this."""
+        """Return when the refresh is received, before any later request is done."""
         with torch.no_grad():
             self.arrivals[model].settle(number)
 
     # Sleep
 
     def sleep(self, model: str, keep: bool) -> Switched:
-        """Gives the memory of a model back, on the device. keep: its weights are needed again."""
+        """Offload a model from the device. keep: its weights are needed again."""
         return self.resting(model).sleep(keep)
 
     def wake(self, model: str, kept: bool = True) -> Switched:
-        """Takes it again."""
+        """Bring an offloaded model back to the device."""
         return self.resting(model).wake()
 
     def resting(self, model: str) -> Sleeps:
@@ -177,12 +178,13 @@ class Models:
     # Folders
 
     def begin_folder(self, model: str, folder: str) -> None:
-        """A folder for a model whose weights will come part by part."""
-        here: Any = self.session.models[model].engine
-        self.folder = folder_of(here.spec, Path(folder))
+        """Begin a folder for a model whose weights arrive part by part."""
+        engine: Any = self.session.models[model].engine
+        self.folder = folder_of(engine.spec, Path(folder))
 
     def write_part(self, name: str, part: Sequence[Local], dtype: torch.dtype, model: str | None = None) -> Moved:
-        """Receives tensors, and writes them as one file of the folder. model: of which it has some itself."""
+        """Receive tensors and write them as one file of the folder. model: one of which this process has parts
+        itself."""
         tensors = empty(part, dtype)
         sent = {} if model is None else self.session.models[model].engine.tensors()
         with self.doing(f"the transfer {name}"):
@@ -194,25 +196,25 @@ class Models:
         self.folder.close()
 
     def save(self, model: str, folder: str) -> None:
-        """Writes a model that this rank has all of."""
+        """Write a model that this rank has all of."""
         cast(Saves, self.session.models[model].engine).save(folder)
 
     # Changes
 
     def take_over(self, step: Step, node: int, target: str, source: str) -> None:
-        """Gives a model here the weights of another one here, as an `update` says."""
+        """Give a model here the weights of another one here, as an `update` node says."""
         with self._written(target):
             take_over(self.nodes[node][1], step, self.session, target, source)
         self._left(target)
 
     def trained(self, model: str) -> None:
-        """An update of a model here is done."""
+        """Count a finished update of a model here."""
         self.changes[model] += 1
         self._left(model)
 
     @contextmanager
     def _written(self, model: str) -> Iterator[None]:
-        """Around what gives a model here other weights. Where that does not come to its end, they are none."""
+        """Marks a model's weights as unusable until the block has finished changing them."""
         state = self.session.models[model]
         state.torn = True
         yield
@@ -226,16 +228,16 @@ class Models:
     # Checkpoints
 
     def last_changed(self) -> int:
-        """The last step that changed a model here, or began to. Answered beside that."""
+        """Return the last step that changed a model here, or began to. Is answered while a step runs."""
         return max((state.past.changed for state in self.session.models.values()), default=0)
 
     def stock(self, model: str) -> Stock:
-        """What this rank has of a model."""
+        """Return what this rank has of a model."""
         return stock_of(self.session.models[model])
 
     def hold(self, model: str, number: int) -> Stock:
-        """What step `number` has left of a model here: until `checkpoint` has written it, or `free`, nobody changes it.
-        Answered beside the work of the steps that come."""
+        """Return what step `number` left of a model here, and keep it from being changed until `checkpoint` has written
+        it, or `free`. Is answered while later steps run."""
         state = self.session.models[model]
         if not state.past.changed:
             return Stock(0, 0, (), (), ())
@@ -243,19 +245,19 @@ class Models:
         return self.held[model].stock
 
     def checkpoint(self, model: str, place: str, part: Part) -> Written:
-        """Writes a part of a model that it holds into a folder of a checkpoint, in a thread of its own."""
+        """Write a part of a held model into a checkpoint's folder, in a thread of its own."""
         try:
             return write_part(self.session.models[model], self.held[model], Path(place), part)
         finally:
             self.free(model)
 
     def free(self, model: str) -> None:
-        """Does not hold a model any more."""
+        """Stop holding a model."""
         self.held.pop(model, None)
         release(self.session.models[model])
 
     def restore(self, model: str, saved: SavedModel) -> None:
-        """Goes on with this rank's part of a model, which may sleep: to begin with, all that the plan off-loads do."""
+        """Load this rank's part of a model, which may be offloaded: at the start, all that the plan offloads are."""
         engine = self.session.models[model].engine
         sleeps = hasattr(engine, "rest") and engine.rest.asleep
         if sleeps:

@@ -1,4 +1,4 @@
-"""How models are put to sleep and woken up in the processes that have them."""
+"""Offloads models and brings them back in the processes that have them."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from rlgraph.ir.graph import Node
 
 
 class Sleeping:
-    """Sends who has to, and waits: the memory is somebody else's then."""
+    """Tells processes to offload models or bring them back, and waits until the device memory is free for others."""
 
     def __init__(self, processes: Processes, observer: Observer) -> None:
         self.processes, self.observer = processes, observer
         self._switched: dict[int, list[Switched]] = {}
-        """For each step that is under way, what the switches that it made took."""
+        """For each step in flight, the cost of its switches."""
 
     def shift(self, shifting: Shifting, node: Node, step: Step) -> None:
-        """Before a node's work, by who has the turn of its devices."""
+        """Switch models before a node's work; the caller has the turn of the devices."""
         with shifting() as shift:
-            self._each("sleep", [bed for bed, _ in shift.sleep], [keep for _, keep in shift.sleep], node, step)
-            self._each("wake", shift.wake, [True] * len(shift.wake), node, step)
+            self._switch_all("sleep", [bed for bed, _ in shift.sleep], [keep for _, keep in shift.sleep], node, step)
+            self._switch_all("wake", shift.wake, [True] * len(shift.wake), node, step)
 
-    def _each(self, what: str, beds: Sequence[Bed], keeps: Sequence[bool], node: Node, step: Step) -> None:
+    def _switch_all(self, what: str, beds: Sequence[Bed], keeps: Sequence[bool], node: Node, step: Step) -> None:
         if not beds:
             return
         calls = Calls[Switched](self.processes)
         method: Callable[[Worker, str, bool], Switched] = Worker.sleep if what == "sleep" else Worker.wake
-        asked: list[Bed] = []
+        asked_beds: list[Bed] = []
         for bed, keep in zip(beds, keeps, strict=True):
             calls.copy(copies(bed.group)[bed.copy], method, bed.model, keep)
-            asked += [bed] * (len(calls.asked) - len(asked))
+            asked_beds += [bed] * (len(calls.asked) - len(asked_beds))
         verb = "putting to sleep" if what == "sleep" else "waking up"
-        found = calls.get(f"{verb} {', '.join(dict.fromkeys(f'`{bed.model}`' for bed in beds))}", node)
-        for bed, who, switched in zip(asked, calls.asked, found, strict=True):
-            for (group, rank), each in zip(who, switched, strict=True):
-                self._switched.setdefault(step.number, []).append(each)
+        answers = calls.get(f"{verb} {', '.join(dict.fromkeys(f'`{bed.model}`' for bed in beds))}", node)
+        for bed, who, switched in zip(asked_beds, calls.asked, answers, strict=True):
+            for (group, rank), switch in zip(who, switched, strict=True):
+                self._switched.setdefault(step.number, []).append(switch)
                 self.observer.span(
                     bed.group.pool,
                     f"{group} {rank}",
                     f"{what} {bed.model}",
                     "sleep",
-                    each.start,
-                    each.start + each.seconds,
-                    moved=each.moved,
+                    switch.start,
+                    switch.start + switch.seconds,
+                    moved=switch.moved,
                 )
 
     def finish(self, step: Step) -> dict[str, float]:
-        """What the switches of a step took, of all processes together."""
-        found = self._switched.pop(step.number, [])
-        if not found:
+        """Return what the switches of a step took, summed over processes."""
+        switches = self._switched.pop(step.number, [])
+        if not switches:
             return {}
-        seconds, moved = sum(each.seconds for each in found), sum(each.moved for each in found)
+        seconds, moved = sum(switch.seconds for switch in switches), sum(switch.moved for switch in switches)
         return {"sleep/seconds": seconds, "sleep/bytes": float(moved)}

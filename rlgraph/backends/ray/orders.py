@@ -1,4 +1,4 @@
-"""What the controller tells a process to do, and what it hears back: references, counts and times, no rows."""
+"""The requests that the controller sends to processes, and their receipts: references, counts and times, no rows."""
 
 from __future__ import annotations
 
@@ -15,121 +15,123 @@ from rlgraph.backends.ray.store import Places
 from rlgraph.backends.step import Step
 
 PieceRows = tuple[Key, Places, int | None]
-"""Rows of a piece; with the number of a node that asks for a column, only that column of them."""
+"""A piece's key, which of its rows, and, to get only one column, the number of the node that reads the column."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Rows of one value, from pieces that the process has or that come with the order."""
+    """Rows of one value, from pieces that the process has or that are sent with the request."""
 
     parts: tuple[PieceRows, ...]
-    """Piece by piece."""
+    """The rows of each piece."""
     order: np.ndarray | None = None
-    """The parts' rows, one after the other, in the order in which they are wanted; None: as they are."""
+    """A permutation of the concatenated rows of the parts; None keeps their order."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A value without rows, from the piece of this key."""
+    """A value without rows, which is all of the piece with this key."""
 
     key: Key
 
 
 @dataclass(frozen=True)
 class Given:
-    """A value that the controller itself knows: a model's name, a count."""
+    """A value that the controller knows: a model's name, a count."""
 
     value: Any
-    """As it travels."""
+    """In the form in which it is sent."""
 
 
 @dataclass(frozen=True)
 class RowsOf:
-    """The rows of an axis: how many, in which rows of the parent, and who they are."""
+    """The rows of an axis: their number, their parents, and their identities."""
 
     axis: str
     size: int
     counts: np.ndarray | None
-    """Rows in each row of the parent, in the parent's order; None for a root."""
+    """How many rows each row of the parent has, in the parent's order; None for a root."""
     ids: Wanted | None
 
 
 @dataclass(frozen=True)
 class RankOrder:
-    """What one process is told of an order: do the work of a node on these rows."""
+    """A request to one process to do the work of a node on these rows."""
 
     number: int
-    """Pieces that are made carry it."""
+    """The number that pieces made by it carry."""
     node: int
-    """Its number in the program."""
+    """The node's number in the program."""
     step: Step
     inputs: dict[str, Wanted | Whole | Given]
     rows: tuple[RowsOf, ...]
-    """Outer axes first."""
+    """Outer axes come first."""
     idle: bool
-    """There are no rows for it: it takes part in an update all the same."""
+    """Whether there are no rows for it; it still takes part in an update."""
     keeps: bool
-    """Its results are read by others: it is the one of its copy that has them."""
+    """Whether others read its results: it is the rank of its replica that has them."""
     version: int | None = None
     """Of the weights that it samples with."""
     refreshes: bool = False
-    """Newer ones may come meanwhile."""
+    """Whether newer weights may arrive meanwhile."""
     joins: bool | None = None
-    """Its rows are sampled together with those of orders before it, which have not ended; None: `fire` samples
-    them."""
+    """Whether its rows are sampled together with those of earlier requests in flight; None if `fire` samples them."""
     after: int = 0
-    """The number of the order before it whose rows it may need."""
+    """The number of the earlier request whose rows it may need."""
     parts: tuple[tuple[int, int], ...] = ()
-    """Of work that is told of part by part: for each part the number that its pieces carry, and how many rows it is
-    about."""
+    """For work that is reported part by part: for each part, the number that its pieces carry, and its number of
+    rows."""
     races: bool = False
-    """Of the rows that it asks only those are wanted whose answers end first: it tells how long these are."""
+    """Whether only the rows whose answers end first are wanted; their lengths are then reported."""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What came of an order."""
+    """What a process reports when a request, or a part of it, is done."""
 
     start: float
     end: float
     """By the process's clock, in seconds since 1970."""
     rows: tuple[RowsOf, ...] = ()
-    """Of axes that are new."""
+    """Rows of new axes."""
     named: tuple[str, ...] = ()
-    """New axes whose rows have identities, kept as pieces named `ids:AXIS`."""
+    """New axes whose rows have identities, which are kept as pieces named `ids:AXIS`."""
     sizes: dict[str, int | None] = field(default_factory=dict)
-    """Of each value that was made the number of rows; None for one without rows."""
+    """The number of rows of each value that was made; None for a value without rows."""
     chosen: np.ndarray | None = None
-    """Of `keep` and `pick`: which rows, int64."""
+    """The rows that `keep` and `pick` chose, int64."""
     numbers: Sequence[float] | None = None
-    """For each row one, by which rows are shared out."""
+    """A weight for each row, by which rows are sharded."""
     metrics: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
-    """That it sampled."""
+    """How many tokens were sampled."""
     came: tuple[int, ...] = ()
-    """Bytes of the rows that came with the order, one number for each sender."""
+    """Bytes of the rows that were sent with the request, for each sender."""
     notes: tuple[Note, ...] = ()
-    """Of its rows, for the trace."""
+    """Notes on its rows, for the trace."""
     beside: int = 0
-    """Most rows of other orders that its engine had together with its own ones."""
+    """The most rows of other requests that its engine had in the batch."""
     part: int = 0
-    """Of an order that is done in parts, which of its parts this is."""
+    """Which part of a request in parts this is."""
     longest: tuple[int, ...] = ()
-    """Of an order that races, for each row that was asked: tokens of the longest answer; 0: it was given up."""
+    """For a request that races, the tokens of each row's longest answer; 0 if the row was given up."""
     left: tuple[int, ...] = ()
-    """The parts that were given up: nothing more will be told of the order."""
+    """The parts that were given up: nothing more is reported of the request."""
 
 
 def packed(told: RankOrder | Receipt) -> bytes:
-    """For the wire. Ray sends bytes as they are; its own pickler takes several times as long for what is this small."""
+    """Pickle a message. Ray sends bytes as they are; its own pickler takes several times as long for such small
+    objects."""
     return pickle.dumps(told, pickle.HIGHEST_PROTOCOL)
 
 
 def order_of(sent: bytes) -> RankOrder:
-    found: RankOrder = pickle.loads(sent)
-    return found
+    """Unpickle a request."""
+    request: RankOrder = pickle.loads(sent)
+    return request
 
 
 def receipt_of(sent: bytes) -> Receipt:
-    found: Receipt = pickle.loads(sent)
-    return found
+    """Unpickle a receipt."""
+    receipt: Receipt = pickle.loads(sent)
+    return receipt

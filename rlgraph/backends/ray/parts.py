@@ -1,4 +1,4 @@
-"""An order that is done part by part, by all copies of a group; and its last rows, with which few of them go on."""
+"""Does a request part by part on all replicas of a group, and moves its last rows to a few of them."""
 
 from __future__ import annotations
 
@@ -31,69 +31,71 @@ if TYPE_CHECKING:
     from rlgraph.backends.ray.dispatch import Dispatch
 
 Asked = tuple[Calls[bytes], list[Delivery]]
-"""What was asked, and the rows that went with it."""
+"""Calls, and the rows that were sent with them."""
 
 
 @dataclass(frozen=True)
 class Begun:
-    """Parts of an order that others have begun and given up."""
+    """Parts of a request that other replicas have begun and given up."""
 
     before: tuple[int, ...]
-    """By part the number that it had there."""
+    """The number that each part had there."""
     left: tuple[Reference[Any], ...]
-    """What each of these others has left."""
+    """What each of these replicas has made of its parts."""
 
 
 @dataclass(eq=False)
 class _Share:
-    """The parts that one copy does, of which it tells one after the other."""
+    """The parts that one replica does, and reports one after the other."""
 
     copy: int
     number: int
-    """Of its order."""
+    """The number of its request."""
     parts: Sequence[int]
-    """By their number in the order."""
+    """Their indices in the request."""
     coming: deque[Asked] = field(default_factory=deque)
-    """For each part that it has not told of; where it is asked again after each, the others are empty."""
+    """The calls for each part not yet reported; only the first has any where parts are asked for one at a time."""
     silent: list[Asked] = field(default_factory=list)
-    """What the others of the copy were asked: nobody wants a part of them, and they tell of all at the end, but of a
-    failure at once."""
+    """Calls to the other ranks of the replica, whose results nobody reads: they answer at the end, or at once on
+    failure."""
 
 
 class InParts:
+    """A request that is being done part by part."""
+
     def __init__(self, dispatch: Dispatch, order: Order, sizes: Sequence[int], turn: Turn, places: ExitStack) -> None:
         self.dispatch, self.order, self.sizes, self.turn, self.places = dispatch, order, sizes, turn, places
         self.copies = dispatch.copies(order.group)
         self.bounds = list(pairwise(accumulate(sizes, initial=0)))
         self.numbers = [0] * len(sizes)
-        """Those that the pieces of each part carry."""
+        """The number that the pieces of each part carry."""
         self.going: list[_Share] = []
         self.leaving: list[int] = []
-        """Copies that give their rows up, and have not said of which parts."""
+        """Replicas that were told to give up their rows and have not reported which parts."""
         self.dealt = blocks(order.expected, sizes, len(self.copies))
-        """Of each copy its parts."""
+        """The parts of each replica."""
         rows = [size * rows_each(order.node) for size in sizes]
         self.ending = Ending.of(order, turn, rows, self.dealt) if order.key is not None else None
         self.race = None if order.race is None else Race(order.race)
 
     def told(self) -> Iterator[Part]:
-        """Each part, as soon as it is done."""
+        """Yield each part as soon as it is done."""
         dispatch, node = self.dispatch, self.order.node
         dispatch.observer.firing(node, self.order.group.pool)
         began, tokens = time.perf_counter(), 0
-        busy = {copy: mine for copy, mine in enumerate(self.dealt) if mine}
+        busy = {copy: parts for copy, parts in enumerate(self.dealt) if parts}
         place = self.places.enter_context(dispatch.together.order(self.order, [self.copies[copy] for copy in busy]))
         with place.sending:
             self.send(busy, place)
         dispatch.begun(self.order)
         began += arrived(self.order)
         while self.going:
-            heads = [share.coming[0][0] for share in self.going]
-            beside = [each for calls in heads for each in calls.beside]
+            heads = [unfinished.coming[0][0] for unfinished in self.going]
+            beside = [answer for calls in heads for answer in calls.beside]
             share = self.going[dispatch.processes.first([calls.answers[0] for calls in heads], beside)]
             calls, deliveries = share.coming.popleft()
             answers = dispatch.answers(calls, node)
-            # Who speaks is asked first.
+            # The rank with the results is asked first.
             receipt = answers[0][0]
             if receipt.left or not share.coming:
                 self.end(share)
@@ -106,63 +108,63 @@ class InParts:
             dispatch.trace(self.order, self.numbers[index], calls, deliveries, answers)
             tokens += receipt.tokens
             if self.race is not None and self.race.ended(receipt.longest):
-                self.limit([each for each in self.going if each.coming])
+                self.limit([share for share in self.going if share.coming])
             if self.ending is not None:
                 self.ended(index)
             yield index, dispatch.made(node, self.numbers[index], receipt, calls.who[0])
         dispatch.observer.fired(node, time.perf_counter() - began, tokens, self.order.group.pool)
 
     def send(self, shares: Mapping[int, Sequence[int]], place: Place, begun: Begun | None = None) -> None:
-        """Gives copies their parts."""
+        """Send replicas their parts."""
         dispatch, order = self.dispatch, self.order
         node, frame, wanted, axis = order.node, order.frame, dispatch.needs(order), split_axis(order.node)
         assert axis is not None
         numbers = dispatch.numbers(sum(map(len, shares.values())))
-        for index in sorted(index for own in shares.values() for index in own):
+        for index in sorted(index for indices in shares.values() for index in indices):
             self.numbers[index] = numbers.pop(0)
-        for copy, mine in shares.items():
+        for copy, share_parts in shares.items():
             ranks = self.copies[copy]
-            rows = np.concatenate([np.arange(*self.bounds[index]) for index in mine])
+            rows = np.concatenate([np.arange(*self.bounds[index]) for index in share_parts])
             body, _ = part(frame, axis, rows, node.inputs)
-            parts = tuple((self.numbers[index], self.sizes[index]) for index in mine)
+            parts = tuple((self.numbers[index], self.sizes[index]) for index in share_parts)
             sent = list(dispatch.addressed(order, copy, body, wanted))
-            dispatch.ledger.send([each.delivery for each in sent])
-            share, after = _Share(copy, self.numbers[mine[0]], mine), place.after(ranks)
-            share.coming.extend((Calls[bytes](dispatch.processes), list[Delivery]()) for _ in mine)
-            for each in sent:
-                told = dispatch.told(order, copy, share.number, each.delivery, each.speaks, after, parts=parts)
-                calls, deliveries = share.coming[0] if each.speaks else (Calls[bytes](dispatch.processes), [])
-                dispatch.give(calls, order, each, told, begun)
-                deliveries.append(each.delivery)
-                if not each.speaks:
+            dispatch.ledger.send([message.delivery for message in sent])
+            share, after = _Share(copy, self.numbers[share_parts[0]], share_parts), place.after(ranks)
+            share.coming.extend((Calls[bytes](dispatch.processes), list[Delivery]()) for _ in share_parts)
+            for message in sent:
+                request = dispatch.told(order, copy, share.number, message.delivery, message.speaks, after, parts=parts)
+                calls, deliveries = share.coming[0] if message.speaks else (Calls[bytes](dispatch.processes), [])
+                dispatch.give(calls, order, message, request, begun)
+                deliveries.append(message.delivery)
+                if not message.speaks:
                     share.silent.append((calls, deliveries))
                     continue
-                # A process does one thing after the other: it goes on when it has told of the part before. Of those
-                # that are sampled together with others no part is asked before: a thread would wait.
+                # A process works sequentially: it goes on after it has reported the part before. Parts that are
+                # sampled together with others are not asked for in advance: a thread would wait for each.
                 for calls, deliveries in list(share.coming)[1:]:
                     if order.key is None:
-                        dispatch.tell(calls, each, Worker.next_part, share.number)
-                    deliveries.append(Delivery(each.delivery.inputs, each.delivery.rows))
+                        dispatch.tell(calls, message, Worker.next_part, share.number)
+                    deliveries.append(Delivery(message.delivery.inputs, message.delivery.rows))
             watched = dispatch.driven(order, copy, share.number, place)
-            watched += [each for calls, _ in share.silent for each in calls.answers]
+            watched += [answer for calls, _ in share.silent for answer in calls.answers]
             for calls, _ in share.coming:
                 calls.beside += watched
             self.going.append(share)
 
     def ask_again(self, share: _Share) -> None:
-        """A copy goes on to tell of its next part."""
+        """Ask a replica for its next part."""
         calls, who = share.coming[0][0], self.copies[share.copy][0]
         calls.one(who, Worker.next_sampled, share.number, sampled_model(self.order))
 
     def end(self, share: _Share) -> None:
-        """A copy has told of all."""
+        """Finish a replica that has reported all of its parts."""
         self.going.remove(share)
         for calls, deliveries in share.silent:
             answers = self.dispatch.answers(calls, self.order.node)
             self.dispatch.trace(self.order, share.number, calls, deliveries, answers)
 
     def limit(self, shares: Sequence[_Share]) -> None:
-        """Copies need not go on with rows beyond as many tokens as the race says."""
+        """Tell replicas to give up rows that reach the race's limit of tokens."""
         if self.race is None or self.race.limit is None:
             return
         calls, model = Calls[None](self.dispatch.processes), sampled_model(self.order)
@@ -173,7 +175,7 @@ class InParts:
     # The last rows
 
     def ended(self, index: int) -> None:
-        """A part has, and maybe few enough are left."""
+        """Count a part as done; few enough rows may be left to move them to fewer replicas."""
         assert self.ending is not None
         freed = self.ending.after(index)
         if freed and self.dispatch.together.alone(self.copies):
@@ -190,31 +192,32 @@ class InParts:
         self.free()
 
     def move(self, share: _Share, receipt: Receipt) -> None:
-        """Others go on with parts that a copy has given up."""
+        """Give parts that a replica has given up to other replicas."""
         assert self.ending is not None
         left: list[Reference[Any]] = [
             self.dispatch.processes.call(self.copies[share.copy][0], Worker.unfinished, share.number)
         ]
-        # Ray hands a process its calls in their order, each when all that it needs is there. A copy that were told to
-        # go on before this is there would hand nobody its rows until then; and who waits for these may be who holds
-        # up the copy that leaves.
+        # Ray runs an actor's calls in order, each when its arguments have arrived. A replica that was told to go on
+        # before these have arrived would send nobody its rows until then, and the process that waits for those rows
+        # may be what holds up the replica that leaves.
         self.dispatch.processes.first(left)
-        to = self.ending.dealt([share.parts[each] for each in receipt.left], ())
+        target_of = self.ending.dealt([share.parts[number] for number in receipt.left], ())
         shares: dict[int, Sequence[int]] = {
-            copy: [index for index, target in to.items() if target == copy] for copy in sorted(set(to.values()))
+            copy: [index for index, target in target_of.items() if target == copy]
+            for copy in sorted(set(target_of.values()))
         }
-        self.ending.left |= to
+        self.ending.left |= target_of
         taking = [self.copies[copy] for copy in shares]
         place = self.places.enter_context(self.dispatch.together.order(self.order, taking))
-        for copy, mine in shares.items():
-            before = tuple(self.numbers[index] for index in mine)
+        for copy, indices in shares.items():
+            before = tuple(self.numbers[index] for index in indices)
             with place.sending:
-                self.send({copy: mine}, place, Begun(before, tuple(left)))
+                self.send({copy: indices}, place, Begun(before, tuple(left)))
             self.limit(self.going[-1:])
         self.free()
 
     def free(self) -> None:
-        """The devices of copies that have no rows any more, once some have left."""
+        """Free the devices of replicas that have no rows left, once some have left."""
         assert self.ending is not None
         if len(self.ending.here) == len(self.copies):
             return
@@ -229,13 +232,13 @@ class InParts:
 
 
 def arrived(order: Order) -> float:
-    """Waits for the weights that were sent before an order: for how long."""
+    """Wait for the weights that were sent before a request, and return the seconds that this took."""
     began = time.perf_counter()
     order.arrived()
     return time.perf_counter() - began
 
 
 def sampled_model(order: Order) -> str:
-    """The model that samples."""
-    found: str = order.frame.values[model_of(order.node)]
-    return found
+    """Return the name of the model that samples."""
+    name: str = order.frame.values[model_of(order.node)]
+    return name

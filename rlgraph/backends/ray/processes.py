@@ -1,4 +1,4 @@
-"""The processes of a plan and how they are called: Ray actors, or objects in this process to debug them."""
+"""The processes of a plan and how they are called: as Ray actors, or as objects in this process for debugging."""
 
 from __future__ import annotations
 
@@ -24,68 +24,75 @@ T = TypeVar("T")
 
 
 Losing = Callable[[Mapping[Address, str]], Sequence[Address] | None]
-"""What becomes of processes that have ended, and why they have: all of those that the run goes on without; None: it
+"""Is given the processes that have ended, and why; returns all those that the run goes on without, or None if it
 cannot."""
 
 
 class Reference(Generic[T]):
-    """An answer that need not be there yet. What it is only the processes know that gave it."""
+    """An answer that may not have arrived yet, in a form that only the `Processes` that gave it can read."""
 
 
 class Processes(ABC):
-    """Calls go out at once and are answered later. What can be called are the public methods of `Worker`; a reference
-    may stand for an argument."""
+    """The processes of a plan. Calls are sent at once and answered later. The public methods of `Worker` can be called;
+    a reference may stand for an argument."""
 
     def __init__(self, specs: Mapping[Address, WorkerSpec], seconds: float) -> None:
         self.specs, self.seconds = specs, seconds
         self.who = tuple(specs)
-        """Those that there are: not who the run goes on without."""
+        """The processes, without those that the run goes on without."""
         self.gone: dict[Address, str] = {}
         """Processes that have ended, and why."""
         self._sending = {group: threading.RLock() for group, _ in specs}
 
     def open(self, plan: Plan, names: Collection[str] | None = None) -> list[str]:
-        """Loads the models everywhere, held as `plan` says. Names of the things that live across steps. names: of the
-        groups that were begun again; None: all of them, for the first time."""
+        """Load the models everywhere, held as `plan` says, and return the names of the values that live across steps.
+        names: the groups that were restarted; None opens all groups for the first time."""
         groups = {spec.group.name: spec.group for spec in self.specs.values()}
         groups = {name: group for name, group in groups.items() if names is None or name in names}
         meeting: dict[str, dict[str, str]] = {}
         for group in groups.values():
             places = {"group": 0} | {str(copy): ranks[0] for copy, ranks in enumerate(group.copies())}
             who = tuple((group.name, rank) for rank in places.values())
-            found = self.get(
-                [self.call(each, Worker.address) for each in who], Request(who, "the start of the process")
+            addresses = self.get(
+                [self.call(address, Worker.address) for address in who], Request(who, "the start of the process")
             )
-            meeting[group.name] = dict(zip(places, found, strict=True))
-        held = {name: {model: plan.holding(model, name) for model in group.models} for name, group in groups.items()}
+            meeting[group.name] = dict(zip(places, addresses, strict=True))
+        holdings = {
+            name: {model: plan.holding(model, name) for model in group.models} for name, group in groups.items()
+        }
         turned = {
             name: tuple(model for model in group.models if plan.turned(model, name)) for name, group in groups.items()
         }
         opened = []
-        for turn in _rounds(plan):
-            who = tuple(each for each in self.who if each[0] in turn and each[0] in groups)
-            opening = [self.call(each, Worker.open, meeting[each[0]], held[each[0]], turned[each[0]]) for each in who]
+        for round_groups in _rounds(plan):
+            who = tuple(address for address in self.who if address[0] in round_groups and address[0] in groups)
+            opening = [
+                self.call(address, Worker.open, meeting[address[0]], holdings[address[0]], turned[address[0]])
+                for address in who
+            ]
             opened += self.get(opening, Request(who, "opening"))
         if names is None:
             self._reach(plan)
-        return [name for found in opened for name in found]
+        return [name for things in opened for name in things]
 
     def _reach(self, plan: Plan) -> None:
-        """Who acts in an environment that runs elsewhere gets handles of its processes: each data-parallel copy a share
-        of them, or one, where they are fewer than copies."""
+        """Give processes that act in an environment of another group handles of that group's processes: each
+        data-parallel replica gets a share of them, or one where they are fewer than replicas."""
         program = self.specs[self.who[0]].program
         acted_in = {code_of(node) for _, node in program.walk() if NODES[node.op].with_model}
         acting = {role.group for role in plan.roles if NODES[role.operation].foreign}
         callers: list[Address] = []
         answers: list[Reference[None]] = []
-        for name, runner in ((each.name, plan.runs(each.name)) for each in program.outside if each.name in acted_in):
+        for name, runner in (
+            (outside.name, plan.runs(outside.name)) for outside in program.outside if outside.name in acted_in
+        ):
             for group in plan.groups:
                 if runner is None or group.name not in acting:
                     continue
                 size, copies = runner.mesh.size, group.copies()
                 for copy, ranks in enumerate(copies):
-                    mine = range(*share(size, len(copies), copy)) or [copy % size]
-                    handles = [self.handle((runner.name, rank)) for rank in mine]
+                    environment_ranks = range(*share(size, len(copies), copy)) or [copy % size]
+                    handles = [self.handle((runner.name, rank)) for rank in environment_ranks]
                     for rank in ranks:
                         callers.append((group.name, rank))
                         answers.append(self.call(callers[-1], Worker.reach, name, handles, len(callers)))
@@ -93,19 +100,19 @@ class Processes(ABC):
             self.get(answers, Request(tuple(callers), "opening"))
 
     def sending(self, group: str) -> AbstractContextManager[object]:
-        """Held while something is told to all ranks of a copy of a group, one by one: what another thread tells them
-        comes before it, or behind it, at all of them."""
+        """Return a lock to hold while all ranks of a replica are called one by one, so that every rank gets the calls
+        of different threads in the same order."""
         return self._sending[group]
 
     @abstractmethod
     def handle(self, who: Address) -> Any:
-        """What another process of the run needs to call this one."""
+        """Return what another process of the run needs to call this one."""
 
     @abstractmethod
     def call(
         self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
     ) -> Reference[T]:
-        """Has a process do something: `call(who, Worker.save, model, folder)`."""
+        """Call a method of a process: `call(who, Worker.save, model, folder)`."""
 
     @abstractmethod
     def pass_on(
@@ -116,12 +123,11 @@ class Processes(ABC):
         *args: P.args,
         **named: P.kwargs,
     ) -> Reference[list[T]]:
-        """Has the others of a copy do something, through the one that speaks for it: one call, however many they
-        are."""
+        """Call a method of other ranks of a replica through its leader, with one call for all of them."""
 
     @abstractmethod
     def pack(self, who: Address, parcels: Sequence[Sequence[Wish]]) -> list[Reference[Wire]]:
-        """Has a process pack rows, for each parcel of its own."""
+        """Have a process pack the rows of each parcel."""
 
     @abstractmethod
     def get(
@@ -133,18 +139,19 @@ class Processes(ABC):
         alone: bool = False,
         losing: Losing | None = None,
     ) -> list[T]:
-        """The answers; raises RunError where a process failed, is gone, or does not answer. beside: answers that are
-        not waited for, but a failure ends the wait. alone: what others wait for may be given up meanwhile. losing: is
-        asked where processes are gone; None is the answer of those that the run goes on without."""
+        """Wait for the answers. Raises RunError where a process failed, is gone, or does not answer. beside: answers
+        that are not waited for, but whose failure ends the wait. alone: a failure of other waits does not end this one.
+        losing: is asked when processes are gone; the answer of those that the run goes on without is None."""
 
     @abstractmethod
     def first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
-        """Waits until one of these answers is there, or something has gone wrong, which `get` tells: which to get."""
+        """Wait until one of these answers has arrived, or something has failed, which `get` then raises. Return its
+        index."""
 
     def ask(
         self, request: Request, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
     ) -> list[T]:
-        """Has all whom a request is for do the same, and waits."""
+        """Call the same method of all processes of a request, and wait."""
         return self.get([self.call(who, method, *args, **named) for who in request.who], request)
 
     def free(
@@ -156,50 +163,50 @@ class Processes(ABC):
         *args: P.args,
         **named: P.kwargs,
     ) -> dict[Address, T]:
-        """What those of them answer who are there and have nothing else to do. After a failure some may wait for ever:
-        then it is enough to have answers that are `enough`, or to have waited for a while."""
-        asked = [self.call(each, method, *args, **named) for each in who]
+        """Return the answers of the processes that are alive and idle. After a failure some may wait for ever: the wait
+        then ends when the answers are `enough`, or after a while."""
+        asked = [self.call(address, method, *args, **named) for address in who]
         return dict(zip(who, self.get(asked, request), strict=True))
 
     @abstractmethod
     def give_up(self, why: BaseException) -> None:
-        """Whoever waits in `get` fails soon, and tells why."""
+        """Make whoever waits in `get` fail soon, for this reason."""
 
     @abstractmethod
     def go_on(self) -> None:
-        """After a failure or an interrupt: what is whole can be asked for again, what is not fails at once."""
+        """Allow calls again after a failure or an interrupt; calls to processes that are gone fail at once."""
 
     @abstractmethod
     def replace(self, plan: Plan, names: Collection[str]) -> None:
-        """Others take the places of all processes of some groups, with models as they were loaded. Raises RunError if
-        they cannot be started."""
+        """Start new processes in the places of all processes of some groups, with models as they were first loaded.
+        Raises RunError if they cannot be started."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends all processes, whatever they do."""
+        """End all processes, whatever they do."""
 
 
 def _rounds(plan: Plan) -> list[list[str]]:
-    """Groups whose processes load their models at the same time. Those of a pool on which models sleep do so one after
-    the other: there is no room for all of them awake."""
-    turns: list[list[str]] = []
+    """Return groups whose processes load their models at the same time. Groups of a pool with offloaded models load one
+    after the other, since not all of them fit at once."""
+    rounds: list[list[str]] = []
     for pool in plan.pools:
         groups = [group.name for group in plan.groups if group.pool == pool.name]
         sleeps = any(holding.offload and holding.group in groups for holding in plan.holdings)
-        for number, names in enumerate([[name] for name in groups] if sleeps else [groups]):
-            turns += [[] for _ in range(number + 1 - len(turns))]
-            turns[number] += names
-    return turns
+        for index, names in enumerate([[name] for name in groups] if sleeps else [groups]):
+            rounds += [[] for _ in range(index + 1 - len(rounds))]
+            rounds[index] += names
+    return rounds
 
 
-_TOGETHER: tuple[object, ...] = (Worker.meet, Worker.exchange, Worker.write_part)
+_COLLECTIVE: tuple[object, ...] = (Worker.meet, Worker.exchange, Worker.write_part)
 """Calls in which processes wait for each other."""
 _WHILE_IT_WAITS: tuple[object, ...] = (Worker.checkpoint, Worker.free)
-"""Calls that a process may wait for in the midst of another one."""
+"""Calls that a process may run in the middle of another one."""
 
 
 class InThisProcess(Processes):
-    """For `--debug`: each process is an object here, and a call is a call, so that breakpoints work."""
+    """For `--debug`: each process is an object here, and calls are plain function calls, so that breakpoints work."""
 
     def __init__(self, specs: Mapping[Address, WorkerSpec]) -> None:
         super().__init__(specs, math.inf)
@@ -207,7 +214,7 @@ class InThisProcess(Processes):
         self._locks = {who: threading.RLock() for who in specs}
         self._threads = ThreadPoolExecutor(len(specs), "process")
         self._waiting: dict[Address, Future[Any]] = {}
-        """What a process does together with others: all else comes after it."""
+        """The collective call that each process is in; its next call waits for that."""
 
     def handle(self, who: Address) -> Any:
         return self.workers[who]
@@ -216,20 +223,20 @@ class InThisProcess(Processes):
         self, who: Address, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
     ) -> Reference[T]:
         worker = self.workers[who]
-        found: T | Future[T] | EngineError
+        answer: T | Future[T] | EngineError
         if method in _WHILE_IT_WAITS:
             return cast("Reference[T]", method(worker, *args, **named))
         if who in self._waiting:
             wait([self._waiting.pop(who)])
-        if method in _TOGETHER:
-            found = self._waiting[who] = self._threads.submit(method, worker, *args, **named)
+        if method in _COLLECTIVE:
+            answer = self._waiting[who] = self._threads.submit(method, worker, *args, **named)
         else:
             with self._locks[who]:
                 try:
-                    found = method(worker, *args, **named)
+                    answer = method(worker, *args, **named)
                 except EngineError as error:
-                    found = error
-        return cast("Reference[T]", found)
+                    answer = error
+        return cast("Reference[T]", answer)
 
     def pass_on(
         self,
@@ -253,20 +260,20 @@ class InThisProcess(Processes):
         alone: bool = False,
         losing: Losing | None = None,
     ) -> list[T]:
-        found = [each.result() if isinstance(each, Future) else each for each in references]
-        for each in found:
-            if isinstance(each, EngineError):
-                raise refused(each, request)
-        return cast("list[T]", found)
+        answers = [reference.result() if isinstance(reference, Future) else reference for reference in references]
+        for answer in answers:
+            if isinstance(answer, EngineError):
+                raise refused(answer, request)
+        return cast("list[T]", answers)
 
     def first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:
         return 0
 
     def give_up(self, why: BaseException) -> None:
-        """Nobody waits: a call is a call."""
+        """Do nothing: nobody waits."""
 
     def go_on(self) -> None:
-        """Nothing is cut off."""
+        """Do nothing: no call is ever interrupted."""
 
     def replace(self, plan: Plan, names: Collection[str]) -> None:
         raise AssertionError("in this process nobody is lost")

@@ -1,4 +1,4 @@
-"""References to rows that other processes have: all that the controller ever sees of a value."""
+"""References to rows that other processes hold: all that the controller ever sees of a value."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rlgraph.backends.distributed.transport import StandIn
 from rlgraph.backends.rows import Elsewhere
 
 Address = tuple[str, int]
-"""A process: its group and its rank there."""
+"""A process: its group's name and its rank there."""
 
 Key = tuple[int, int, str]
-"""A piece: the number of the work that made it, the rank that did, and the value's name."""
+"""A piece: the number of the request that made it, the rank that did, and the value's name."""
 
 
 def recorded_as(who: Address) -> str:
-    """The name of a process in a recording."""
+    """Return the name of a process in a recording."""
     return f"{who[0]}-{who[1]}"
 
 
 @dataclass(frozen=True)
 class PieceRef:
-    """A piece: rows that one process made at one time."""
+    """A reference to a piece: rows that one process made at one time."""
 
     key: Key
     holder: Address
@@ -34,7 +34,8 @@ class PieceRef:
 
 @dataclass(frozen=True)
 class Remote(StandIn):
-    """A value, row by row: in which piece each row is, and where in it. What lies inside a row travels with it."""
+    """A value, row by row: the piece that each row is in, and its place there. What lies inside a row travels with
+    it."""
 
     pieces: tuple[PieceRef, ...]
     piece: np.ndarray
@@ -42,12 +43,12 @@ class Remote(StandIn):
     place: np.ndarray
     """int64 [rows]"""
     column: int | None = None
-    """Of the tables that the pieces are, only the column that this node asks for: worked out where it is needed, or
-    where the rows are."""
+    """If the pieces are tables, the node that reads a column of them: only that column is meant, and it is computed by
+    the reader, or where the rows are."""
 
     @classmethod
     def of(cls, ref: PieceRef) -> Remote:
-        """All rows of one piece."""
+        """Return a reference to all rows of one piece."""
         return cls((ref,), np.zeros(ref.rows, dtype=np.int32), np.arange(ref.rows))
 
     def pick(self, places: np.ndarray) -> Remote:
@@ -57,7 +58,7 @@ class Remote(StandIn):
         return replace(self, column=column)
 
     def join(self, others: Sequence[Elsewhere]) -> Remote:
-        # A value grows block by block: what is numbered already is not numbered again.
+        # A value grows block by block: pieces that already have a number are not numbered again.
         pieces = dict(self.numbers)
         numbers, places = [self.piece], [self.place]
         for part in others:
@@ -65,9 +66,9 @@ class Remote(StandIn):
             renumbered = np.array([pieces.setdefault(ref, len(pieces)) for ref in part.pieces], dtype=np.int32)
             numbers.append(renumbered[part.piece] if len(part.pieces) else part.piece)
             places.append(part.place)
-        found = Remote(tuple(pieces), np.concatenate(numbers), np.concatenate(places), self.column)
-        found.__dict__["numbers"] = pieces
-        return found
+        joined = Remote(tuple(pieces), np.concatenate(numbers), np.concatenate(places), self.column)
+        joined.__dict__["numbers"] = pieces
+        return joined
 
     @cached_property
     def numbers(self) -> dict[PieceRef, int]:
@@ -75,7 +76,8 @@ class Remote(StandIn):
         return {ref: number for number, ref in enumerate(self.pieces)}
 
     def by_piece(self) -> list[tuple[PieceRef, np.ndarray]]:
-        """The places that are used of each piece, in the order of the rows; of no rows, none of the first piece."""
+        """Return the places that are used of each piece, in the order of the rows; without rows, no places of the first
+        piece."""
         if len(self.pieces) == 1 or not self.place.shape[0]:
             return [(ref, self.place) for ref in self.pieces[:1]]
         piece, place = self.piece, self.place
@@ -84,23 +86,24 @@ class Remote(StandIn):
             piece, place = piece[order], place[order]
         starts = np.flatnonzero(np.diff(piece, prepend=-1))
         return [
-            (self.pieces[piece[start]], found) for start, found in zip(starts, np.split(place, starts[1:]), strict=True)
+            (self.pieces[piece[start]], places)
+            for start, places in zip(starts, np.split(place, starts[1:]), strict=True)
         ]
 
     @cached_property
     def in_turn(self) -> bool:
-        """Whether the rows of a piece come one behind the other, and those of an earlier piece first."""
+        """Whether the rows of each piece are contiguous, in the order of the pieces."""
         return bool((np.diff(self.piece) >= 0).all())
 
 
 def column_key(key: Key, column: int) -> Key:
-    """Of a column of a piece, where it travels without the rest."""
+    """Return the key of a column of a piece that is sent without the rest."""
     number, rank, name = key
     return number, rank, f"{name}/{column}"
 
 
 @dataclass(frozen=True)
 class Single:
-    """A value without rows, in one process: a number, a cursor, a state, a buffer."""
+    """A reference to a value without rows, in one process: a number, a cursor, a state, a buffer."""
 
     ref: PieceRef

@@ -1,5 +1,5 @@
-"""Steps that are run again where processes were lost which only sample: others take their places, and nobody else
-begins anew."""
+"""Retries steps after processes that only sample were lost: new processes take their places, and no other is
+restarted."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from rlgraph.ops.nodes import NODES
 
 
 class Remembered:
-    """Steps to come, of which those that are not over can be had again."""
+    """Steps to come, of which those that have not ended can be had again."""
 
     def __init__(self, coming: Iterable[Coming]) -> None:
         self._more = iter(coming)
         self._begun: deque[Coming] = deque()
 
     def again(self) -> Iterator[Coming]:
-        """From the first one that is not over."""
+        """Yield the steps from the first one that has not ended."""
         yield from tuple(self._begun)
-        for each in self._more:
-            self._begun.append(each)
-            yield each
+        for step in self._more:
+            self._begun.append(step)
+            yield step
 
     def over(self) -> None:
-        """The first of them is."""
+        """Forget the first of them, which has ended."""
         self._begun.popleft()
 
 
 def replaceable(plan: Plan, lost: Set[str], changing: Set[str], things: Things) -> bool:
-    """Whether groups have nothing that others have not, too: what they sample is sampled again, and the weights come
-    from who trains them.
+    """Return whether groups have nothing that others lack: what they sample can be sampled again, and their weights
+    come from the group that trains them.
 
-    changing: models that the program gives other weights. things: what the last step that is over has left.
+    changing: models that the program updates. things: what the last finished step left.
     """
     if HOST in lost or any(plan.group(name).code for name in lost):
         return False
     if lost & {owner for model, owner in plan.owners if model in changing}:
         return False
     if any(who[0] in lost for who in live(things.values())):
-        # Rows that a `collect` carries over lie where they were sampled.
+        # Rows that a `collect` carries over are where they were sampled.
         return False
-    if any(isinstance(each, Surplus) and each.going for each in things.values()):
+    if any(isinstance(thing, Surplus) and thing.going for thing in things.values()):
         return False
-    # Who sleeps where, and who acts in whose environment, is known of the first processes.
+    # Which models are offloaded, and which process acts in which environment, is known of the first processes only.
     pools = {plan.group(name).pool for name in lost}
-    if any(each.offload and plan.group(each.group).pool in pools for each in plan.holdings):
+    if any(holding.offload and plan.group(holding.group).pool in pools for holding in plan.holdings):
         return False
     acting = {role.group for role in plan.roles if NODES[role.operation].foreign}
     return not lost & acting or not any(group.code for group in plan.groups)

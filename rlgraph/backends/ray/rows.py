@@ -1,4 +1,5 @@
-"""Who has which rows: what has to travel before a process can work, so that each row reaches it once."""
+"""Tracks which process has which rows, and what must be sent before a process can work, so that it gets each row
+once."""
 
 from __future__ import annotations
 
@@ -22,46 +23,46 @@ Source = Wanted | Whole | Given
 
 @dataclass
 class Delivery:
-    """What one process is told, and references to the rows that it lacks."""
+    """What one process is told of its inputs, and references to the rows that it lacks."""
 
     inputs: dict[str, Source]
     rows: tuple[RowsOf, ...]
     lacking: dict[Address, list[Wish]] = field(default_factory=dict)
-    """What it does not have, by who has it."""
+    """The rows that it lacks, by the process that has them."""
     arriving: list[Any] = field(default_factory=list)
-    """A reference for each of them."""
+    """A reference to the rows from each of these processes."""
 
     def senders(self) -> list[tuple[Address, int]]:
-        """For each of them who sends, and the last piece of work that made any of it."""
+        """Return each process that sends, with the number of the last request that made any of the rows."""
         return [(holder, max(key[0] for key, _, _ in wishes)) for holder, wishes in self.lacking.items()]
 
 
 class Ledger:
-    """Keeps the books of every step that is under way. Orders to a group go out in the order in which their rows were
-    booked: who books for a group has its pool meanwhile."""
+    """Records which rows each process has got in every step in flight. Requests to a group are sent in the order in
+    which their rows were recorded: who records for a group has its pool meanwhile."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
         self._came: dict[int, dict[Address, dict[Key, np.ndarray]]] = {}
-        """For each step, process and piece of somebody else which rows have come, bool [rows]."""
+        """For each step, process and piece of another process, which rows have arrived, bool [rows]."""
 
     def deliver(self, to: Sequence[Address], frame: Frame, needs: Needs) -> list[Delivery]:
-        """For each process the values of a frame, as far as it lacks them. All of them need the same. A process also
-        stands for others that always get what it gets, and make nothing that anybody reads."""
-        # Columns come after the tables: of rows that are there, or on their way, nothing needs to travel again.
+        """Return for each process what it lacks of a frame's values. All of them need the same. A process also stands
+        for others that always get what it gets, and make nothing that others read."""
+        # Columns come after tables: a column of rows that have arrived or been sent need not be sent again.
         names = sorted(
             needs.names,
             key=lambda name: isinstance(frame.values[name], Remote) and frame.values[name].column is not None,
         )
         values = {name: _split(frame.values[name]) for name in names}
-        known = {axis.key: frame.rows[axis.key].ids for axis in needs.axes if needs.ids}
-        ids = {axis: _split(found) for axis, found in known.items() if found is not None}
+        identities = {axis.key: frame.rows[axis.key].ids for axis in needs.axes if needs.ids}
+        ids = {axis: _split(axis_ids) for axis, axis_ids in identities.items() if axis_ids is not None}
         rows = [_rows_of(frame, axis) for axis in needs.axes]
         came = self._came.setdefault(frame.step.number, {})
         return [_delivery(_Lacking(who, came.setdefault(who, {})), values, rows, ids) for who in to]
 
     def send(self, deliveries: Sequence[Delivery]) -> None:
-        """Has all that is lacking packed: each holder is called once, and packs once what several lack."""
+        """Have all lacking rows packed: each holder is called once, and packs once what several processes lack."""
         wanted: dict[Address, dict[Any, list[Wish]]] = {}
         for delivery in deliveries:
             for holder, wishes in delivery.lacking.items():
@@ -75,54 +76,54 @@ class Ledger:
             delivery.arriving = [packed[holder, _mark(wishes)] for holder, wishes in delivery.lacking.items()]
 
     def finish(self, step: Step) -> None:
-        """What came from others for a step is dropped by everybody at its end."""
+        """Forget what was sent for a step, which every process drops at its end."""
         self._came.pop(step.number, None)
 
     def forget(self, groups: Collection[str]) -> None:
-        """Others are in the places of the processes of some groups: nothing has come to these."""
+        """Forget what was sent to the processes of some groups, which new ones have replaced."""
         for came in self._came.values():
             for who in [who for who in came if who[0] in groups]:
                 del came[who]
 
 
 def live(values: Iterable[Any]) -> dict[Address, set[Key]]:
-    """The pieces that values need, by who has them."""
-    found: dict[Address, set[Key]] = {}
+    """Return the pieces that values need, by the process that has them."""
+    keys_of: dict[Address, set[Key]] = {}
     for value in values:
         inner: list[Any] = []
         if isinstance(value, Surplus):
-            # What goes on may have to begin again.
+            # Batches in flight may have to be started again.
             inner = [value.rows, *(batch.needed for batch in value.going)]
         elif isinstance(value, Frame):
             inner = [*value.values.values(), *(rows.ids for rows in value.rows.values())]
         for who, keys in live(inner).items() if inner else ():
-            found.setdefault(who, set()).update(keys)
+            keys_of.setdefault(who, set()).update(keys)
         if isinstance(value, Surplus | Frame):
             continue
         if isinstance(value, Remote):
             for ref in value.pieces:
-                found.setdefault(ref.holder, set()).add(ref.key)
+                keys_of.setdefault(ref.holder, set()).add(ref.key)
         elif isinstance(value, Single):
-            found.setdefault(value.ref.holder, set()).add(value.ref.key)
-    return found
+            keys_of.setdefault(value.ref.holder, set()).add(value.ref.key)
+    return keys_of
 
 
 @dataclass(frozen=True)
 class _Split:
-    """Rows of a value by the pieces that they are in: the same for all who get them."""
+    """Rows of a value by the pieces that they are in, which is the same for all receivers."""
 
     parts: list[tuple[PieceRef, np.ndarray, Places]]
-    """The places of a piece, and the same as they are told."""
+    """Pieces, the places in them as an array, and the same in the form that is sent."""
     column: int | None
     order: np.ndarray | None
     """As in `Wanted`."""
 
 
-_Known = _Split | Single | Given
-"""What the controller has of a value."""
+_Located = _Split | Single | Given
+"""What the controller knows of a value."""
 
 
-def _split(value: Any) -> _Known:
+def _split(value: Any) -> _Located:
     if isinstance(value, Single):
         return value
     if not isinstance(value, Remote):
@@ -137,15 +138,15 @@ def _split(value: Any) -> _Known:
 
 
 class _Lacking:
-    """What one process needs to be sent, found out value by value."""
+    """Finds out, value by value, what one process has to be sent."""
 
     def __init__(self, who: Address, came: dict[Key, np.ndarray]) -> None:
         self.who, self.came = who, came
         self.found: dict[Address, list[Wish]] = {}
-        """By who has it; from here on it counts as there."""
+        """The rows to send, by the process that has them; from then on they count as arrived."""
 
-    def source(self, value: _Known) -> Source:
-        """How the process finds a value among what it has and what it will be sent."""
+    def source(self, value: _Located) -> Source:
+        """Return how the process finds a value among what it has and what it will be sent."""
         if isinstance(value, Single):
             if value.ref.holder != self.who and value.ref.key not in self.came:
                 self.came[value.ref.key] = np.ones(0, dtype=bool)
@@ -155,10 +156,10 @@ class _Lacking:
             return value
         return Wanted(tuple(self.part(*part, value.column) for part in value.parts), value.order)
 
-    def part(self, ref: PieceRef, places: np.ndarray, told: Places, column: int | None) -> PieceRows:
-        here = self.came.get(ref.key)
-        if ref.holder == self.who or column is not None and here is not None and bool(here[places].all()):
-            return ref.key, told, column
+    def part(self, ref: PieceRef, places: np.ndarray, sent_places: Places, column: int | None) -> PieceRows:
+        table_came = self.came.get(ref.key)
+        if ref.holder == self.who or column is not None and table_came is not None and bool(table_came[places].all()):
+            return ref.key, sent_places, column
         key = ref.key if column is None else column_key(ref.key, column)
         came = self.came.get(key)
         if came is None or not came[places].all():
@@ -168,24 +169,24 @@ class _Lacking:
                 lacking &= ~came
             self.came[key] = lacking if came is None else came | lacking
             self.found.setdefault(ref.holder, []).append((ref.key, short(np.flatnonzero(lacking)), column))
-        return key, told, None
+        return key, sent_places, None
 
 
 def _delivery(
-    lacking: _Lacking, values: Mapping[str, _Known], rows: Sequence[RowsOf], ids: Mapping[str, _Known]
+    lacking: _Lacking, values: Mapping[str, _Located], rows: Sequence[RowsOf], ids: Mapping[str, _Located]
 ) -> Delivery:
     inputs = {name: lacking.source(value) for name, value in values.items()}
     named: list[RowsOf] = []
-    for told in rows:
-        known = ids.get(told.axis)
-        source = None if known is None else lacking.source(known)
+    for axis_rows in rows:
+        identities = ids.get(axis_rows.axis)
+        source = None if identities is None else lacking.source(identities)
         assert source is None or isinstance(source, Wanted)
-        named.append(told if source is None else replace(told, ids=source))
+        named.append(axis_rows if source is None else replace(axis_rows, ids=source))
     return Delivery(inputs, tuple(named), lacking.found)
 
 
 def _rows_of(frame: Frame, axis: Axis) -> RowsOf:
-    """Who they are is not told."""
+    """Return the rows of an axis without their identities."""
     rows = frame.rows[axis.key]
     counts = None
     if rows.parent is not None and axis.parent is not None:
@@ -194,7 +195,7 @@ def _rows_of(frame: Frame, axis: Axis) -> RowsOf:
 
 
 def _mark(wishes: Sequence[Wish]) -> tuple[Any, ...]:
-    """The same for the same wishes."""
+    """Return a key that is equal for equal wishes."""
     return tuple(
         (key, places.tobytes() if isinstance(places, np.ndarray) else places, column) for key, places, column in wishes
     )

@@ -1,4 +1,5 @@
-"""Checkpoints of a run on a cluster: ranks write what they have of models; values that live across steps come here."""
+"""Checkpoints of a run on a cluster: ranks write their parts of models, and values that live across steps are
+fetched."""
 
 from __future__ import annotations
 
@@ -29,23 +30,24 @@ _HOST: Address = (HOST, 0)
 
 
 class Saves:
-    """What the processes of a plan have, on its way into a checkpoint and back."""
+    """Takes the state of a plan's processes into a checkpoint and back."""
 
     def __init__(self, plan: Plan, processes: Processes) -> None:
         self.plan, self.processes = plan, processes
         self._parts: dict[str, tuple[list[Stock], list[Part]]] = {}
-        """Of each model what its ranks had when it was planned who writes what, and that plan."""
+        """For each model, what its ranks had when their parts were planned, and these parts."""
 
     def rows(self) -> dict[str, int | None]:
-        [found] = self.processes.ask(Request((_HOST,), "saving"), Worker.rows)
-        return found
+        [rows] = self.processes.ask(Request((_HOST,), "saving"), Worker.rows)
+        return rows
 
     def judged(self) -> list[str]:
-        [found] = self.processes.ask(Request((_HOST,), "opening"), Worker.judged)
-        return found
+        [sentences] = self.processes.ask(Request((_HOST,), "opening"), Worker.judged)
+        return sentences
 
     def changed(self) -> int:
-        """The last step that changed weights, finished or not. Raises RunError where a process does not answer."""
+        """Return the last step that changed weights, finished or not. Raises RunError where a process does not
+        answer."""
         owners = {owner: self.plan.group(owner) for _, owner in self.plan.owners}
         who = tuple(rank for group in owners.values() for rank in ranks(group))
         return max(self.processes.ask(Request(who, "saving"), Worker.last_changed), default=0) if who else 0
@@ -53,45 +55,46 @@ class Saves:
     # Models
 
     def keep(self, model: str, owner: Group, number: int, version: int) -> Kept | None:
-        """What step `number` has left of a model, with that version, on each of its ranks; None: it is as it was
+        """Hold what step `number` left of a model, with that version, on each of its ranks; None if it is as it was
         loaded. Raises Torn, RunError."""
         request = Request(ranks(owner), f"saving `{model}`")
         stocks = self.processes.ask(request, Worker.hold, model, number)
-        changed = max(each.changed for each in stocks)
-        kept = _Kept(self.processes, model, request, stocks[0], version, self._planned(model, stocks))
+        changed = max(stock.changed for stock in stocks)
+        held = _Kept(self.processes, model, request, stocks[0], version, self._planned(model, stocks))
         if changed > number:
-            # Some have been told to change it, and others are about to.
-            kept.free()
+            # Some ranks have begun to change it, and the others are about to.
+            held.free()
             raise Torn(model)
-        return kept if changed else None
+        return held if changed else None
 
     def _planned(self, model: str, stocks: list[Stock]) -> list[Part]:
-        before = self._parts.get(model)
-        same = before is not None and all(
-            (a.weights, a.moments) == (b.weights, b.moments) for a, b in zip(before[0], stocks, strict=True)
+        planned = self._parts.get(model)
+        same = planned is not None and all(
+            (old.weights, old.moments) == (new.weights, new.moments)
+            for old, new in zip(planned[0], stocks, strict=True)
         )
-        if before is None or not same:
-            before = self._parts[model] = stocks, parts(stocks)
-        return before[1]
+        if planned is None or not same:
+            planned = self._parts[model] = stocks, parts(stocks)
+        return planned[1]
 
     def restore(self, model: str, owner: Group, saved: SavedModel) -> None:
-        """Each rank reads its part. Raises EngineError for weights of another model, RunError."""
+        """Have each rank read its part. Raises EngineError for weights of another model, RunError."""
         request = Request(ranks(owner), f"going on with `{model}`")
-        need_same([each.weights for each in self.processes.ask(request, Worker.stock, model)], saved)
+        need_same([stock.weights for stock in self.processes.ask(request, Worker.stock, model)], saved)
         self.processes.ask(request, Worker.restore, model, saved)
 
     # Values that live across steps
 
     def history(self) -> Known:
-        """How long the answers to prompts were."""
-        [found] = self.processes.ask(Request((_HOST,), "saving"), Worker.lengths)
-        return found
+        """Return how long the answers to prompts were."""
+        [lengths] = self.processes.ask(Request((_HOST,), "saving"), Worker.lengths)
+        return lengths
 
     def remember(self, known: Known) -> None:
         self.processes.ask(Request((_HOST,), "going on"), Worker.remember, known)
 
     def fetched(self, value: Any) -> Any:
-        """A value with all that other processes have of it."""
+        """Return a value with all that other processes have of it."""
         if isinstance(value, Single):
             return self._value(value)
         if isinstance(value, Remote):
@@ -100,25 +103,25 @@ class Saves:
             return self._frame(value)
         if isinstance(value, Surplus):
             rows = None if value.rows is None else self._frame(value.rows)
-            return Surplus(rows, tuple(Batch.again(self._frame(each.needed)) for each in value.going))
+            return Surplus(rows, tuple(Batch.again(self._frame(batch.needed)) for batch in value.going))
         return value
 
     def _frame(self, frame: Frame) -> Frame:
-        found = Frame(frame.types, frame.step)
+        fetched = Frame(frame.types, frame.step)
         for rows in frame.rows.values():
             if not rows.axis.inner:
                 ids = None if rows.ids is None else self.fetched(rows.ids)
-                found.add_rows(Rows(rows.axis, rows.size, rows.parent, ids))
+                fetched.add_rows(Rows(rows.axis, rows.size, rows.parent, ids))
         for name, value in frame.values.items():
             if not isinstance(value, Remote):
-                found.values[name] = self.fetched(value)
+                fetched.values[name] = self.fetched(value)
                 continue
             piece = self._rows(value)
-            found.values[name] = piece.value
+            fetched.values[name] = piece.value
             for axis, counts in inner_axes(frame.types[name], piece.counts):
-                if axis.key not in found.rows:
-                    found.add_rows(inner_rows(axis, counts))
-        return found
+                if axis.key not in fetched.rows:
+                    fetched.add_rows(inner_rows(axis, counts))
+        return fetched
 
     def _value(self, value: Single) -> Any:
         return self._asked(value.ref.holder, [(value.ref.key, None, None)])[0].value
@@ -128,14 +131,14 @@ class Saves:
         split = value.by_piece()
         for number, (ref, places) in enumerate(split):
             wanted.setdefault(ref.holder, []).append((number, (ref.key, short(places), value.column)))
-        found: dict[int, Piece] = {}
+        pieces_of: dict[int, Piece] = {}
         for holder, wishes in wanted.items():
             pieces = self._asked(holder, [wish for _, wish in wishes])
-            found.update(zip((number for number, _ in wishes), pieces, strict=True))
-        piece = Piece.join([found[number] for number in range(len(split))])
+            pieces_of.update(zip((number for number, _ in wishes), pieces, strict=True))
+        piece = Piece.join([pieces_of[number] for number in range(len(split))])
         if value.in_turn:
             return piece
-        # Where each row came to lie.
+        # The place of each row among the joined pieces.
         order = np.empty(value.piece.shape[0], dtype=np.int64)
         order[value.piece.argsort(kind="stable")] = np.arange(order.shape[0])
         return piece.take(order)
@@ -145,18 +148,18 @@ class Saves:
         return [from_wire(sent) for *_, sent in wire]
 
     def placed(self, name: str, value: Any, first: Any) -> Any:
-        """The stand-in of a value of a thing, which the host has from now on. first: what stood for it before the first
-        step."""
+        """Give a value that lives across steps to the host, and return its remote form. first: that form before the
+        first step."""
         if isinstance(first, Single):
             return self._put([(name, Piece(Handle("buffer", name), value))])[0]
         if isinstance(value, Surplus):
             rows = None if value.rows is None else self._placed_frame(name, value.rows)
-            going = [self._placed_frame(f"{name}/{at}", each.given) for at, each in enumerate(value.going)]
+            going = [self._placed_frame(f"{name}/{index}", batch.given) for index, batch in enumerate(value.going)]
             return Surplus(rows, tuple(map(Batch.again, going)))
         return self._placed_frame(name, value) if isinstance(value, Frame) else value
 
     def _placed_frame(self, name: str, frame: Frame) -> Frame:
-        found = Frame(frame.types, frame.step, elsewhere=True)
+        placed = Frame(frame.types, frame.step, elsewhere=True)
         for rows in frame.rows.values():
             if rows.axis.inner:
                 continue
@@ -164,14 +167,14 @@ class Saves:
             if rows.ids is not None:
                 piece = Piece(TensorType("any", rows.axis), rows.ids, (None,))
                 [ids] = self._put([(f"{name}/ids:{rows.axis.key}", piece)])
-            found.add_rows(Rows(rows.axis, rows.size, rows.parent, ids))
-        for value, held in frame.values.items():
+            placed.add_rows(Rows(rows.axis, rows.size, rows.parent, ids))
+        for value, content in frame.values.items():
             kind = frame.types[value]
-            if isinstance(kind, Handle) and kind.name == held:
-                found.values[value] = held  # A model is known by its name.
+            if isinstance(kind, Handle) and kind.name == content:
+                placed.values[value] = content  # A model is known by its name.
                 continue
-            [found.values[value]] = self._put([(f"{name}/{value}", Piece(kind, held, tuple(_counts(frame, kind))))])
-        return found
+            [placed.values[value]] = self._put([(f"{name}/{value}", Piece(kind, content, tuple(_counts(frame, kind))))])
+        return placed
 
     def _put(self, pieces: list[tuple[str, Piece]]) -> list[Any]:
         refs = [
@@ -186,7 +189,7 @@ class Saves:
 
 
 class _Kept:
-    """Each rank writes a part of it."""
+    """A model that is held for a checkpoint, of which each rank writes a part."""
 
     def __init__(
         self, processes: Processes, model: str, request: Request, stock: Stock, version: int, planned: list[Part]
@@ -204,32 +207,32 @@ class _Kept:
         ]
 
     def end(self) -> SavedModel:
-        # What the run is ended by meanwhile is no reason to lose what it has made.
+        # A failure that ends the run meanwhile must not lose what it has made so far.
         written = self.processes.get(self.calls, self.request, alone=True)
-        for who, each in zip(self.request.who, written, strict=True):
-            if each.failure:
-                raise OSError(0, f"{each.failure} ({shown(who)})")
-            for name, told in each.files.items():
-                if not (self.place / name).is_file() or (self.place / name).stat().st_size != told.bytes:
+        for who, part in zip(self.request.who, written, strict=True):
+            if part.failure:
+                raise OSError(0, f"{part.failure} ({shown(who)})")
+            for name, file in part.files.items():
+                if not (self.place / name).is_file() or (self.place / name).stat().st_size != file.bytes:
                     raise OSError(
                         0,
                         f"`{name}`, which {shown(who)} has written, is not here: all machines need the run's folder on "
                         "a file system that they share",
                     )
-            if each.odd:
-                raise Diverged(each.odd)
-        files = {name: told for each in written for name, told in each.files.items()}
+            if part.odd:
+                raise Diverged(part.odd)
+        files = {name: file for part in written for name, file in part.files.items()}
         return SavedModel(self.place, self.stock.updates, self.stock.changed, self.version, self.stock.past, files)
 
     def free(self) -> None:
-        # Who has been told to write it frees it himself.
+        # Processes that were told to write it free it themselves.
         if not self.calls:
             calls = [self.processes.call(who, Worker.free, self.model) for who in self.request.who]
             self.processes.get(calls, self.request, alone=True)
 
 
 def _counts(frame: Frame, kind: Any) -> Iterator[np.ndarray | None]:
-    """For each axis of a value, how many entries each row has; None for an axis of rows."""
+    """Yield for each axis of a value how many entries each row has; None for an axis of rows."""
     for axis in axes_of(kind):
         if not axis.inner:
             yield None

@@ -1,4 +1,5 @@
-"""Signals to a run are for the run: Ray, which it starts, ends after the models are saved, and then for good."""
+"""Keeps signals to a run away from the Ray that it starts, which ends after the models are saved, and then
+completely."""
 
 from __future__ import annotations
 
@@ -15,17 +16,18 @@ from typing import Any
 _SIGNALS = {signal.SIGTERM, signal.SIGHUP}
 
 _GONE = 30.0
-"""Seconds that the system has to take away processes that were killed."""
+"""Seconds that the system has to remove killed processes."""
 _POLL = 0.02
 
 _starting: dict[int, int] = {}
-"""Threads whose processes get a session of their own, and where these write its number."""
+"""For threads that start daemons in sessions of their own, the file descriptor to which these write the session's
+number."""
 
 
 @contextmanager
 def own_signals() -> Iterator[None]:
-    """Ray takes SIGTERM and ends the process with it; whoever cared for that before saves the models first. One that
-    comes meanwhile is delivered afterwards."""
+    """Restore the signal handlers that Ray replaces: it would end the process on SIGTERM, and the one before saves the
+    models first. A signal that arrives meanwhile is delivered afterwards."""
     before = signal.getsignal(signal.SIGTERM)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
@@ -37,17 +39,17 @@ def own_signals() -> Iterator[None]:
 
 
 class Daemons:
-    """Those that Ray starts here, and all that these start."""
+    """The daemons that Ray starts here, and all processes that these start."""
 
     def __init__(self) -> None:
         self._sessions: set[int] = set()
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """The daemons that Ray starts meanwhile in this thread are each in a session of their own. What is sent to all
-        of the run's process group, by a terminal, by `kill -- -GROUP`, by `timeout`, is then not sent to them.
+        """Start each of Ray's daemons, in this thread, in a session of its own. Signals to the run's process group,
+        from a terminal, `kill -- -GROUP` or `timeout`, then do not reach them.
 
-        If this process is killed Linux ends them, which Ray asks for that. Elsewhere Ray finds them by their group, and
+        If this process is killed Linux ends them, which Ray asks it to. Elsewhere Ray finds them by their group, and
         they stay in it.
         """
         _register()
@@ -57,23 +59,23 @@ class Daemons:
             yield
         finally:
             del _starting[threading.get_ident()]
-            # First this end, so that there is an end to read.
+            # Closed first, so that reading comes to an end of the file.
             os.close(write)
             with os.fdopen(read) as numbers:
                 self._sessions |= {int(number) for number in numbers.read().split()}
 
     def end(self) -> None:
-        """Kills what Ray has left of them, and returns when it is gone: agents find out by themselves that their daemon
-        has ended, once all they import is loaded, and its workers when they next ask it for something."""
+        """Kill what Ray has left of the daemons, and return when it is gone: agents notice the end of their daemon only
+        after all their imports, and its workers only at their next call to it."""
         import psutil  # Ray brings it.
 
-        left = [process for process in psutil.process_iter() if _session(process.pid) in self._sessions]
-        for process in left:
+        processes = [process for process in psutil.process_iter() if _session(process.pid) in self._sessions]
+        for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         end = time.monotonic() + _GONE
-        # One that has ended stays a zombie where nobody asks for its exit code, as in many containers.
-        while any(_alive(process) for process in left) and time.monotonic() < end:
+        # A dead process stays a zombie where nobody reaps it, as in many containers.
+        while any(_alive(process) for process in processes) and time.monotonic() < end:
             time.sleep(_POLL)
         self._sessions.clear()
 
@@ -96,15 +98,15 @@ def _session(pid: int) -> int:
 
 @cache
 def _register() -> None:
-    # Ray lets nobody say how its daemons start. It runs Python in them before they become what they are, so that what
-    # is registered for forks runs, too.
+    # Ray has no option for how its daemons start. It runs Python in them before exec, so that a handler registered for
+    # forks runs, too.
     os.register_at_fork(after_in_child=_leave)
 
 
 def _leave() -> None:
-    write = _starting.get(threading.get_ident())
-    if write is not None:
+    descriptor = _starting.get(threading.get_ident())
+    if descriptor is not None:
         if sys.platform.startswith("linux"):
             os.setsid()
-            os.write(write, b"%d\n" % os.getpid())
+            os.write(descriptor, b"%d\n" % os.getpid())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

@@ -1,4 +1,4 @@
-"""The models of one process: which engine makes a shard, and how shards meet."""
+"""Opens the models of one process: which engine makes a shard, and how the ranks of a group meet."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rlgraph.ir.plan import HOST, Group, Holding
 
 @dataclass(frozen=True)
 class Tokens:
-    """A model that is in other processes: here is only its tokenizer."""
+    """The tokenizer of a model that is in other processes."""
 
     codec: Codec
     spec: ModelSpec
 
     @property
     def longest(self) -> int | None:
-        """Most tokens of a row, as its configuration says."""
+        """The most tokens of a row, by the model's configuration."""
         return positions(self.spec)
 
 
@@ -42,19 +42,19 @@ class Opener:
     holdings: Mapping[str, Holding]
     """How the group holds each of its models."""
     addresses: Mapping[str, str]
-    """Where the ranks meet: of the whole group under `group`, of a copy under its number."""
+    """Where the ranks meet: those of the whole group under `group`, of a replica under its number."""
     seconds: float
     arenas: Arenas
-    """Of this process."""
+    """Those of this process."""
     turned: Collection[str] = ()
-    """The models whose stages lie the other way round."""
+    """The models whose pipeline stages are reversed."""
 
     def open(self, model: Model, spec: ModelSpec, session: Session) -> Any:
         if self.group.name == HOST or model.name not in self.group.models:
             return Tokens(load_codec(spec), spec)
-        mesh, how = self.group.mesh, engine(self.group.engine)
-        # A base that models have together cannot sleep for one of them.
-        shares = how.lends(mesh) and not any(each.offload for each in self.holdings.values())
+        mesh, spec_of_engine = self.group.mesh, engine(self.group.engine)
+        # A base model that several models share cannot be offloaded for one of them.
+        shares = spec_of_engine.lends(mesh) and not any(holding.offload for holding in self.holdings.values())
         rank = Rank(
             mesh,
             self.rank,
@@ -66,19 +66,19 @@ class Opener:
             arenas=self.arenas,
             turned=model.name in self.turned,
         )
-        opened = opener(how)(spec, rank)
+        opened = opener(spec_of_engine)(spec, rank)
         if self.holdings[model.name].offload:
             opened.sleep()
         return opened
 
     def join(self) -> None:
-        """The ranks of the group, once for all its models."""
+        """Join the ranks of the group, once for all its models."""
         if not torch.distributed.is_initialized():
             join(self.rank, self.group.mesh.size, self.addresses["group"], self.seconds)
 
 
 def ask(worker: Any, environment: str, *request: Any) -> Any:
-    """Has an environment of another process answer, which is one of Ray, or an object in this one."""
+    """Call an environment of another process, which is a Ray actor or an object in this process."""
     if not hasattr(worker.answer, "remote"):
         return worker.answer(environment, *request)
     import ray
@@ -87,18 +87,18 @@ def ask(worker: Any, environment: str, *request: Any) -> Any:
 
 
 def host() -> str:
-    """This machine's address for the others."""
+    """Return this machine's address for other machines."""
     ray = _cluster()
     return str(ray.util.get_node_ip_address()) if ray else "127.0.0.1"
 
 
 def node() -> str:
-    """The machine that this process runs on."""
+    """Return Ray's id of the machine that this process runs on."""
     ray = _cluster()
     return str(ray.get_runtime_context().get_node_id()) if ray else ""
 
 
 def _cluster() -> Any:
-    """Ray, in its actors; where processes are objects in one, it need not be installed."""
+    """Return the ray module in a Ray actor; where processes are objects, Ray need not be installed."""
     ray = sys.modules.get("ray")
     return ray if ray is not None and ray.is_initialized() else None

@@ -1,4 +1,4 @@
-"""Ray gives its own processes 30 seconds to start; on a machine that is busy they take longer."""
+"""Gives Ray longer than its 30 seconds to start its own processes, which take longer on a busy machine."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _POLL = 0.1
 
 @contextmanager
 def patient(seconds: float = PATIENCE) -> Iterator[None]:
-    """Ray that is started meanwhile has so many seconds for it.
+    """Give a Ray that is started in this block so many seconds.
 
-    Its control process has a variable for that; for the daemon Ray asks whether it is known yet, again and again, and
-    has 30 seconds written into the loop around the question. Here the question waits for its answer.
+    Its control process has a variable for that. For the daemon, Ray asks in a loop of hard-coded 30 seconds whether it
+    is known yet; here the question itself waits for the answer.
     """
     from ray._private import services
 
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(round(seconds)))
-    plain: Callable[..., Any] = services.get_node
+    get_node: Callable[..., Any] = services.get_node
     end = time.monotonic() + seconds
 
-    def wait(*asked: Any) -> Any:
+    def wait(*arguments: Any) -> Any:
         while True:
             try:
-                return plain(*asked)
+                return get_node(*arguments)
             except RuntimeError:
                 if time.monotonic() > end:
                     raise
@@ -39,4 +39,4 @@ def patient(seconds: float = PATIENCE) -> Iterator[None]:
     try:
         yield
     finally:
-        services.get_node = plain
+        services.get_node = get_node

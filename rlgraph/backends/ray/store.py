@@ -1,4 +1,4 @@
-"""The rows that one process has: those it made, and those that came from others."""
+"""The rows that one process has: those that it made, and those that other processes sent."""
 
 from __future__ import annotations
 
@@ -18,79 +18,82 @@ from rlgraph.backends.rows import TableData, join, pick
 from rlgraph.ir.types import Axis, Table, Type, axes_of, axis_of
 
 Places = range | np.ndarray
-"""Some rows of a piece, int64; consecutive ones as a range, which is smaller on the wire."""
+"""Places of rows in a piece, int64; consecutive ones as a range, which is smaller on the wire."""
 
 Wish = tuple[Key, Places | None, int | None]
 """What a process lacks: rows of a piece, or of a column of it; without places, a value without rows."""
 
 
 Wire = list[tuple[Key, Places, tuple[Any, ...]]]
-"""Rows of pieces on their way: whose, which, and what."""
+"""Rows of pieces in transit: for each piece its key, the places, and the content."""
 
 
 def short(places: np.ndarray) -> Places:
-    """As a range where that says the same."""
+    """Return consecutive places as a range."""
     if places.shape[0] and places[-1] - places[0] + 1 == places.shape[0] and (np.diff(places) == 1).all():
         return range(int(places[0]), int(places[-1]) + 1)
     return places
 
 
 def long(places: Places) -> np.ndarray:
+    """Return places as an array."""
     return np.arange(places.start, places.stop) if isinstance(places, range) else places
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of one value, flat and without padding, and how many entries lie in each row."""
+    """Rows of one value, flat and without padding, with the number of entries in each row."""
 
     kind: Type
     value: Any
     counts: tuple[np.ndarray | None, ...] = ()
-    """For each of the value's axes that runs inside a row, how many entries each row has; None for the axis of the
-    rows."""
+    """For each of the value's axes inside a row, how many entries each row has; None for the axis of the rows."""
 
     @property
     def rows(self) -> int:
+        """How many rows there are."""
         for axis, counts in zip(axes_of(self.kind), self.counts, strict=True):
             if axis.inner and counts is not None:
                 return int(counts.shape[0])
         return len(self.value.data) if isinstance(self.value, TableData) else len(self.value)
 
     def take(self, rows: np.ndarray) -> Piece:
-        """Some rows, in the order of `rows`."""
+        """Return some rows, in the order of `rows`."""
         chosen: dict[str, np.ndarray] = {}
-        kept: list[np.ndarray | None] = []
+        counts_taken: list[np.ndarray | None] = []
         for axis, counts in zip(axes_of(self.kind), self.counts, strict=True):
             if counts is None:
                 chosen[axis.key] = rows
-                kept.append(None)
+                counts_taken.append(None)
                 continue
             starts = counts.cumsum() - counts
             chosen[axis.key] = ragged_places(starts[rows], counts[rows])
-            kept.append(counts[rows])
+            counts_taken.append(counts[rows])
         if isinstance(self.kind, Table):
-            return Piece(self.kind, self.value.take(self.kind, chosen), tuple(kept))
+            return Piece(self.kind, self.value.take(self.kind, chosen), tuple(counts_taken))
         inner = axis_of(self.kind)
         assert inner is not None
-        return Piece(self.kind, pick(self.value, chosen[inner.key]), tuple(kept))
+        return Piece(self.kind, pick(self.value, chosen[inner.key]), tuple(counts_taken))
 
     @staticmethod
     def join(parts: Sequence[Piece]) -> Piece:
-        """The rows of all parts, in order."""
+        """Return the rows of all parts, in order."""
         if len(parts) == 1:
             return parts[0]
         counts = tuple(
             None
-            if any(each is None for each in column)
-            else np.concatenate([each for each in column if each is not None])
+            if any(part_counts is None for part_counts in column)
+            else np.concatenate([part_counts for part_counts in column if part_counts is not None])
             for column in zip(*(part.counts for part in parts), strict=True)
         )
         return Piece(parts[0].kind, join([part.value for part in parts]), counts)
 
 
 def inner_axes(kind: Type, counts: Sequence[np.ndarray | None]) -> Iterable[tuple[Axis, np.ndarray]]:
-    """The axes inside the rows of a value, with how many entries each row has."""
-    return ((axis, found) for axis, found in zip(axes_of(kind), counts, strict=True) if found is not None)
+    """Return the axes inside the rows of a value, with the number of entries in each row."""
+    return (
+        (axis, axis_counts) for axis, axis_counts in zip(axes_of(kind), counts, strict=True) if axis_counts is not None
+    )
 
 
 class Store:
@@ -98,10 +101,10 @@ class Store:
 
     def __init__(self) -> None:
         self._made: dict[Key, tuple[int, Piece]] = {}
-        """With the number of the step that made each; 0: it was there before the first one."""
+        """The number of the step that made each piece, 0 before the first step, and the piece."""
         self._came: dict[int, dict[Key, tuple[np.ndarray, Piece]]] = {}
-        """For each step that is under way rows of pieces that are elsewhere: which, and their values, in the order in
-        which they came."""
+        """For each step in flight, rows of other processes' pieces: their places and values, in the order of
+        arrival."""
         self._lock = threading.Lock()
 
     def put(self, step: int, key: Key, piece: Piece) -> None:
@@ -109,39 +112,38 @@ class Store:
             self._made[key] = step, piece
 
     def arrive(self, step: int, key: Key, places: np.ndarray, piece: Piece) -> None:
-        """Rows of another process's piece, for a step."""
+        """Store rows of another process's piece, for a step."""
         with self._lock:
             came = self._came.setdefault(step, {})
             if key in came:
-                before, held = came[key]
-                came[key] = np.concatenate([before, places]), Piece.join([held, piece])
+                places_before, rows_before = came[key]
+                came[key] = np.concatenate([places_before, places]), Piece.join([rows_before, piece])
             else:
                 came[key] = places, piece
 
     def get(self, key: Key, step: int | None = None) -> Piece:
-        """A piece that was made here, or a value without rows that came for a step."""
+        """Return a piece that was made here, or a value without rows that was sent for a step."""
         with self._lock:
             return self._made[key][1] if step is None or key in self._made else self._came[step][key][1]
 
     def take(self, key: Key, places: np.ndarray, step: int | None = None) -> Piece:
-        """Rows of a piece that was made here, or that came for a step; all of them are here."""
+        """Return rows of a piece that was made here, or that were sent for a step; all of them are here."""
         with self._lock:
             made = self._made[key][1] if key in self._made else None
             came = None if step is None else self._came.get(step, {}).get(key)
         if made is not None:
-            whole = places.shape[0] == made.rows and bool((places == np.arange(places.shape[0])).all())
-            return made if whole else made.take(places)
+            is_all = places.shape[0] == made.rows and bool((places == np.arange(places.shape[0])).all())
+            return made if is_all else made.take(places)
         assert came is not None, f"{key} is not here"
-        have, piece = came
-        order = np.argsort(have, kind="stable")
-        return piece.take(order[np.searchsorted(have, places, sorter=order)])
+        places_here, piece = came
+        order = np.argsort(places_here, kind="stable")
+        return piece.take(order[np.searchsorted(places_here, places, sorter=order)])
 
     def retain(self, step: int, keys: Iterable[Key]) -> None:
-        """A step and those before it are over: forgets what they made but for these pieces, and all that came for
-        them."""
-        kept = set(keys)
+        """Forget what a finished step and those before it made, except these pieces, and all that was sent for them."""
+        retained = set(keys)
         with self._lock:
-            self._made = {key: made for key, made in self._made.items() if made[0] > step or key in kept}
+            self._made = {key: made for key, made in self._made.items() if made[0] > step or key in retained}
             self._came = {number: came for number, came in self._came.items() if number > step}
 
 
@@ -158,7 +160,7 @@ def from_wire(wire: tuple[Any, ...]) -> Piece:
 
 
 def size(wire: Any) -> int:
-    """Bytes of the arrays of a piece on the wire; texts count as their characters."""
+    """Return the bytes of a piece's arrays on the wire; texts count as their characters."""
     if isinstance(wire, np.ndarray):
         return int(wire.nbytes)
     if isinstance(wire, _Array):
@@ -174,6 +176,8 @@ def size(wire: Any) -> int:
 
 @dataclass(frozen=True)
 class _Table:
+    """The content of a table, with its tensors as arrays."""
+
     data: tuple[Any, ...]
     prompts: tuple[Any, ...]
     sequences: tuple[np.ndarray, ...] | None
@@ -183,13 +187,13 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Array:
-    """A tensor, told apart from what was an array before."""
+    """A tensor, to tell it from a value that is an array."""
 
     values: np.ndarray
 
 
 def flat(value: Any) -> Any:
-    """A value as it travels."""
+    """Return a value in the form that is sent."""
     if isinstance(value, Tensor):
         return _Array(value.detach().cpu().numpy())
     if isinstance(value, TableData):
@@ -204,7 +208,7 @@ def flat(value: Any) -> Any:
 
 
 def full(value: Any) -> Any:
-    """What has travelled, as it was."""
+    """Return a sent value in its original form."""
     if isinstance(value, _Array):
         return _tensor(value.values)
     if isinstance(value, _Table):
@@ -218,5 +222,5 @@ def full(value: Any) -> Any:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    # Ray's arrays are read-only views of shared memory; torch wants to own what it may write.
+    # Ray's arrays are read-only views of shared memory, and torch has no read-only tensors.
     return torch.from_numpy(array if array.flags.writeable else array.copy())

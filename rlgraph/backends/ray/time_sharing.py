@@ -1,4 +1,4 @@
-"""Processes of models that are split unlike, and take turns on the devices of one pipeline."""
+"""Lets processes of heterogeneously split models take turns on the devices of one pipeline."""
 
 from __future__ import annotations
 
@@ -16,65 +16,74 @@ from rlgraph.passes.pipelines.problem import Model
 from rlgraph.passes.pipelines.time_sharing import Turn, entries_of, turns_of
 
 _FIELDS = ("count", "stages", "forward", "backward", "memory", "chunks", "reverse")
-"""That a process tells the others of a model: its micro-batches, and what `counted` says of it with one."""
+"""What a process tells the others of a model: its micro-batches, and what `counted` says of it with one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a process is in a pipeline."""
+    """The place of a process in a pipeline."""
 
     stage: int
-    """Of those that all models have in common."""
+    """Its stage, of those that all models have in common."""
     own: tuple[int, ...]
-    """The numbers of its models, among all of the pipeline."""
+    """The indices of its models among all of the pipeline."""
     there: tuple[int, ...]
-    """For each model the place of the process that has it on the same device."""
+    """For each model, the place of the process that has it on the same device."""
 
 
 def seated(groups: Sequence[Group], of: Sequence[str]) -> list[dict[Address, Seat]]:
-    """For each block of stages its processes, by place, and where they are. of: for each model of the pipeline the name
-    of its group."""
-    whole = common([group.mesh for group in groups])
-    there: list[list[tuple[Group, int, int]]] = [[] for _ in range(groups[0].mesh.size // whole.size)]
+    """Return for each block of stages its processes, in the order of their places, and their seats. of: for each model
+    of the pipeline the name of its group."""
+    pipeline = common([group.mesh for group in groups])
+    blocks: list[list[tuple[Group, int, int]]] = [[] for _ in range(groups[0].mesh.size // pipeline.size)]
     for group in groups:
-        for rank, place in enumerate(whole.places(group.mesh)):
-            block, stage = whole.at(place)
-            there[block].append((group, rank, stage))
-    return [{(group.name, rank): _seat(group, rank, stage, each, of) for group, rank, stage in each} for each in there]
+        for rank, place in enumerate(pipeline.places(group.mesh)):
+            block, stage = pipeline.at(place)
+            blocks[block].append((group, rank, stage))
+    return [
+        {(group.name, rank): _seat(group, rank, stage, members, of) for group, rank, stage in members}
+        for members in blocks
+    ]
 
 
 def _seat(group: Group, rank: int, stage: int, block: Sequence[tuple[Group, int, int]], of: Sequence[str]) -> Seat:
-    own = tuple(number for number, name in enumerate(of) if name == group.name)
-    here = {
-        other.name: place for place, (other, each, _) in enumerate(block) if other.devices[each] == group.devices[rank]
+    models = tuple(index for index, name in enumerate(of) if name == group.name)
+    place_of = {
+        other.name: place
+        for place, (other, other_rank, _) in enumerate(block)
+        if other.devices[other_rank] == group.devices[rank]
     }
-    return Seat(stage, own, tuple(here[name] for name in of))
+    return Seat(stage, models, tuple(place_of[name] for name in of))
 
 
 class Beside:
-    """One process and the others. Implements `rlgraph.backends.engines.base.Beside`."""
+    """Takes turns with the other processes of a block. Implements `rlgraph.backends.engines.base.Beside`."""
 
     def __init__(self, mailbox: Mailbox, seat: Seat, places: int) -> None:
-        """mailbox: of all processes of a block of stages."""
+        """mailbox: that of all processes of a block of stages."""
         self._mailbox, self._seat, self._places = mailbox, seat, places
         self._word = torch.zeros(1)
 
     def turns(self, models: Sequence[Model], counts: Sequence[int]) -> list[Turn]:
-        """How many micro-batches a copy has, its processes alone know: all tell the first place, which tells all."""
-        told = torch.zeros(len(self._seat.there), len(_FIELDS), dtype=torch.float64)
-        for number, model, count in zip(self._seat.own, models, counts, strict=True):
-            told[number] = torch.tensor([float(each) for each in (count, *_told(model))], dtype=torch.float64)
-        every = self._gathered(told)
-        known = [_model(every[place, number].tolist()) for number, place in enumerate(self._seat.there)]
-        stages = max(model.stages for model in known)
-        own = {number: at for at, number in enumerate(self._seat.own)}
+        """Work out the turns of this process. Only its processes know a replica's number of micro-batches: all tell the
+        first place, which tells all."""
+        models_here = torch.zeros(len(self._seat.there), len(_FIELDS), dtype=torch.float64)
+        for index, model, count in zip(self._seat.own, models, counts, strict=True):
+            models_here[index] = torch.tensor([float(field) for field in (count, *_told(model))], dtype=torch.float64)
+        gathered = self._all_gathered(models_here)
+        seen = [_model(gathered[place, index].tolist()) for index, place in enumerate(self._seat.there)]
+        stages = max(model.stages for model in seen)
+        line_of = {index: line for line, index in enumerate(self._seat.own)}
         entries = entries_of(
-            [replace(model, copies=stages // model.stages) for model in known],
+            [replace(model, copies=stages // model.stages) for model in seen],
             self._seat.stage,
-            [int(count) for count in every[:, :, 0].amax(0).tolist()],
-            [int(every[place, number, 0]) for number, place in enumerate(self._seat.there)],
+            [int(count) for count in gathered[:, :, 0].amax(0).tolist()],
+            [int(gathered[place, index, 0]) for index, place in enumerate(self._seat.there)],
         )
-        return [replace(turn, entry=turn.entry._replace(line=own[turn.entry.line])) for turn in turns_of(entries, own)]
+        return [
+            replace(turn, entry=turn.entry._replace(line=line_of[turn.entry.line]))
+            for turn in turns_of(entries, line_of)
+        ]
 
     def wait(self, model: int) -> None:
         self._mailbox.receive(torch.zeros(1), self._seat.there[model]).wait()
@@ -82,20 +91,20 @@ class Beside:
     def hand(self, model: int) -> None:
         self._mailbox.send(self._word, self._seat.there[model]).wait()
 
-    def _gathered(self, told: Tensor) -> Tensor:
-        """What all places tell, [places, *told.shape]."""
+    def _all_gathered(self, told: Tensor) -> Tensor:
+        """Return what all places report, [places, *told.shape]."""
         mail, others = self._mailbox, range(1, self._places)
-        every = torch.zeros(self._places, *told.shape, dtype=told.dtype)
+        gathered = torch.zeros(self._places, *told.shape, dtype=told.dtype)
         if mail.place:
             mail.send(told, 0).wait()
-            mail.receive(every, 0).wait()
-            return every
-        every[0] = told
-        for post in [mail.receive(every[place], place) for place in others]:
-            post.wait()
-        for post in [mail.send(every, place) for place in others]:
-            post.wait()
-        return every
+            mail.receive(gathered, 0).wait()
+            return gathered
+        gathered[0] = told
+        for message in [mail.receive(gathered[place], place) for place in others]:
+            message.wait()
+        for message in [mail.send(gathered, place) for place in others]:
+            message.wait()
+        return gathered
 
 
 def _told(model: Model) -> list[float]:

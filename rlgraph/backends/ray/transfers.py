@@ -1,4 +1,4 @@
-"""How weights go from process to process: transfers that are planned once, from what the ranks say that they have."""
+"""Moves weights from process to process, by transfers that are planned once from what the ranks report to have."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlgraph.ir.transfer import Topology
 from rlgraph.passes.resharding.reshard import reshard
 
 BUCKET = 256 << 20
-"""Bytes of messages that a process may have at a time, beside the weights themselves."""
+"""Bytes of messages that a process may have at a time, besides the weights themselves."""
 
 
 class Transfers:
@@ -46,7 +46,7 @@ class Transfers:
         self.sleeping = sleeping
         self._refreshes = count()
         self._planned: dict[str, dict[tuple[Address, Address], tuple[int, str]]] = {}
-        """For each transfer the bytes from each process to each other one, and what carries them."""
+        """For each transfer, the bytes from each process to each other one, and their carrier."""
 
     def adopt(self, move: Move) -> None:
         assert move.node.id is not None and move.update is not None
@@ -64,11 +64,11 @@ class Transfers:
             if self._shared(move):
                 moved = coming()
                 return lambda: moved
-            # A process does one thing after the other: who has its devices next gives it orders behind this one.
+            # A process works sequentially: later requests for its devices are queued behind this transfer.
             return coming
 
     def _shared(self, move: Move) -> bool:
-        """Whether another process than those of one end has devices of it: that one would begin meanwhile."""
+        """Return whether a process of a third group uses devices of one end: it would begin meanwhile."""
         places = [seats(group) for group in self.plan.groups]
         return any(sum(end.meets(place) for place in places) > 1 for end in move.seats)
 
@@ -80,68 +80,72 @@ class Transfers:
     def refresh(self, move: Move, going: AbstractContextManager[int | None]) -> Moved | None:
         assert move.sampling is not None
         move.sampling.sent.result()
-        # The receiver's pool is its own: it samples.
+        # The receiver samples, and so has the turn of its pool already.
         with self.queues.turn(seats(move.sender)), going as version:
             return None if version is None else self._go(replace(move, version=version))()
 
     def forget(self) -> None:
-        """Others are in the places of some processes, or nobody is: all transfers are planned anew, among those who are
-        there now."""
+        """Forget all transfers, so that they are planned anew among the present processes: some were lost or
+        replaced."""
         self._planned.clear()
 
     def receiving(self, move: Move) -> list[Copy]:
-        """The copies that get the weights, of those that there are."""
-        return [copy for number, copy in receiving(move).items() if number in self.losses.living(move.receiver)]
+        """Return the living replicas that get the weights."""
+        return [copy for index, copy in receiving(move).items() if index in self.losses.living(move.receiver)]
 
     def _go(self, move: Move) -> Coming:
         name, calls = _name(move), Calls[exchange.Moved](self.processes)
-        about = move.version, move.average, move.update
+        arguments = move.version, move.average, move.update
         for copy in copies(move.sender):
-            calls.copy(copy, Worker.exchange, name, move.source, None, *about)
+            calls.copy(copy, Worker.exchange, name, move.source, None, *arguments)
         receivers = self.receiving(move)
         if move.sampling is None:
             for copy in receivers:
-                calls.copy(copy, Worker.exchange, name, None, move.target, *about)
+                calls.copy(copy, Worker.exchange, name, None, move.target, *arguments)
         else:
             assert move.version is not None
             number, settling = next(self._refreshes), Calls[None](self.processes)
             for copy in receivers:
                 calls.copy(copy, Worker.refresh, name, move.target, move.version, number)
-            # Who samples goes on long after it has taken them.
+            # The sampling goes on long after it has taken the weights, so only the receipt of them is waited for.
             for copy in receivers:
                 settling.copy(copy, Worker.settle, move.target, number)
             calls.beside += settling.answers
 
         def arrived() -> Moved:
-            moved = [each for found in calls.get(_doing(move), move.node) for each in found]
+            moved = [rank_moved for answer in calls.get(_doing(move), move.node) for rank_moved in answer]
             self.trace(f"sync {move.source}", name, calls.who, moved)
-            # Who comes first waits for the others.
-            seconds = max(each.start + each.seconds for each in moved) - max(each.start for each in moved)
-            return Moved(seconds, sum(each.sent for each in moved), max(each.peak for each in moved))
+            # Processes that start first wait for the others.
+            seconds = max(rank_moved.start + rank_moved.seconds for rank_moved in moved) - max(
+                rank_moved.start for rank_moved in moved
+            )
+            return Moved(
+                seconds, sum(rank_moved.sent for rank_moved in moved), max(rank_moved.peak for rank_moved in moved)
+            )
 
         return arrived
 
     def trace(self, title: str, name: str, who: Sequence[Address], moved: Sequence[exchange.Moved]) -> None:
-        """Tells the observer who took part in a transfer, and what went from whom to whom."""
+        """Tell the observer who took part in a transfer, and what was sent from which process to which."""
         spans = {
             (group, rank): self.observer.span(
                 self.plan.group(group).pool,
                 f"{group} {rank}",
                 title,
                 "sync",
-                each.start,
-                each.start + each.seconds,
-                sent=each.sent,
-                received=each.received,
-                peak=each.peak,
+                rank_moved.start,
+                rank_moved.start + rank_moved.seconds,
+                sent=rank_moved.sent,
+                received=rank_moved.received,
+                peak=rank_moved.peak,
             )
-            for (group, rank), each in zip(who, moved, strict=True)
+            for (group, rank), rank_moved in zip(who, moved, strict=True)
         }
         for (source, destination), (size, carrier) in self._planned[name].items():
             self.observer.flow(spans[source], spans[destination], f"weights over {carrier}", size)
 
     def _plan(self, move: Move) -> None:
-        """Plans a transfer once, from what the ranks themselves say that they have."""
+        """Plan a transfer once, from what the ranks themselves report to have."""
         name, sender, receiver = _name(move), move.sender, move.receiver
         if name in self._planned:
             return
@@ -149,57 +153,72 @@ class Transfers:
         request = Request((*ranks(sender), *sorted(taking)), _doing(move), move.node)
         who = request.who
         models = {sender.name: move.source, receiver.name: move.target}
-        asked = [self.processes.call(each, Worker.holding, models[each[0]]) for each in who]
-        held = self.processes.get(asked, request)
+        asked = [self.processes.call(address, Worker.holding, models[address[0]]) for address in who]
+        holdings = self.processes.get(asked, request)
         sides: tuple[dict[int, tuple[Local, ...]], dict[int, tuple[Local, ...]]] = ({}, {})
         for place, (group, _) in enumerate(who):
-            sides[group == receiver.name][place] = held[place].layout
-        dtype = min((each.dtype for each in held), key=lambda found: found.itemsize)
-        topology = self.topology([self.plan.group(group).devices[rank] for group, rank in who], who, held)
+            sides[group == receiver.name][place] = holdings[place].layout
+        dtype = min((holding.dtype for holding in holdings), key=lambda option: option.itemsize)
+        topology = self.topology([self.plan.group(group).devices[rank] for group, rank in who], who, holdings)
         forward = move.average is None
         transfer = reshard(*sides, itemsize=dtype.itemsize, topology=topology, bucket=BUCKET, forward=forward)
         meet(self.processes, name, request)
-        own = transfer.parts(range(len(who)))
+        places_parts = transfer.parts(range(len(who)))
         delta = move.update is None and self.plan.holding(move.target, receiver.name).delta
-        # Of what changed both ends keep copies in the memory of their hosts.
-        sites = {} if delta else {place: each.site for place, each in enumerate(held) if each.site is not None}
+        # To find what changed, both ends keep copies in host memory.
+        sites = (
+            {} if delta else {place: holding.site for place, holding in enumerate(holdings) if holding.site is not None}
+        )
         pairs = transfer.pairs()
-        there = ways(pairs, sites, f"the weights of `{move.source}`", dict(enumerate(map(shown, who))))
+        ways_of = ways(pairs, sites, f"the weights of `{move.source}`", dict(enumerate(map(shown, who))))
         preparing = [
             self.processes.call(
-                each, Worker.prepare, name, name, own[place], *_ends(each, move), dtype, delta, there[place]
+                address,
+                Worker.prepare,
+                name,
+                name,
+                places_parts[place],
+                *_ends(address, move),
+                dtype,
+                delta,
+                ways_of[place],
             )
-            for place, each in enumerate(who)
+            for place, address in enumerate(who)
         ]
         self.processes.get(preparing, request)
         self._planned[name] = {
-            (who[a], who[b]): (size, there[a].carriers.get(b, GLOO.name)) for (a, b), size in pairs.items()
+            (who[sender_place], who[receiver_place]): (
+                size,
+                ways_of[sender_place].carriers.get(receiver_place, GLOO.name),
+            )
+            for (sender_place, receiver_place), size in pairs.items()
         }
 
     def topology(self, devices: Sequence[int], who: Sequence[Address], held: Sequence[Holding]) -> Topology:
-        """Where the processes are."""
+        """Return the devices and machines of the processes."""
         pools = [self.plan.group(group).pool for group, _ in who]
         numbers: dict[tuple[str, int], int] = {}
-        on = {
-            place: numbers.setdefault(each, len(numbers)) for place, each in enumerate(zip(pools, devices, strict=True))
+        device_of = {
+            place: numbers.setdefault(device, len(numbers))
+            for place, device in enumerate(zip(pools, devices, strict=True))
         }
-        machines = list(dict.fromkeys(each.node for each in held))
-        return Topology(on, {on[place]: machines.index(each.node) for place, each in enumerate(held)})
+        machines = list(dict.fromkeys(holding.node for holding in held))
+        return Topology(
+            device_of, {device_of[place]: machines.index(holding.node) for place, holding in enumerate(held)}
+        )
 
 
 def meet(processes: Processes, link: str, request: Request) -> None:
-    """Joins the processes of a request, the first of which listens."""
+    """Join the processes of a request, the first of which listens."""
     first = Request(request.who[:1], request.doing, request.node)
     [address] = processes.ask(first, Worker.address)
     places = len(request.who)
-    joining = [
-        processes.call(each, Worker.meet, link, place, places, address) for place, each in enumerate(request.who)
-    ]
+    joining = [processes.call(who, Worker.meet, link, place, places, address) for place, who in enumerate(request.who)]
     processes.get(joining, request)
 
 
 def _name(move: Move) -> str:
-    """Of the transfer, which is planned once for all moves like it."""
+    """Return the name of a transfer, which is planned once for all moves like it."""
     name = f"{move.source}@{move.sender.name} > {move.target}@{move.receiver.name}"
     name += "" if move.copy is None else f" {move.copy}"
     return name if move.average is None else f"{name} (average)"
@@ -210,7 +229,7 @@ def _doing(move: Move) -> str:
 
 
 def _ends(who: Address, move: Move) -> tuple[str | None, str | None]:
-    """The model that a process sends, and the one that it receives."""
+    """Return the model that a process sends, and the one that it receives."""
     return (
         move.source if who[0] == move.sender.name else None,
         move.target if who[0] == move.receiver.name else None,
@@ -218,10 +237,11 @@ def _ends(who: Address, move: Move) -> tuple[str | None, str | None]:
 
 
 def receiving(move: Move) -> dict[int, Copy]:
-    """The copies that get the weights, by number."""
-    found = dict(enumerate(copies(move.receiver)))
-    return found if move.copy is None else {move.copy: found[move.copy]}
+    """Return the replicas that get the weights, by number."""
+    replicas = dict(enumerate(copies(move.receiver)))
+    return replicas if move.copy is None else {move.copy: replicas[move.copy]}
 
 
 def ranks(group: Group) -> tuple[Address, ...]:
+    """Return the processes of a group."""
     return tuple((group.name, rank) for rank in range(group.mesh.size))

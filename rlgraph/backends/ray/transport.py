@@ -1,4 +1,4 @@
-"""The transport of a cluster: orders go to processes, rows and weights from process to process."""
+"""The transport of a Ray cluster: requests go to processes, rows and weights from process to process."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ from rlgraph.ir.plan import Group, Plan
 
 
 class RayTransport:
+    """Carries requests, rows and weights."""
+
     def __init__(
         self,
         program: Program,
@@ -49,9 +51,9 @@ class RayTransport:
         self.losses.lost = lambda group: self.transfers.forget()
         self.folders = Folders(program, plan, processes, queues)
         self._forgetting: Calls[None] | None = None
-        """Of the last step that is over: its rows."""
+        """Calls to forget the rows of the last finished step."""
         self._over: list[Step] = []
-        """Steps whose rows have not been forgotten."""
+        """Finished steps whose rows have not been forgotten."""
 
     def fire(self, order: Order) -> Made:
         return self.dispatch.fire(order)
@@ -82,30 +84,30 @@ class RayTransport:
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
         self.losses.things = things
-        told = self.sleeping.finish(step)
+        metrics = self.sleeping.finish(step)
         self._over.append(step)
         step = all_over(step, things)
-        for each in [each for each in self._over if each.number <= step.number]:
-            self.dispatch.finish(each)
-            self._over.remove(each)
+        for finished in [finished for finished in self._over if finished.number <= step.number]:
+            self.dispatch.finish(finished)
+            self._over.remove(finished)
         if self._forgetting is not None:
-            # Who has been lost since then has forgotten all.
+            # Processes that were lost since then have forgotten everything anyway.
             self._forgetting.get("the end of the step before", losing=lambda dead: None)
         needed, calls = live(things.values()), Calls[None](self.processes)
         for group in self.plan.groups:
-            for leader, others in [copies(group)[each] for each in self.losses.living(group)]:
+            for leader, others in [copies(group)[replica] for replica in self.losses.living(group)]:
                 calls.one(leader, Worker.retain, step, sorted(needed.get(leader, ())))
                 for who in others:
                     if who in needed:
                         calls.others((leader, (who,)), Worker.retain, step, sorted(needed[who]))
                 if rest := tuple(who for who in others if who not in needed):
                     calls.others((leader, rest), Worker.retain, step, [])
-        # The next step does not wait for it: the answers are taken at its end.
+        # The next step does not wait for these calls: their answers are taken at its end.
         self._forgetting = calls
-        return told
+        return metrics
 
     def forget(self, groups: Collection[str]) -> None:
-        """Others are in the places of the processes of some groups. No step is under way."""
+        """Forget what the replaced processes of some groups had. No step is in flight."""
         self._forgetting = None
         self.losses.forget(groups)
         self.dispatch.ledger.forget(groups)

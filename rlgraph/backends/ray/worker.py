@@ -1,4 +1,4 @@
-"""One process of a group: it has a rank's shards of the group's models, and does what it is told. An actor on a
+"""One process of a group: it holds a rank's shards of the group's models, and does requests. A Ray actor on a
 cluster."""
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ from rlgraph.ir.types import Tensor as TensorType
 from rlgraph.ops.nodes import NODES, model_of
 
 ROWS = "rows"
-"""The threads of a process that answer while it computes."""
+"""The concurrency group of threads that answer while the process computes."""
 SAMPLES = "samples"
-"""Those that wait for the rows of orders which are sampled together: each for one, here or at the other ranks."""
+"""Threads that wait for rows that are sampled together, each for one request, here or at the other ranks."""
 SAVES = "saves"
-"""The thread that writes models to the disk: one after the other, so that there is one bucket at a time."""
+"""The thread that writes models to disk, one after the other, so that one bucket exists at a time."""
 ORDERS = "orders"
-"""The threads of a process that pass on what the others of its copy have to do, one thing after the other."""
+"""Threads that pass requests on to the other ranks of a replica, in order."""
 SORTS = 2
-"""Of others that are told something by itself: who has the results of a model whose stages lie the other way round, and
-all the rest. They work together, so that neither waits until the other one is done; but what was ordered first goes out
-first (`Worker.passed`)."""
+"""How many kinds of other ranks get requests of their own: a rank that has the results of a model whose stages are
+reversed, and all the rest. They work together, so that neither may wait for the other to end; but requests are passed
+on in order (`Worker.passed`)."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class WorkerSpec:
     seconds: float
     """Longest wait for another process."""
     alone: bool = True
-    """All processes of the run are on one machine."""
+    """Whether all processes of the run are on one machine."""
 
 
 class Worker(Models):
-    """Holds models and rows; every public method is called by the controller."""
+    """Holds models and rows. Every public method may be called by the controller."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec.program, spec.seconds, spec.settings.saves)
@@ -96,31 +96,31 @@ class Worker(Models):
         self.axes = _axes(self.types)
         self.store = Store()
         self.parts: dict[int, Iterator[Receipt]] = {}
-        """By the number of an order what it has not told of."""
+        """For each request by number, the receipts of parts that it has not reported yet."""
         self.begun: dict[int, Sequence[Begun]] = {}
-        """By the number of an order what there is of its rows."""
+        """For each request by number, what others have made of its rows."""
         self.given_up: dict[int, Mapping[int, Sequence[Begun]]] = {}
-        """By the number of an order what there is of the parts that it has not done."""
+        """For each request by number, what there is of the parts that it gave up."""
         self.came = Came()
         self.besides: dict[str, Beside] = {}
-        """By link those with whom it has a pipeline in common."""
+        """For each link, how this process takes turns with others in a shared pipeline."""
         self.meetings: list[Meeting] = []
         self.arenas = Arenas()
-        """What its models have on the device and, while they sleep, on the host."""
+        """The memory of its models on the device and, while they are offloaded, on the host."""
         self.others: Mapping[int, Any] = {}
-        """Handles of the other ranks of this copy, by rank, where this one speaks for it."""
+        """Handles of the other ranks of this replica, by rank, if this one leads it."""
         self.passed = Came()
-        """Which orders to these have gone out."""
+        """Which requests to these have been sent."""
 
     # Opening
 
     def address(self) -> str:
-        """Where this process listens from now on, for a rendezvous, with the secret that lets others in."""
+        """Listen for a rendezvous from now on, and return the address, with the secret that lets others in."""
         self.meetings.append(listen(LOOPBACK if self.spec.alone else shards.host()))
         return self.meetings[-1].address
 
     def lead(self, others: Mapping[int, Any]) -> None:
-        """This rank speaks for its copy."""
+        """Make this rank the leader of its replica."""
         self.others = others
 
     def pass_on(
@@ -132,9 +132,9 @@ class Worker(Models):
         threads: str | None,
         number: int = 0,
     ) -> list[Any]:
-        """Has other ranks of this copy do something: their answers. `threads`: those that do it while they work on
-        something else. number: of an order, counted from 1: it goes out after those before it, which other threads may
-        not have come to yet."""
+        """Call other ranks of this replica, and return their answers. threads: the concurrency group that runs the call
+        while they work. number: that of a request, from 1: it is sent after those before it, which other threads may
+        still have to send."""
         import ray
 
         if number:
@@ -149,8 +149,8 @@ class Worker(Models):
         return list(ray.get(asked))
 
     def open(self, addresses: Mapping[str, str], holdings: Mapping[str, Held], turned: Collection[str]) -> list[str]:
-        """Loads the models of this rank, some of them with their stages the other way round. Names of the things
-        without rows that live here, for the controller."""
+        """Load the models of this rank, some with reversed stages, and return, for the controller, the names of the
+        values without rows that live here."""
         spec = self.spec
         torch.set_num_threads(spec.settings.threads)
         opener = shards.Opener(spec.group, spec.rank, holdings, addresses, spec.seconds, self.arenas, turned)
@@ -166,24 +166,24 @@ class Worker(Models):
         if spec.group.name != HOST:
             return []
         models = {model.name for model in spec.program.models}
-        held = {name: value for name, value in self.session.first.items() if name not in models}
-        for name, value in held.items():
+        values = {name: value for name, value in self.session.first.items() if name not in models}
+        for name, value in values.items():
             self.store.put(0, (0, 0, name), Piece(Handle("buffer", name), value))
-        return list(held)
+        return list(values)
 
     def reach(self, environment: str, workers: Sequence[Any], caller: int) -> None:
-        """An environment runs in other processes of the run; `workers` are handles of them. caller: a number of its own
-        for each process that has it there."""
-        self.session.reach(environment, [partial(shards.ask, each, environment) for each in workers], caller)
+        """Connect to an environment that runs in other processes, of which `workers` are handles. caller: a distinct
+        number for each process that uses it there."""
+        self.session.reach(environment, [partial(shards.ask, worker, environment) for worker in workers], caller)
 
     def answer(
         self, environment: str, generation: int, operation: str, arguments: tuple[Any, ...], limit_s: float
     ) -> tuple[int, Any]:
-        """What an environment that runs here says, to a process that has reached it."""
+        """Return the answer of an environment that runs here to a process that has reached it."""
         return self.session.answer(environment, generation, operation, arguments, limit_s)
 
     def close(self) -> None:
-        """Ends the processes of the user's files, where it came to opening them."""
+        """End the processes that run the user's files, if they were opened."""
         if hasattr(self, "session"):
             self.session.close()
 
@@ -191,17 +191,17 @@ class Worker(Models):
         return os.getpid()
 
     def at(self) -> At:
-        """What this process is doing, and for whom it waits. Answered beside that."""
+        """Return what this process is doing and whom it waits for. Is answered meanwhile."""
         group, rank = self.spec.group, self.spec.rank
         ranks: Sequence[int] = range(group.mesh.size)
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() != group.mesh.size:
-            # The default group of some engines is that of a copy.
+            # The default torch group of some engines is that of a replica.
             ranks = group.copies()[group.mesh.at(rank, "dp")]
-        return self.doing.at(tuple((group.name, each) for each in ranks), self.links.pending())
+        return self.doing.at(tuple((group.name, group_rank) for group_rank in ranks), self.links.pending())
 
     def ready(self, attempt: int | None = None) -> bool:
-        """Answered when all is done that it was told before. attempt: steps that were begun before it record nothing
-        from now on."""
+        """Answer when all earlier requests are done. attempt: steps begun before this attempt record nothing from now
+        on."""
         if attempt is not None and self.session.recorder:
             self.session.recorder.begin_again(attempt)
         return True
@@ -209,81 +209,83 @@ class Worker(Models):
     # Rows
 
     def pack(self, *parcels: Sequence[Wish]) -> list[Wire] | Wire:
-        """What others want of the pieces that are here. Ray hands several answers out one by one, and one as it is."""
-        found = [self.parcel(wanted) for wanted in parcels]
-        return found if len(found) > 1 else found[0]
+        """Return the rows that others want of the pieces here. Ray returns several results one by one, but a single one
+        as it is."""
+        wires = [self.parcel(wanted) for wanted in parcels]
+        return wires if len(wires) > 1 else wires[0]
 
     def parcel(self, wanted: Sequence[Wish]) -> Wire:
-        found: Wire = []
+        wire: Wire = []
         for key, places, column in wanted:
             if places is None:
-                found.append((key, range(0), to_wire(self.store.get(key))))
+                wire.append((key, range(0), to_wire(self.store.get(key))))
             else:
                 name = key if column is None else column_key(key, column)
-                found.append((name, places, to_wire(self.part(key, places, column))))
-        return found
+                wire.append((name, places, to_wire(self.part(key, places, column))))
+        return wire
 
     def retain(self, step: Step, keys: Sequence[Key]) -> None:
-        """A step is over: all other rows that it had can be forgotten."""
+        """Forget all rows of a finished step but these."""
         self.store.retain(step.number, keys)
         self.session.finish(step)
 
     def fire(self, order: bytes, *arrived: Wire) -> bytes:
-        """Does a node's work, by a packed order; a packed receipt. `arrived`: the rows that were not here yet."""
-        told = order_of(order)
-        with self.doing(doing(self.nodes[told.node][1])):
-            return packed(self.do(told, *arrived))
+        """Do a node's work, by a packed request, and return a packed receipt. arrived: the rows that were not here
+        yet."""
+        request = order_of(order)
+        with self.doing(doing(self.nodes[request.node][1])):
+            return packed(self.do(request, *arrived))
 
     def sample(self, model: str, order: bytes, *arrived: Wire) -> bytes:
-        """The same for an order whose rows are sampled together with those of others, while `drive` does that."""
-        told = order_of(order)
+        """Do the same for a request whose rows are sampled together with those of others, by `drive`."""
+        request = order_of(order)
         try:
-            with self.doing(f"the rows of {doing(self.nodes[told.node][1])}"):
-                self.came.wait(told.after)
-                return packed(self.do(told, *arrived))
+            with self.doing(f"the rows of {doing(self.nodes[request.node][1])}"):
+                self.came.wait(request.after)
+                return packed(self.do(request, *arrived))
         except BaseException:
-            self.parts.pop(told.number, None)
+            self.parts.pop(request.number, None)
             raise
         finally:
-            self.came.add(told.number)
-            self.dismiss(told.number, model)
+            self.came.add(request.number)
+            self.dismiss(request.number, model)
 
     def go_on(self, model: str, order: bytes, before: Sequence[int], sources: int, *given: Any) -> bytes:
-        """The same for rows that others have begun. before: by part the number that it had there; given: what they have
-        left of their parts, by these numbers, and then the rows that were not here yet."""
-        told, left = order_of(order), dict[int, Sequence[Begun]]()
-        for each in given[:sources]:
-            left |= each
-        self.begun[told.number] = [row for number in before for row in left[number]]
+        """Do the same for rows that others have begun. before: the number that each part had there; given: what they
+        have made of their parts, by these numbers, followed by the rows that were not here yet."""
+        request, rows_of_part = order_of(order), dict[int, Sequence[Begun]]()
+        for rows_of_source in given[:sources]:
+            rows_of_part |= rows_of_source
+        self.begun[request.number] = [row for number in before for row in rows_of_part[number]]
         return self.sample(model, order, *given[sources:])
 
     def leave(self, number: int, model: str) -> None:
-        """Such an order gives up the rows that have not ended: it tells which parts these are."""
+        """Have such a request give up its unfinished rows, and report their parts."""
         self.admitting(model).leave(number)
 
     def limit(self, number: int, model: str, tokens: int) -> None:
-        """Such an order gives up the rows that have so many tokens and have not ended: nobody wants them."""
+        """Have such a request give up its unfinished rows of at least so many tokens, which nobody wants."""
         self.admitting(model).limit(number, tokens)
 
     def unfinished(self, number: int) -> Mapping[int, Sequence[Begun]]:
-        """What there is of the parts that an order has given up, by their numbers."""
+        """Return what there is of the parts that a request has given up, by their numbers."""
         return self.given_up.pop(number)
 
     def next_sampled(self, number: int, model: str) -> bytes:
-        """Goes on with such an order, until its next part is done."""
+        """Go on with such a request until its next part is done."""
         try:
             return self.next_part(number)
         finally:
             self.dismiss(number, model)
 
     def dismiss(self, number: int, model: str) -> None:
-        """Nobody samples for such an order any more, if it has told of all."""
+        """Stop sampling for such a request once it has reported everything."""
         if number not in self.parts:
             self.admitting(model).dismiss(number)
 
     def drive(self, number: int, model: str, version: int | None) -> None:
-        """Has the rows of such an order sampled, and those of others that come in between. version: of the weights that
-        there were when it was ordered, where newer ones may come meanwhile."""
+        """Sample the rows of such a request, and those of others that join. version: of the weights at the time of the
+        request, where newer ones may arrive meanwhile."""
         if version is not None:
             self.arrivals[model].begin(version)
         with torch.no_grad(), self.doing(f"the sampling of `{model}`"):
@@ -293,36 +295,36 @@ class Worker(Models):
         return cast(Admits, self.session.models[model].engine)
 
     def sit(self, link: str, seat: Seat, places: int) -> None:
-        """Takes turns on its device, in a pipeline, with those of so many places whom it has met for a link."""
+        """Take a seat in a pipeline shared with the processes of a link, of which there are `places`."""
         self.besides[link] = Beside(self.links.mailbox(link), seat, places)
 
     def fire_together(
         self, orders: Sequence[bytes], sizes: Sequence[int], link: str | None, *arrived: Wire
     ) -> list[bytes]:
-        """Does the work of trainings that share a pipeline: a packed receipt of each. sizes: how many of the parcels
-        that came are for each order. link: with others, whose models are split unlike."""
+        """Do trainings that share a pipeline, and return a packed receipt for each. sizes: how many of the arrived
+        parcels are for each request. link: to processes of heterogeneously split models, if any."""
         start, wires = time.time(), iter(arrived)
-        told = [order_of(each) for each in orders]
-        came = [self.arrive(order, [*islice(wires, count)]) for order, count in zip(told, sizes, strict=True)]
-        nodes = [self.nodes[order.node][1] for order in told]
-        frames = [self.frame(self.nodes[order.node][0], order) for order in told]
+        requests = [order_of(order_bytes) for order_bytes in orders]
+        came = [self.arrive(order, [*islice(wires, count)]) for order, count in zip(requests, sizes, strict=True)]
+        nodes = [self.nodes[order.node][1] for order in requests]
+        frames = [self.frame(self.nodes[order.node][0], order) for order in requests]
         beside = None if link is None else self.besides[link]
-        with torch.no_grad(), self.doing(f"the training of {listed([each.name for each in nodes], 'and')}"):
-            made = train_together(nodes, frames, self.session, [order.idle for order in told], beside)
+        with torch.no_grad(), self.doing(f"the training of {listed([node.name for node in nodes], 'and')}"):
+            made = train_together(nodes, frames, self.session, [order.idle for order in requests], beside)
         for node, frame in zip(nodes, frames, strict=True):
             self.trained(frame.values[model_of(node)])
-        notes = self.session.notes.take(told[0].step.number)
-        # What a model is trained on all have noted, and who has its results tells.
-        away = {node.region.inputs[0].name for node, order in zip(nodes, told, strict=True) if not order.keeps}
+        notes = self.session.notes.take(requests[0].step.number)
+        # All ranks have noted what a model is trained on, and the one with its results reports it.
+        away = {node.region.inputs[0].name for node, order in zip(nodes, requests, strict=True) if not order.keeps}
         notes = tuple(note for note in notes if note.node not in away)
         receipts = []
-        for order, node, frame, own, sent in zip(told, nodes, frames, made, came, strict=True):
-            receipts.append(self.receipt(order.number, order.keeps, node, frame, own, start, sent, notes))
+        for order, node, frame, result, sent in zip(requests, nodes, frames, made, came, strict=True):
+            receipts.append(self.receipt(order.number, order.keeps, node, frame, result, start, sent, notes))
             notes = () if order.keeps else notes
-        return [packed(each) for each in receipts]
+        return [packed(receipt) for receipt in receipts]
 
     def arrive(self, order: RankOrder, arrived: Sequence[Wire]) -> tuple[int, ...]:
-        """The rows of an order that were not here yet: how many bytes each sender has sent."""
+        """Store the rows that were not here yet, and return how many bytes each sender sent."""
         came = tuple(sum(size(sent) for _, _, sent in wire) for wire in arrived)
         for wire in arrived:
             for key, places, sent in wire:
@@ -331,6 +333,7 @@ class Worker(Models):
         return came
 
     def do(self, order: RankOrder, *arrived: Wire) -> Receipt:
+        """Do a request."""
         start = time.time()
         came = self.arrive(order, arrived)
         phase, node = self.nodes[order.node]
@@ -360,7 +363,7 @@ class Worker(Models):
         return self.receipt(order.number, order.keeps, node, frame, made, start, came)
 
     def next_part(self, number: int) -> bytes:
-        """Goes on with an order that was fired, until its next part is done; a packed receipt."""
+        """Go on with a request until its next part is done, and return a packed receipt."""
         try:
             with torch.no_grad(), self.doing("the next rows of what it samples"):
                 return packed(next(self.parts[number]))
@@ -371,14 +374,15 @@ class Worker(Models):
     def in_parts(
         self, order: RankOrder, node: Node, frame: Frame, start: float, came: tuple[int, ...]
     ) -> Iterator[Receipt]:
+        """Yield a receipt for each part of a request as it is done, and one for the parts that were given up."""
         sizes = [rows for _, rows in order.parts]
         self.refreshing(order, node, frame)
         for done, (part, rows, made) in enumerate(generate_parts(node, frame, self.session, sizes), start=1):
             if done == len(sizes):
                 self.parts.pop(order.number, None)
-            asked, number = Frame(frame.types, order.step, admission=frame.admission), order.parts[part][0]
-            asked.add_rows(rows)
-            receipt = self.receipt(number, order.keeps, node, asked, made, start, came)
+            part_frame, number = Frame(frame.types, order.step, admission=frame.admission), order.parts[part][0]
+            part_frame.add_rows(rows)
+            receipt = self.receipt(number, order.keeps, node, part_frame, made, start, came)
             longest = longest_answers(node, made) if order.races else ()
             yield replace(receipt, part=part, longest=longest)
             start, came = time.time(), ()
@@ -390,7 +394,7 @@ class Worker(Models):
             yield Receipt(start, time.time(), came=came, left=tuple(left))
 
     def refreshing(self, order: RankOrder, node: Node, frame: Frame) -> None:
-        """Newer weights may come while an order is done, where it says so."""
+        """Let newer weights arrive while a request is done, if it says so."""
         if order.refreshes:
             frame.refresh = self.arrivals[frame.values[model_of(node)]]
             if order.joins is None:
@@ -408,35 +412,37 @@ class Worker(Models):
         came: tuple[int, ...],
         notes: tuple[Note, ...] | None = None,
     ) -> Receipt:
-        """notes: of its rows; None: all that there are of the step."""
+        """Return a receipt. notes: those on its rows; None takes all of the step."""
         tokens = sampled_tokens(node, made)
         if notes is None:
             notes = self.noted(frame.step, keeps)
         if not keeps:
             return Receipt(start, time.time(), tokens=tokens, came=came)
         rows, named, sizes = self.keep(number, node, frame, made)
-        told = Receipt(
+        receipt = Receipt(
             start, time.time(), rows, named, sizes, metrics=made.metrics, tokens=tokens, came=came, notes=notes
         )
-        return replace(told, beside=frame.admission.beside) if frame.admission else told
+        return replace(receipt, beside=frame.admission.beside) if frame.admission else receipt
 
     def noted(self, step: Step, keeps: bool) -> tuple[Note, ...]:
-        """What was noted on the way for a step: one of a copy tells of it."""
+        """Return the notes that were made for a step, on the rank that reports for its replica."""
         notes = self.session.notes.take(step.number)
         return notes if keeps else ()
 
     def frame(self, phase: str, order: RankOrder) -> Frame:
-        """The rows and values that an order names."""
+        """Return a frame with the rows and values that a request names."""
         admission = None
         if order.joins is not None:
             begun = self.begun.pop(order.number, None)
             admission = Admission(order.number, order.joins, leaves=bool(order.parts), begun=begun)
         frame = Frame(self.types[phase], order.step, version=order.version, admission=admission)
         number = order.step.number
-        for told in order.rows:
-            parent = None if told.counts is None else np.repeat(np.arange(told.counts.shape[0]), told.counts)
-            ids = None if told.ids is None else self.wanted(told.ids, number).value
-            frame.add_rows(Rows(self.axes[told.axis], told.size, parent, ids))
+        for axis_rows in order.rows:
+            parent = (
+                None if axis_rows.counts is None else np.repeat(np.arange(axis_rows.counts.shape[0]), axis_rows.counts)
+            )
+            ids = None if axis_rows.ids is None else self.wanted(axis_rows.ids, number).value
+            frame.add_rows(Rows(self.axes[axis_rows.axis], axis_rows.size, parent, ids))
         for name, source in order.inputs.items():
             if isinstance(source, Given):
                 frame.values[name] = full(source.value)
@@ -453,25 +459,27 @@ class Worker(Models):
         return piece if wanted.order is None else piece.take(wanted.order)
 
     def part(self, key: Key, places: Places, column: int | None, step: int | None = None) -> Piece:
-        """Rows of a piece that was made here, or that came for a step; or a column of them."""
+        """Return rows of a piece that was made here or sent for a step, or a column of them."""
         piece = self.store.take(key, long(places), step)
         if column is None:
             return piece
         _, node = self.nodes[column]
         assert isinstance(piece.kind, Table)
         value = column_of(node, piece.value, self.session)
-        known = piece.kind.columns().get(node.attr("name"))
-        own = known.axis if known and known.axis else piece.kind.axis
+        column_type = piece.kind.columns().get(node.attr("name"))
+        column_axis = column_type.axis if column_type and column_type.axis else piece.kind.axis
         counts = next(
-            found for axis, found in zip(axes_of(piece.kind), piece.counts, strict=True) if axis.key == own.key
+            axis_counts
+            for axis, axis_counts in zip(axes_of(piece.kind), piece.counts, strict=True)
+            if axis.key == column_axis.key
         )
-        return Piece(TensorType("any", own), value, (counts,))
+        return Piece(TensorType("any", column_axis), value, (counts,))
 
     def keep(
         self, number: int, node: Node, frame: Frame, made: Made
     ) -> tuple[tuple[RowsOf, ...], tuple[str, ...], dict[str, int | None]]:
-        """Puts what was made into the store, and counts it."""
-        told, named = [], []
+        """Put what was made into the store, and count it."""
+        new_rows, named = [], []
         for rows in made.rows:
             frame.add_rows(rows)
             if rows.axis.inner:
@@ -479,7 +487,7 @@ class Worker(Models):
             counts = None
             if rows.parent is not None and rows.axis.parent is not None:
                 counts = np.bincount(rows.parent, minlength=frame.size(rows.axis.parent.key))
-            told.append(RowsOf(rows.axis.key, rows.size, counts, None))
+            new_rows.append(RowsOf(rows.axis.key, rows.size, counts, None))
             if rows.ids is not None:
                 named.append(rows.axis.key)
                 ids = Piece(TensorType("any", rows.axis), rows.ids, (None,))
@@ -492,28 +500,28 @@ class Worker(Models):
             piece = Piece(value.type, made_value, tuple(_counts(axis, frame) for axis in axes_of(value.type)))
             self.store.put(frame.step.number, (number, self.spec.rank, value.name), piece)
             sizes[value.name] = None if axis_of(value.type) is None else piece.rows
-        return tuple(told), tuple(named), sizes
+        return tuple(new_rows), tuple(named), sizes
 
     # Values that live across steps
 
     def rows(self) -> dict[str, int | None]:
-        """Of each data source how many rows it has, where that is known."""
+        """Return how many rows each data source has, where that is known."""
         return {name: reader.source.length for name, reader in self.session.readers.items()}
 
     def judged(self) -> list[str]:
-        """What was done with rows that are too long, in sentences."""
+        """Return sentences that say what was done with rows that are too long."""
         return self.session.judged
 
     def lengths(self) -> Known:
-        """How long the answers to prompts were."""
+        """Return how long the answers to prompts were."""
         return self.session.history.kept()
 
     def remember(self, known: Known) -> None:
-        """How long they were in the steps before those that come."""
+        """Set how long they were in earlier steps."""
         self.session.history.known = known
 
     def put(self, pieces: Wire) -> None:
-        """Values as they were before the steps that come."""
+        """Store values as they were before the next step."""
         for key, _, sent in pieces:
             self.store.put(0, key, from_wire(sent))
 
@@ -523,13 +531,13 @@ def _axes(types: Mapping[str, Mapping[str, Type]]) -> dict[str, Axis]:
         axis.key: axis
         for kinds in types.values()
         for kind in kinds.values()
-        for own in axes_of(kind)
-        for axis in own.path()
+        for innermost in axes_of(kind)
+        for axis in innermost.path()
     }
 
 
 def _counts(axis: Axis, frame: Frame) -> np.ndarray | None:
-    """Entries of an inner axis in each row; None for an axis of rows."""
+    """Return the entries of an inner axis in each row; None for an axis of rows."""
     if not axis.inner:
         return None
     assert axis.parent is not None

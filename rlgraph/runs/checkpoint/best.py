@@ -29,14 +29,16 @@ class Best:
 
     def value(self, metrics: Mapping[str, Any]) -> float | None:
         """Return the value that a step reported; None if it reported none, or no finite number."""
-        found = metrics.get(self.metric)
-        return float(found) if isinstance(found, (int, float)) and math.isfinite(found) else None
+        value = metrics.get(self.metric)
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
     def of(self, folder: Path) -> Path | None:
         """Return the best of a run's checkpoints, the first among equals; None if none of them has the metric."""
         values = {path: _reported(path).get(self.metric) for path in disk.complete(folder)}
-        known = {path: value for path, value in values.items() if value is not None}
-        return max(known, key=lambda path: known[path] if self.highest else -known[path], default=None)
+        values_known = {path: value for path, value in values.items() if value is not None}
+        return max(
+            values_known, key=lambda path: values_known[path] if self.highest else -values_known[path], default=None
+        )
 
 
 def read_best(text: str, program: Program) -> Best:
@@ -63,7 +65,7 @@ def reported(program: Program) -> list[str]:
 
 def _reported(checkpoint: Path) -> Mapping[str, float]:
     try:
-        found = opened(checkpoint).get(REPORTED, {})
-        return {name: float(value) for name, value in found.items()}
+        values = opened(checkpoint).get(REPORTED, {})
+        return {name: float(value) for name, value in values.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}

@@ -19,18 +19,18 @@ def need_same(checkpoint: Checkpoint, compiled: Compilation) -> None:
         return
     hint = "with `--changed` the run goes on all the same, as far as what is kept still has a meaning"
     settings = _settings(checkpoint.set, compiled.set)
-    found = _first(checkpoint.program, compiled.source.text, compiled.source.path)
+    difference = _first(checkpoint.program, compiled.source.text, compiled.source.path)
     if settings:
         raise UsageMistake(Diagnostic(CHANGED, f"the run was begun {settings}", NO_SPAN, hint))
-    if found is not None:
-        span, before = found
-        was = f"this was `{before}`" if before else "this was not there"
-        raise UsageMistake(Diagnostic(CHANGED, f"the program has changed since the run was saved: {was}", span, hint))
-    found = _first(checkpoint.graph, graph, "<graph>")
-    assert found is not None
-    span, before = found
+    if difference is not None:
+        span, old_line = difference
+        text = f"this was `{old_line}`" if old_line else "this was not there"
+        raise UsageMistake(Diagnostic(CHANGED, f"the program has changed since the run was saved: {text}", span, hint))
+    difference = _first(checkpoint.graph, graph, "<graph>")
+    assert difference is not None
+    span, old_line = difference
     message = "what the program uses has changed, or rlgraph compiles it to another graph"
-    raise UsageMistake(Diagnostic(CHANGED, f"{message}: this was `{before}`", span, hint))
+    raise UsageMistake(Diagnostic(CHANGED, f"{message}: this was `{old_line}`", span, hint))
 
 
 def _settings(before: Mapping[str, str], now: Mapping[str, str]) -> str:
@@ -45,19 +45,19 @@ def _first(before: str, now: str, path: str) -> tuple[Span, str] | None:
     """Return the first place in the present text where the two differ, and the line that was there before; None if
     they are the same. Comments and blank lines are ignored."""
     old, new = before.splitlines(), now.splitlines()
-    blocks = SequenceMatcher(None, [_said(line) for line in old], [_said(line) for line in new], autojunk=False)
+    blocks = SequenceMatcher(None, [_code(line) for line in old], [_code(line) for line in new], autojunk=False)
     for kind, a, a_end, b, b_end in blocks.get_opcodes():
-        lines = [line for line in (*old[a:a_end], *new[b:b_end]) if _said(line)]
+        lines = [line for line in (*old[a:a_end], *new[b:b_end]) if _code(line)]
         if kind == "equal" or not lines:
             continue
-        at = min(b, len(new) - 1) if new else 0
-        line, was = new[at] if new else "", old[a].strip() if a < a_end else ""
+        index = min(b, len(new) - 1) if new else 0
+        line, was = new[index] if new else "", old[a].strip() if a < a_end else ""
         first = next((i for i, (x, y) in enumerate(zip(line, old[a], strict=False)) if x != y), 0) if was else 0
         first = max(first, len(line) - len(line.lstrip()))
         end = max(first + 1, len(line.rstrip()))
-        return Span(Source(path, now), at + 1, first + 1, at + 1, end + 1), was
+        return Span(Source(path, now), index + 1, first + 1, index + 1, end + 1), was
     return None
 
 
-def _said(line: str) -> str:
+def _code(line: str) -> str:
     return line.partition("#")[0].strip()

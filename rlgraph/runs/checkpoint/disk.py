@@ -67,8 +67,8 @@ def prune(folder: Path, keep: int, best: Path | None = None) -> None:
     for old in complete(folder)[:-keep]:
         if old != best:
             remove(old)
-    for left in folder.glob(f".{_PREFIX}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in folder.glob(f".{_PREFIX}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def remove(path: Path) -> None:
@@ -81,18 +81,18 @@ def remove(path: Path) -> None:
 
 def complete(folder: Path) -> list[Path]:
     """Return all complete checkpoints, the newest last."""
-    found = [each for each in folder.glob(f"{_PREFIX}*") if _NAME.fullmatch(each.name) and each.is_dir()]
-    return sorted(found, key=step_of)
+    folders = [path for path in folder.glob(f"{_PREFIX}*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(folders, key=step_of)
 
 
 def newest(folder: Path) -> Path | None:
     """Return the checkpoint that `latest` names, or else the newest that exists; None if there is none."""
-    there = {each.name: each for each in complete(folder)}
+    checkpoints = {path.name: path for path in complete(folder)}
     try:
-        named = there.get(read_bytes(folder / LATEST, _LONGEST).decode().strip())
+        named = checkpoints.get(read_bytes(folder / LATEST, _LONGEST).decode().strip())
     except (OSError, ValueError):
         named = None
-    return named or next(reversed(there.values()), None)
+    return named or next(reversed(checkpoints.values()), None)
 
 
 def name(step: int) -> str:

@@ -91,14 +91,16 @@ def write(
     plain, tensors = things
     save_file(tensors, folder / THINGS)
     fields = ("updates", "changed", "version", "past")
-    kept = {name: {field: getattr(model, field) for field in fields} for name, model in models.items()}
+    model_records = {name: {field: getattr(model, field) for field in fields} for name, model in models.items()}
     (folder / PROGRAM).write_text(program, "utf-8")
     (folder / GRAPH).write_text(graph, "utf-8")
-    files = {f"{MODELS}/{name}/{file}": told for name, model in models.items() for file, told in model.digests.items()}
+    files = {
+        f"{MODELS}/{name}/{file}": digests for name, model in models.items() for file, digests in model.digests.items()
+    }
     files |= {name: digests_of(folder / name) for name in (THINGS, PROGRAM, GRAPH)}
-    told = {name: each.plain() for name, each in files.items()}
-    found = {"format": FORMAT, **header, "things": plain, "models": kept, "files": told}
-    (folder / DOCUMENT).write_text(signed(found), "utf-8")
+    file_records = {name: digests.plain() for name, digests in files.items()}
+    content = {"format": FORMAT, **header, "things": plain, "models": model_records, "files": file_records}
+    (folder / DOCUMENT).write_text(signed(content), "utf-8")
 
 
 def signed(document: Mapping[str, Any]) -> str:
@@ -113,43 +115,43 @@ def _plain(document: Mapping[str, Any]) -> str:
 def opened(folder: Path) -> dict[str, Any]:
     """Return the document of a checkpoint. Raise OSError, and Damaged or another ValueError if it is not as it was
     written."""
-    found = json.loads(read_bytes(folder / DOCUMENT, _LONGEST))
-    if not isinstance(found, dict):
+    content = json.loads(read_bytes(folder / DOCUMENT, _LONGEST))
+    if not isinstance(content, dict):
         raise ValueError(f"`{DOCUMENT}` is no record")
-    told = found.pop(DIGEST, None)
-    if found.get("format") == FORMAT and digest(_plain(found).encode()) != told:
+    expected = content.pop(DIGEST, None)
+    if content.get("format") == FORMAT and digest(_plain(content).encode()) != expected:
         raise Damaged(folder / DOCUMENT, "is not as it was written")
-    return found
+    return content
 
 
 def read(folder: Path) -> Checkpoint:
     """Return the checkpoint in a folder. Raise UsageMistake if a file is missing or is not the one that was written.
     Only the presence of the models' files is checked here: whoever reads a part of one verifies that part."""
     try:
-        found = opened(folder)
-        if found["format"] != FORMAT:
-            message = f"`{folder}` has format {found['format']}, and this version of rlgraph reads {FORMAT}"
+        content = opened(folder)
+        if content["format"] != FORMAT:
+            message = f"`{folder}` has format {content['format']}, and this version of rlgraph reads {FORMAT}"
             raise UsageMistake(Diagnostic("E0827", message, NO_SPAN, "go on with the version that wrote it"))
-        if odd := [name for name in _RECORDS if not isinstance(found[name], dict)]:
+        if odd := [name for name in _RECORDS if not isinstance(content[name], dict)]:
             raise ValueError(f"in `{DOCUMENT}` `{odd[0]}` is no record")
-        if found["step"] != step_of(folder):
+        if content["step"] != step_of(folder):
             raise ValueError(f"`{DOCUMENT}` is of another step")
-        files = {name: Digests.read(told) for name, told in found["files"].items()}
-        looked = {name: Looked(folder / name, told) for name, told in files.items()}
-        looked[THINGS].need(0, files[THINGS].bytes)
+        files = {name: Digests.read(digests) for name, digests in content["files"].items()}
+        verified = {name: Looked(folder / name, digests) for name, digests in files.items()}
+        verified[THINGS].need(0, files[THINGS].bytes)
         return Checkpoint(
             folder,
-            int(found["step"]),
-            int(found["seed"]),
-            tuple((str(name), steps) for name, steps in found["phases"]),
-            found["rows"],
-            found["set"],
-            {name: dict(files) for name, files in found["outside"].items()},
-            found["versions"],
-            found["things"],
-            found["models"],
-            looked[PROGRAM].content().decode(),
-            looked[GRAPH].content().decode(),
+            int(content["step"]),
+            int(content["seed"]),
+            tuple((str(name), steps) for name, steps in content["phases"]),
+            content["rows"],
+            content["set"],
+            {name: dict(files) for name, files in content["outside"].items()},
+            content["versions"],
+            content["things"],
+            content["models"],
+            verified[PROGRAM].content().decode(),
+            verified[GRAPH].content().decode(),
             files,
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -171,13 +173,15 @@ def things_of(checkpoint: Checkpoint, program: Program, names: Iterable[str]) ->
 
 def model_of(checkpoint: Checkpoint, name: str) -> SavedModel:
     """Return the saved model of this name. Raise UsageMistake if its record cannot be read."""
-    told = checkpoint.models[name]
+    record = checkpoint.models[name]
     try:
-        updates, changed, version = (int(told[field]) for field in ("updates", "changed", "version"))
+        updates, changed, version = (int(record[field]) for field in ("updates", "changed", "version"))
         place = (checkpoint.path / MODELS / name).absolute()
         start = f"{MODELS}/{name}/"
-        files = {file.removeprefix(start): each for file, each in checkpoint.files.items() if file.startswith(start)}
-        return SavedModel(place, updates, changed, version, tuple(map(int, told["past"])), files)
+        files = {
+            file.removeprefix(start): digests for file, digests in checkpoint.files.items() if file.startswith(start)
+        }
+        return SavedModel(place, updates, changed, version, tuple(map(int, record["past"])), files)
     except (ValueError, LookupError, TypeError) as error:
         raise damaged(checkpoint.path, error) from None
 

@@ -32,12 +32,12 @@ class Often:
 def read_often(text: str | int) -> Often:
     """Parse `20` (every 20 steps), or `90s`, `10m`, `2h` (after the first step that ends so much later). Raise
     UsageMistake for anything else."""
-    # A longer number is no whole number to Python, and none that anybody means.
-    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([smh]?)", str(text).strip())
-    if found and float(found[1]) > 0:
-        if found[2]:
-            return Often(seconds=float(found[1]) * _SECONDS[found[2]])
-        if found[1].isdecimal():
-            return Often(steps=int(found[1]))
+    # Python refuses to parse much longer numbers, and nobody means one.
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([smh]?)", str(text).strip())
+    if match and float(match[1]) > 0:
+        if match[2]:
+            return Often(seconds=float(match[1]) * _SECONDS[match[2]])
+        if match[1].isdecimal():
+            return Often(steps=int(match[1]))
     hint = "write `20` for every 20 steps, `10m` for every 10 minutes, `2h` for every 2 hours"
     raise UsageMistake(Diagnostic("E0825", f"`{text}` does not say how often to save", NO_SPAN, hint))

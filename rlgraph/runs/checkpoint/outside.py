@@ -28,42 +28,46 @@ _REVISION = "revision"
 def digests(compiled: Compilation) -> Digests:
     """Return the digests of the files as they are now. A file that cannot be read has none: opening it will fail."""
     program, folders = compiled.program, compiled.folders
-    found = {each.name: _fingerprints(_files(each, folders)) for each in program.outside}
-    found |= {name: _fingerprints(_model_files(spec)) for name, spec in _models(program, folders)}
-    return {name: files for name, files in found.items() if files}
+    digests_of = {outside.name: _fingerprints(_files(outside, folders)) for outside in program.outside}
+    digests_of |= {name: _fingerprints(_model_files(spec)) for name, spec in _models(program, folders)}
+    return {name: files for name, files in digests_of.items() if files}
 
 
 def revisions(compiled: Compilation) -> Digests:
     """Return the revisions of the hub's models that are stored on this machine, once they are loaded."""
-    found = {name: snapshot(_source(spec)) for name, spec in _models(compiled.program, compiled.folders)}
-    return {name: {_REVISION: folder.name} for name, folder in found.items() if folder is not None}
+    snapshots = {name: snapshot(_source(spec)) for name, spec in _models(compiled.program, compiled.folders)}
+    return {name: {_REVISION: folder.name} for name, folder in snapshots.items() if folder is not None}
 
 
 def changed(before: Digests, now: Digests) -> dict[str, list[str]]:
     """Return, for the declarations in both, the files that differ, are new, or are gone."""
-    found = {name: _changed(before[name], now[name]) for name in before if name in now}
-    return {name: files for name, files in found.items() if files}
+    by_name = {name: _changed(before[name], now[name]) for name in before if name in now}
+    return {name: files for name, files in by_name.items() if files}
 
 
 def need_unchanged(before: Digests, now: Digests, program: Program) -> None:
     """Raise UsageMistake if a file has changed."""
-    found = changed(before, now)
-    if not found:
+    differing = changed(before, now)
+    if not differing:
         return
-    spans = {each.name: each.span for each in program.outside} | {each.name: each.span for each in program.models}
-    (first, files), *rest = found.items()
+    spans = {declaration.name: declaration.span for declaration in program.outside} | {
+        declaration.name: declaration.span for declaration in program.models
+    }
+    (first, files), *rest = differing.items()
     hint = "put back what was there, or go on with it as it is now: `--changed` (`changed=True` in Python)"
-    related = tuple(Related(spans.get(name, NO_SPAN), _said(name, files)) for name, files in rest)
+    related = tuple(Related(spans.get(name, NO_SPAN), _message(name, files)) for name, files in rest)
     span: Span = spans.get(first, NO_SPAN)
-    raise UsageMistake(Diagnostic("E0826", _said(first, files), span, hint, related))
+    raise UsageMistake(Diagnostic("E0826", _message(first, files), span, hint, related))
 
 
 def told(before: Digests, now: Digests) -> list[str]:
     """Return what has changed as lines for the notes of a run that is resumed all the same."""
-    return [f"{_said(name, files)}: it goes on with what is there now" for name, files in changed(before, now).items()]
+    return [
+        f"{_message(name, files)}: it goes on with what is there now" for name, files in changed(before, now).items()
+    ]
 
 
-def _said(name: str, files: Iterable[str]) -> str:
+def _message(name: str, files: Iterable[str]) -> str:
     names = list(files)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"`{name}` is not what it was when the run was saved: {listed(names[:3], 'and')}{more} changed"
@@ -76,13 +80,13 @@ def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def _fingerprints(files: Mapping[str, Path]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    fingerprints: dict[str, str] = {}
     for name, path in files.items():
         try:
-            found[name] = fingerprint(path)
+            fingerprints[name] = fingerprint(path)
         except OSError:
             continue
-    return found
+    return fingerprints
 
 
 def _files(outside: Outside, folders: Folders) -> dict[str, Path]:
@@ -91,9 +95,13 @@ def _files(outside: Outside, folders: Folders) -> dict[str, Path]:
     if outside.kind == "data":
         paths = data_files(spec, folders)
     else:
-        paths = [file for each in args if isinstance(each, str) for file in code_files(each, folders, spec.span)]
+        paths = [
+            file for argument in args if isinstance(argument, str) for file in code_files(argument, folders, spec.span)
+        ]
     # An option of a function or a class may be the name of a file.
-    paths += [folders.find(each) for each in options.values() if isinstance(each, str) and Path(each).suffix]
+    paths += [
+        folders.find(argument) for argument in options.values() if isinstance(argument, str) and Path(argument).suffix
+    ]
     return {_shown(path, folders): path for path in paths if path.is_file()}
 
 
@@ -123,11 +131,11 @@ def _source(spec: ModelSpec) -> str:
 
 def _model_files(spec: ModelSpec) -> dict[str, Path]:
     """Return the files in a model's folders (weights, tokenizer, adapters) by their shown paths."""
-    own = spec.source if isinstance(spec.source, str) else spec.source.tokenizer
-    named = [own, spec.tokenizer, spec.adapters and spec.adapters.start]
-    found: dict[str, Path] = {}
-    for folder in dict.fromkeys(Path(each) for each in named if isinstance(each, str) and each):
+    source = spec.source if isinstance(spec.source, str) else spec.source.tokenizer
+    named = [source, spec.tokenizer, spec.adapters and spec.adapters.start]
+    paths: dict[str, Path] = {}
+    for folder in dict.fromkeys(Path(name) for name in named if isinstance(name, str) and name):
         files = sorted(folder.rglob("*")) if folder.is_dir() else []
         visible = [file for file in files if not any(part[0] == "." for part in file.relative_to(folder).parts)]
-        found |= {f"{folder.name}/{file.relative_to(folder)}": file for file in visible if file.is_file()}
-    return found
+        paths |= {f"{folder.name}/{file.relative_to(folder)}": file for file in visible if file.is_file()}
+    return paths

@@ -66,39 +66,39 @@ _WRITTEN: Mapping[str, type | tuple[type, ...]] = {
 def how(run: Path) -> dict[str, Any]:
     """Return the content of a run's `run.json`. Raise UsageMistake if the folder is not that of a run."""
     try:
-        found = json.loads(read_bytes(run / HOW, _LONGEST))
-        odd = next((name for name, kind in _WRITTEN.items() if not isinstance(found[name], kind)), None)
+        content = json.loads(read_bytes(run / HOW, _LONGEST))
+        wrong = next((name for name, kind in _WRITTEN.items() if not isinstance(content[name], kind)), None)
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         raise _nothing(f"`{run}` is not the folder of a run", f"give one with a `{HOW}` in it") from None
-    if odd is not None:
-        message = f"`{run / HOW}` is damaged: what it has as `{odd}` no run writes"
+    if wrong is not None:
+        message = f"`{run / HOW}` is damaged: what it has as `{wrong}` no run writes"
         raise _nothing(message, "go on with `rlgraph run PROGRAM --resume RUN` after mending it")
-    return dict(found)
+    return dict(content)
 
 
 def as_before(options: Options, run: Path) -> Options:
     """Return the options with which a run is resumed. Raise UsageMistake if its folder is not that of a run."""
-    before = how(run)
-    found: dict[str, Any] = {name: getattr(options, name) or before.get(name) for name in _AS_BEFORE}
-    if found["record"] is not None:
-        found["record"] = Path(found["record"])
-    return replace(options, seed=before["seed"], **found)
+    saved = how(run)
+    taken: dict[str, Any] = {name: getattr(options, name) or saved.get(name) for name in _AS_BEFORE}
+    if taken["record"] is not None:
+        taken["record"] = Path(taken["record"])
+    return replace(options, seed=saved["seed"], **taken)
 
 
 def newest_step(run: Path) -> int | None:
     """Return the step of a run's newest checkpoint; None if there is none."""
-    found = disk.newest(run / CHECKPOINTS)
-    return None if found is None else disk.step_of(found)
+    path = disk.newest(run / CHECKPOINTS)
+    return None if path is None else disk.step_of(path)
 
 
 def newest(run: Path, compiled: Compilation, options: Options, now: outside.Digests) -> Checkpoint:
     """Return the checkpoint that a run is resumed from. now: the digests of what the program takes from outside. Raise
     UsageMistake if there is none, if the program or what it takes has changed, or if all steps are done."""
-    found = disk.newest(run / CHECKPOINTS)
-    if found is None:
+    path = disk.newest(run / CHECKPOINTS)
+    if path is None:
         hint = "a run can be gone on with if it was begun with `--save-every`"
         raise _nothing(f"there is no checkpoint in `{run}`", hint)
-    checkpoint = document.read(found)
+    checkpoint = document.read(path)
     if not options.changed:
         need_same(checkpoint, compiled)
         outside.need_unchanged(checkpoint.outside, now, compiled.program)
@@ -132,13 +132,13 @@ def restore(
     program = compiled.program
     if not options.changed:
         outside.need_unchanged(checkpoint.outside, now, program)
-    for each in outside.told(checkpoint.outside, now):
-        note(each)
+    for line in outside.told(checkpoint.outside, now):
+        note(line)
     _check_rows(checkpoint, backend.rows(), options.changed)
     wanted = [*document.living(program), *backend.lasting]
     new = [name for name in wanted if name not in checkpoint.things]
     gone = [name for name in checkpoint.things if name not in wanted]
-    models = {name: document.model_of(checkpoint, name) for name in checkpoint.models if _known(compiled, name)}
+    models = {name: document.model_of(checkpoint, name) for name in checkpoint.models if _has_model(compiled, name)}
     gone += [name for name in checkpoint.models if name not in models]
     if new:
         note(f"{listed(new, 'and')} begin{'s' * (len(new) == 1)} anew: the checkpoint has nothing of that name")
@@ -155,20 +155,20 @@ def restore(
     if not left(compiled, options, checkpoint.step):
         # The run may have been killed before its models were saved, so that is done again.
         note(f"the run has its {options.steps} steps: `--steps {options.steps * 2}` would let it have more")
-    here = installed()
+    versions_here = installed()
     for name, version in checkpoint.versions.items():
-        if here.get(name) != version:
-            note(f"{name} is {here.get(name)}, and was {version}: numbers may differ by roundings")
+        if versions_here.get(name) != version:
+            note(f"{name} is {versions_here.get(name)}, and was {version}: numbers may differ by roundings")
 
 
-def _known(compiled: Compilation, name: str) -> bool:
+def _has_model(compiled: Compilation, name: str) -> bool:
     return any(model.name == name for model in compiled.program.models)
 
 
 def _check_rows(checkpoint: Checkpoint, now: Mapping[str, int | None], changed: bool) -> None:
     for name, rows in checkpoint.rows.items():
         if not changed and now.get(name, rows) != rows:
-            has, had = (f"{each:,} rows" if isinstance(each, int) else "no known end" for each in (now[name], rows))
+            has, had = (f"{count:,} rows" if isinstance(count, int) else "no known end" for count in (now[name], rows))
             message = f"`{name}` has {has}, and had {had} when the run was saved"
             hint = "its place in them means others now; `--changed` goes on all the same"
             raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, hint))
@@ -187,12 +187,12 @@ def _check_versions(checkpoint: Checkpoint, models: Mapping[str, SavedModel], co
 
     versions = Versions(compiled.program)
     for name, saved in models.items():
-        now = versions.after(name, checkpoint.step)
-        if now != saved.version:
-            message = f"`{name}` has version {saved.version}, and by this program would have {now}"
+        version = versions.after(name, checkpoint.step)
+        if version != saved.version:
+            message = f"`{name}` has version {saved.version}, and by this program would have {version}"
             raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, "rows say which versions made them: begin anew"))
         oldest = versions.oldest(name, checkpoint.step + 1)
-        if versions.kept(name) and any(each not in saved.past for each in range(oldest, now)):
+        if versions.kept(name) and any(past not in saved.past for past in range(oldest, version)):
             message = f"this program samples with older weights of `{name}` than the run has kept"
             raise UsageMistake(Diagnostic(CHANGED, message, NO_SPAN, "keep `lag` as it was, or begin a new run"))
 

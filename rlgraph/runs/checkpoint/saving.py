@@ -73,9 +73,9 @@ class _Taken:
 
     def free(self) -> None:
         """Release the models, so that no update waits for them any more."""
-        for each in self.models.values():
+        for model in self.models.values():
             with suppress(RunError):
-                each.free()
+                model.free()
 
 
 class Saver:
@@ -128,7 +128,7 @@ class Saver:
         with suppress(OSError):
             self.folder.look()
         if self._losses != self.folder.losses:
-            # What was saved is gone.
+            # The earlier checkpoints are gone with the folder.
             self._losses, self.last = self.folder.losses, -1
         number = self.backend.done
         if number == self.last or not self.backend.whole():
@@ -140,7 +140,7 @@ class Saver:
         except Exception as error:  # each library has its own way to say that a disk is full
             self.last = number
             raise self._told(number, error) from None
-        self.last, self._under_way = number, (number, _beside(lambda: self._write(taken)))
+        self.last, self._under_way = number, (number, _in_thread(lambda: self._write(taken)))
         self.often.saved()
         self._value = None
 
@@ -183,9 +183,9 @@ class Saver:
         taken = _Taken(number, header, things, models)
         try:
             for model in program.models:
-                kept = self.backend.keep(model.name)
-                if kept is not None:
-                    models[model.name] = kept
+                held = self.backend.keep(model.name)
+                if held is not None:
+                    models[model.name] = held
         except BaseException:
             taken.free()
             raise
@@ -207,13 +207,13 @@ class Saver:
             taken.free()
 
     def _models(self, taken: _Taken, place: Path) -> dict[str, SavedModel]:
-        for name, kept in taken.models.items():
-            kept.begin(place / name)
-        found: dict[str, SavedModel] = {}
+        for name, model in taken.models.items():
+            model.begin(place / name)
+        saved: dict[str, SavedModel] = {}
         failures: list[Exception] = []
-        for name, kept in taken.models.items():
+        for name, model in taken.models.items():
             try:
-                found[name] = kept.end()
+                saved[name] = model.end()
             except Diverged as error:
                 # Diverged weights must not replace sound ones.
                 message = f"`{name}` has diverged in step {taken.number}: {error} has NaN or infinite weights"
@@ -224,27 +224,27 @@ class Saver:
                 failures.append(error)
         if failures:
             raise failures[0]
-        return found
+        return saved
 
     def _before(self) -> str:
-        found = disk.newest(self.place)
-        return f", the last one is `{found}`" if found else ""
+        path = disk.newest(self.place)
+        return f", the last one is `{path}`" if path else ""
 
     def _told(self, number: int, error: BaseException) -> RunError:
         if isinstance(error, RunError):
             return error
-        said = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         hint = "make room, or go on in another folder"
         if type(error).__name__ == "Unsavable":
             hint = "keep such values out of the data, as a text or a number"
-        before = self._before().removeprefix(", ")
-        hint = f"{hint}; {before}" if before else hint
+        previous = self._before().removeprefix(", ")
+        hint = f"{hint}; {previous}" if previous else hint
         return RunError(
-            Diagnostic("E0828", f"the checkpoint of step {number} cannot be written: {said}", NO_SPAN, hint)
+            Diagnostic("E0828", f"the checkpoint of step {number} cannot be written: {reason}", NO_SPAN, hint)
         )
 
 
-def _beside(work: Callable[[], None]) -> Future[None]:
+def _in_thread(work: Callable[[], None]) -> Future[None]:
     """Run `work` in a daemon thread, which does not keep the process from ending at once."""
     future = Future[None]()
 

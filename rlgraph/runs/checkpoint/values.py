@@ -30,8 +30,19 @@ from rlgraph.ir import types
 from rlgraph.ir.graph import Program
 
 _RECORDS = {
-    each.__name__: each
-    for each in (Cursor, Rows, Sequences, TableData, Stored, Step, types.Axis, types.Tensor, types.Table, types.Handle)
+    record.__name__: record
+    for record in (
+        Cursor,
+        Rows,
+        Sequences,
+        TableData,
+        Stored,
+        Step,
+        types.Axis,
+        types.Tensor,
+        types.Table,
+        types.Handle,
+    )
 }
 """The dataclasses that are stored field by field."""
 
@@ -58,12 +69,12 @@ def encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if kind is float:
         return value if math.isfinite(value) else {"float": repr(value)}
     if kind is list:
-        return [encoded(each, f"{path}/{at}", tensors) for at, each in enumerate(value)]
+        return [encoded(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]
     if kind is tuple:
-        return {"tuple": [encoded(each, f"{path}/{at}", tensors) for at, each in enumerate(value)]}
+        return {"tuple": [encoded(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]}
     if isinstance(value, Mapping):
         pairs = enumerate(value.items())
-        return {"map": [[encoded(each, f"{path}/{at}", tensors) for each in pair] for at, pair in pairs]}
+        return {"map": [[encoded(item, f"{path}/{index}", tensors) for item in pair] for index, pair in pairs]}
     if isinstance(value, Tensor):
         tensors[path] = value.detach().cpu().contiguous().clone()
         return {"tensor": path}
@@ -75,31 +86,33 @@ def encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if kind in _TEXTS:
         return {kind.__name__: _TEXTS[kind][0](value)}
     if isinstance(value, Frame):
-        # Reports of the step have been told already, and the program gives the types of the values.
-        kept = {"step": value.step, "rows": value.rows, "values": value.values}
-        return {"Frame": {name: encoded(each, f"{path}/{name}", tensors) for name, each in kept.items()}}
+        # The step's metrics have been reported already, and the program gives the types of the values.
+        contents = {"step": value.step, "rows": value.rows, "values": value.values}
+        return {"Frame": {name: encoded(item, f"{path}/{name}", tensors) for name, item in contents.items()}}
     if isinstance(value, Surplus):
         going = [batch.given for batch in value.going]
-        return {"Surplus": [encoded(each, f"{path}/{at}", tensors) for at, each in enumerate([value.rows, *going])]}
+        return {
+            "Surplus": [encoded(item, f"{path}/{index}", tensors) for index, item in enumerate([value.rows, *going])]
+        }
     if _RECORDS.get(kind.__name__) is kind:
-        given = {field.name: getattr(value, field.name) for field in fields(value)}
-        return {kind.__name__: {name: encoded(each, f"{path}/{name}", tensors) for name, each in given.items()}}
+        values = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {kind.__name__: {name: encoded(item, f"{path}/{name}", tensors) for name, item in values.items()}}
     raise Unsavable(f"{path}: {kind.__module__}.{kind.__qualname__}")
 
 
 def decoded(found: Any, tensors: Mapping[str, Tensor], program: Program) -> Any:
     """Return the value that `encoded` was given. Raise LookupError, ValueError or TypeError for any other data."""
 
-    def of(found: Any) -> Any:
-        if isinstance(found, list):
-            return [of(each) for each in found]
-        if not isinstance(found, dict):
-            return found
-        [(kind, inner)] = found.items()
+    def of(data: Any) -> Any:
+        if isinstance(data, list):
+            return [of(item) for item in data]
+        if not isinstance(data, dict):
+            return data
+        [(kind, inner)] = data.items()
         if kind == "float":
             return float(inner)
         if kind == "tuple":
-            return tuple(of(each) for each in inner)
+            return tuple(of(item) for item in inner)
         if kind == "map":
             return {of(key): of(value) for key, value in inner}
         if kind == "tensor":
@@ -109,15 +122,15 @@ def decoded(found: Any, tensors: Mapping[str, Tensor], program: Program) -> Any:
         if kind == "number":
             return np.dtype(inner[0]).type(of(inner[1]))
         if kind == "Frame":
-            given = {name: of(each) for name, each in inner.items()}
-            phase = next(phase for phase in program.phases if phase.name == given["step"].phase)
-            return Frame(phase.graph.values(), **given)
+            contents = {name: of(item) for name, item in inner.items()}
+            phase = next(phase for phase in program.phases if phase.name == contents["step"].phase)
+            return Frame(phase.graph.values(), **contents)
         if kind == "Surplus":
             rows, *going = of(inner)
             return Surplus(rows, tuple(map(Batch.again, going)))
-        for each, (_, read) in _TEXTS.items():
-            if kind == each.__name__:
+        for text_type, (_, read) in _TEXTS.items():
+            if kind == text_type.__name__:
                 return read(inner)
-        return _RECORDS[kind](**{name: of(each) for name, each in inner.items()})
+        return _RECORDS[kind](**{name: of(item) for name, item in inner.items()})
 
     return of(found)

@@ -47,23 +47,23 @@ def _names(plan: Plan, program: Program) -> Iterator[Problem]:
     yield from _twice(groups, "groups", "name", "two groups are called")
     yield from _twice([(role.model, role.operation) for role in plan.roles], "roles", "operation", "two roles are of")
     yield from _run_twice(plan)
-    yield from _twice([(each.model, each.group) for each in plan.holdings], "holdings", "model", "two holdings are of")
+    yield from _twice([(item.model, item.group) for item in plan.holdings], "holdings", "model", "two holdings are of")
     if HOST not in groups:
         yield ("plan", "groups"), "E0955", f"there is no group `{HOST}`, which does what needs no model", ""
     for number, group in enumerate(plan.groups):
-        at = ("plan", "groups", number)
-        yield from _unknown(group.pool, pools, (*at, "pool"), "pool")
-        known = [HOST] if group.name == HOST else [CODE] if group.code else engines()
-        yield from _unknown(group.engine, known, (*at, "engine"), "engine")
+        path = ("plan", "groups", number)
+        yield from _unknown(group.pool, pools, (*path, "pool"), "pool")
+        allowed = [HOST] if group.name == HOST else [CODE] if group.code else engines()
+        yield from _unknown(group.engine, allowed, (*path, "engine"), "engine")
         for place, model in enumerate(group.models):
-            yield from _unknown(model, models, (*at, "models", place), "model")
+            yield from _unknown(model, models, (*path, "models", place), "model")
         for place, name in enumerate(group.code):
-            yield from _unknown(name, code(program), (*at, "code", place), "function or environment")
+            yield from _unknown(name, code(program), (*path, "code", place), "function or environment")
     used: dict[str, tuple[Role | Holding, ...]] = {"roles": plan.roles, "holdings": plan.holdings}
     for kind, pairs in used.items():
-        for number, each in enumerate(pairs):
-            yield from _unknown(each.model, models, ("plan", kind, number, "model"), "model")
-            yield from _unknown(each.group, groups, ("plan", kind, number, "group"), "group")
+        for number, item in enumerate(pairs):
+            yield from _unknown(item.model, models, ("plan", kind, number, "model"), "model")
+            yield from _unknown(item.group, groups, ("plan", kind, number, "group"), "group")
     for model, owner in plan.owners:
         yield from _unknown(model, models, ("plan", "owners", model), "model")
         yield from _unknown(owner, groups, ("plan", "owners", model), "group")
@@ -74,7 +74,7 @@ def _names(plan: Plan, program: Program) -> Iterator[Problem]:
             yield from _unknown(model, models, ("plan", "fused", number, "models", place), "model")
         for place, model in enumerate(fused.turned):
             yield from _unknown(model, fused.models, ("plan", "fused", number, "turned", place), "fused model")
-    yield from _twice([each.table for each in plan.admits], "admits", "table", "two orders of admission are of")
+    yield from _twice([item.table for item in plan.admits], "admits", "table", "two orders of admission are of")
     for number, admit in enumerate(plan.admits):
         for name, message, hint in unknown_names(admit, program):
             yield ("plan", "admits", number, name), "E0955", message, hint
@@ -86,7 +86,7 @@ def _twice(names: list[Any], kind: str, field: str, message: str) -> Iterator[Pr
     seen = set()
     for number, name in enumerate(names):
         if name in seen:
-            shown = name if isinstance(name, str) else " and ".join(f"`{each}`" for each in name).strip("`")
+            shown = name if isinstance(name, str) else " and ".join(f"`{part}`" for part in name).strip("`")
             yield ("plan", kind, number, field), "E0955", f"{message} `{shown}`", "keep one of them"
         seen.add(name)
 
@@ -100,10 +100,10 @@ def _run_twice(plan: Plan) -> Iterator[Problem]:
             seen.add(name)
 
 
-def _unknown(name: str, known: Collection[str], at: tuple[str | int, ...], kind: str) -> Iterator[Problem]:
-    if name not in known:
-        hint = nearest(name[:60], known) or f"there {'is' if len(known) == 1 else 'are'} {_listed(list(known))}"
-        yield at, "E0955", f"no {kind} is called `{name:.60}`", hint
+def _unknown(name: str, allowed: Collection[str], path: tuple[str | int, ...], kind: str) -> Iterator[Problem]:
+    if name not in allowed:
+        hint = nearest(name[:60], allowed) or f"there {'is' if len(allowed) == 1 else 'are'} {_listed(list(allowed))}"
+        yield path, "E0955", f"no {kind} is called `{name:.60}`", hint
 
 
 def _listed(names: list[str]) -> str:
@@ -112,23 +112,31 @@ def _listed(names: list[str]) -> str:
 
 
 def _holdings(plan: Plan) -> Iterator[Problem]:
-    for number, each in enumerate(plan.holdings):
-        name = plan.group(each.group).engine
-        if each.attention and name in engines():
-            at = ("plan", "holdings", number, "attention")
-            yield from _unknown(each.attention, engine(name).attention, at, f"attention of `{name}`")
-        if each.adapters and name in engines():
-            at = ("plan", "holdings", number, "adapters")
-            yield from _unknown(each.adapters, engine(name).adapters, at, f"way to hold adapters of `{name}`")
-        if each.gather and name in engines():
-            at = ("plan", "holdings", number, "gather")
-            yield from _unknown(each.gather, engine(name).gather, at, f"way to gather parameters of `{name}`")
-        able = {"reread": name in engines() and engine(name).rereads, "keep": name in engines() and engine(name).keeps}
-        for by, can in able.items():
-            if getattr(each, by) and not can:
-                at = ("plan", "holdings", number, by)
-                how = " and keeps what it has of rows" if by == "keep" else ""
-                yield at, "E0918", f"`{name}` takes no new weights while it samples{how}", "leave it out, or say false"
+    for number, holding in enumerate(plan.holdings):
+        name = plan.group(holding.group).engine
+        if holding.attention and name in engines():
+            path = ("plan", "holdings", number, "attention")
+            yield from _unknown(holding.attention, engine(name).attention, path, f"attention of `{name}`")
+        if holding.adapters and name in engines():
+            path = ("plan", "holdings", number, "adapters")
+            yield from _unknown(holding.adapters, engine(name).adapters, path, f"way to hold adapters of `{name}`")
+        if holding.gather and name in engines():
+            path = ("plan", "holdings", number, "gather")
+            yield from _unknown(holding.gather, engine(name).gather, path, f"way to gather parameters of `{name}`")
+        support = {
+            "reread": name in engines() and engine(name).rereads,
+            "keep": name in engines() and engine(name).keeps,
+        }
+        for option, supported in support.items():
+            if getattr(holding, option) and not supported:
+                path = ("plan", "holdings", number, option)
+                addition = " and keeps what it has of rows" if option == "keep" else ""
+                yield (
+                    path,
+                    "E0918",
+                    f"`{name}` takes no new weights while it samples{addition}",
+                    "leave it out, or say false",
+                )
 
 
 def _tails(plan: Plan, program: Program) -> Iterator[Problem]:
@@ -153,7 +161,7 @@ def _admits(plan: Plan, program: Program) -> Iterator[Problem]:
 
 
 def _pools(plan: Plan, devices: object) -> Iterator[Problem]:
-    """Where pools have a place in a cluster, which is `devices` large."""
+    """Yield where pools do not fit in a cluster, which has `devices` devices."""
     if not plan.cluster:
         return
     for number, pool in enumerate(plan.pools):
@@ -161,10 +169,10 @@ def _pools(plan: Plan, devices: object) -> Iterator[Problem]:
         if isinstance(devices, int) and last > devices:
             message = f"the pool `{pool.name}` ends with device {last - 1}, and the cluster with {devices - 1}"
             yield ("plan", "pools", number, "devices"), "E0956", message, "devices are counted from 0"
-    placed = [(number, pool) for number, pool in enumerate(plan.pools) if pool.devices]
-    for (_, one), (number, other) in pairwise(sorted(placed, key=lambda each: each[1].first)):
-        if other.first < one.first + one.devices:
-            message = f"the pools `{one.name}` and `{other.name}` both have device {other.first}"
+    numbered = [(number, pool) for number, pool in enumerate(plan.pools) if pool.devices]
+    for (_, lower), (number, upper) in pairwise(sorted(numbered, key=lambda pair: pair[1].first)):
+        if upper.first < lower.first + lower.devices:
+            message = f"the pools `{lower.name}` and `{upper.name}` both have device {upper.first}"
             yield ("plan", "pools", number, "first"), "E0956", message, "work on the same devices is in one pool"
 
 

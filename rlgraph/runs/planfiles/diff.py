@@ -26,8 +26,7 @@ class Difference:
     before: Any
     after: Any
     by: str = ""
-    """Whose seconds these are, where one of the files has the simulator's, too; of both, where they are not the same
-    one's."""
+    """Whose seconds these are, if one of the files has the simulator's, too; names both if they differ."""
 
     def __str__(self) -> str:
         whose = f" by {self.by}" if self.by else ""
@@ -36,7 +35,7 @@ class Difference:
 
 def differences(before: PlanFile, after: PlanFile) -> list[Difference]:
     """Return all differences between the two, except for their paths and the graphs."""
-    old, new = _told(before), _told(after)
+    old, new = _contents(before), _contents(after)
     return [
         Difference(section, name, old[section].get(name), new[section].get(name), _whose(section, name, before, after))
         for section in old
@@ -46,16 +45,16 @@ def differences(before: PlanFile, after: PlanFile) -> list[Difference]:
 
 
 def _whose(section: str, name: str, *files: PlanFile) -> str:
-    """The clock that seconds are of: a step is the simulator's where work overlaps, and its bound is the search's,
-    which lays work out one after the other, so that a step may be below it."""
+    """Return who computed the seconds: a step is the simulator's where work overlaps, and its bound is the search's,
+    which runs work sequentially, so that a step may be below it."""
     if section != "predicted" or name not in _SECONDS:
         return ""
-    told = [file.sections.get(section, {}) for file in files]
-    simulated = [not {"in_turn_seconds", "steady_seconds"}.isdisjoint(each) for each in told]
+    sections = [file.sections.get(section, {}) for file in files]
+    simulated = [not {"in_turn_seconds", "steady_seconds"}.isdisjoint(content) for content in sections]
     if not any(simulated):
         return ""
-    own = ("the simulator" if each and name == "seconds" else "the search" for each in simulated)
-    return " -> ".join(dict.fromkeys(own))
+    names = ("the simulator" if by_simulator and name == "seconds" else "the search" for by_simulator in simulated)
+    return " -> ".join(dict.fromkeys(names))
 
 
 def graph_difference(before: PlanFile, after: PlanFile) -> list[str]:
@@ -64,10 +63,10 @@ def graph_difference(before: PlanFile, after: PlanFile) -> list[str]:
     return list(difflib.unified_diff(old, new, lineterm="", n=2))[2:]
 
 
-def _told(file: PlanFile) -> dict[str, dict[str, Any]]:
-    """What a plan file says, by section and name."""
+def _contents(file: PlanFile) -> dict[str, dict[str, Any]]:
+    """Return the content of a plan file, by section and name."""
     plan, groups = file.plan, {group.name: group for group in file.plan.groups}
-    own = [group for group in plan.groups if group.name != HOST]
+    groups_with_devices = [group for group in plan.groups if group.name != HOST]
     return {
         "program": {"name": file.program.name, **{f"--set {name}": value for name, value in file.origin.set.items()}},
         "cluster": dict(_flat(file.sections.get("cluster", {}))),
@@ -75,16 +74,16 @@ def _told(file: PlanFile) -> dict[str, dict[str, Any]]:
         "work": {f"{role.model}.{role.operation}": _group(groups[role.group]) for role in plan.roles},
         "groups": {
             group.name: f"{_group(group)} on {ranges(group.devices)}: {', '.join(group.models + group.code)}"
-            for group in own
+            for group in groups_with_devices
         },
         "weights": dict(plan.owners),
         "blocks": {
             table: counted(rows, "row") + ", to who is free" * (table in plan.free) for table, rows in plan.blocks
         },
-        "tails": {each.table: f"under {each.under:g}, on {each.on}" for each in plan.tails},
-        "admits": {each.table: f"by {each.by} {each.name}".rstrip() for each in plan.admits},
-        "fused": {", ".join(each.models): f"turned: {', '.join(each.turned) or 'none'}" for each in plan.fused},
-        "holdings": {f"{each.model} in {each.group}": _holding(each) for each in plan.holdings},
+        "tails": {item.table: f"under {item.under:g}, on {item.on}" for item in plan.tails},
+        "admits": {item.table: f"by {item.by} {item.name}".rstrip() for item in plan.admits},
+        "fused": {", ".join(item.models): f"turned: {', '.join(item.turned) or 'none'}" for item in plan.fused},
+        "holdings": {f"{item.model} in {item.group}": _holding(item) for item in plan.holdings},
         **{name: dict(_flat(file.sections.get(name, {}))) for name in ("assumptions", "predicted")},
     }
 
@@ -94,20 +93,24 @@ def _pool(pool: Pool) -> str:
 
 
 def _group(group: Group) -> str:
-    """`play vllm tp2 dp4`."""
+    """Return e.g. `play vllm tp2 dp4`."""
     split = [f"{name}{size}" for name, size in reversed(group.mesh.axes) if size > 1]
     return " ".join([group.pool, group.engine, *split])
 
 
 def _holding(holding: Holding) -> str:
-    """What is said of it: `recompute, micro_tokens 4096`."""
-    said = [(each.name, getattr(holding, each.name)) for each in fields(holding) if each.name not in ("model", "group")]
-    shown = [name if value is True else f"{name} {value}" for name, value in said if value]
+    """Return the options of a holding: `recompute, micro_tokens 4096`."""
+    options = [
+        (option.name, getattr(holding, option.name))
+        for option in fields(holding)
+        if option.name not in ("model", "group")
+    ]
+    shown = [name if value is True else f"{name} {value}" for name, value in options if value]
     return ", ".join(shown) or "as the engine does"
 
 
 def _flat(section: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of a section, by the way to it."""
+    """Yield every value of a section, with its path."""
     if isinstance(section, (Mapping, list)) and section:
         inner = section.items() if isinstance(section, Mapping) else enumerate(section)
         for name, value in inner:
@@ -124,7 +127,7 @@ def _shown(value: object) -> str:
 
 
 def _change(before: object, after: object) -> str:
-    """By how much a number changed."""
+    """Return by how much a number changed."""
     numbers = [value for value in (before, after) if isinstance(value, (int, float)) and not isinstance(value, bool)]
     if len(numbers) < 2 or not numbers[0]:
         return ""

@@ -1,4 +1,4 @@
-"""A JSON document that somebody may have edited: it is read piece by piece, and each mistake is told with its place."""
+"""Reads a JSON document that a person may have edited, value by value, and reports each mistake with its place."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlgraph.ir.plan import LARGEST
 from rlgraph.passes.compilation.programs import whole
 
 Path = tuple[str | int, ...]
-"""The way to a piece: the names of fields, the numbers of items."""
+"""The path to a value: names of fields and indices of items."""
 
 MOST = 20
 """The most mistakes that are reported at once."""
 DEEPEST = 32
 WIDEST = 300
-"""Characters of a line that is worth showing."""
+"""The most characters of a line that is shown."""
 
 _BLANK = re.compile(r"[ \t\n\r]*")
 _KINDS = {
@@ -34,7 +34,7 @@ _KINDS = {
 
 
 class Document:
-    """A text and its mistakes so far."""
+    """A JSON text, and the mistakes found so far."""
 
     def __init__(self, source: Source) -> None:
         """Parse the text. Raise ProgramError if it is no JSON object."""
@@ -43,14 +43,14 @@ class Document:
         self.top = JsonNode(self, _object(source), ())
 
     def say(self, path: Path, code: str, message: str, hint: str = "", field: bool = False) -> None:
-        """Notes a mistake in a piece; with `field`, the caret is under its name. Raises ProgramError when there are
+        """Record a mistake in a value; with `field`, the caret is under its name. Raise ProgramError when there are
         many."""
         self.wrong.append(Diagnostic(code, message, self.span(path, field), hint))
         if len(self.wrong) == MOST:
             self.done()
 
     def span(self, path: Path, field: bool = False) -> Span:
-        """Where a piece stands; the whole file for one that is not there."""
+        """Return the place of a value; the whole file for one that does not exist."""
         try:
             name, value = _find(self.source.text, path)
         except (ValueError, IndexError):
@@ -60,24 +60,25 @@ class Document:
     def done(self) -> None:
         """Raise ProgramError with all mistakes, in the order in which they stand."""
         if self.wrong:
-            raise ProgramError(sorted(self.wrong, key=lambda found: (found.span.line, found.span.column)))
+            raise ProgramError(sorted(self.wrong, key=lambda mistake: (mistake.span.line, mistake.span.column)))
 
 
 class JsonNode:
-    """A value in a document. What is wrong with it is noted, and something of the right kind taken for it."""
+    """A value in a document. Reading a wrong one records the mistake, and returns a harmless value of the right
+    kind."""
 
     def __init__(self, document: Document, value: object, path: Path) -> None:
         self.document, self.value, self.path = document, value, path
 
     def fields(self, *needed: str, optional: Iterable[str] = ()) -> bool:
-        """Whether it is an object that has all that is needed; what is unknown in it is told."""
+        """Return whether this is an object with all needed fields; unknown fields are reported."""
         if not isinstance(self.value, dict):
-            self._wanted("an object")
+            self._report_kind("an object")
             return False
-        known = (*needed, *optional)
+        allowed = (*needed, *optional)
         for name in self.value:
-            if name not in known:
-                hint = nearest(name[:WIDEST], known) or f"it has {', '.join(f'`{each}`' for each in known)}"
+            if name not in allowed:
+                hint = nearest(name[:WIDEST], allowed) or f"it has {', '.join(f'`{field}`' for field in allowed)}"
                 message = f"{self.shown} has no field `{name:.60}`"
                 self.document.say((*self.path, name), "E0952", message, hint, field=True)
         missing = [name for name in needed if name not in self.value]
@@ -89,34 +90,34 @@ class JsonNode:
         return isinstance(self.value, dict) and name in self.value
 
     def field(self, name: str) -> JsonNode:
-        """A field that is there."""
+        """Return a field that exists."""
         assert isinstance(self.value, dict)
         return JsonNode(self.document, self.value[name], (*self.path, name))
 
     def items(self) -> Iterator[JsonNode]:
-        """Of a list."""
+        """Yield the items of a list."""
         if not isinstance(self.value, list):
-            self._wanted("a list")
+            self._report_kind("a list")
             return
-        for number, value in enumerate(self.value):
-            yield JsonNode(self.document, value, (*self.path, number))
+        for index, value in enumerate(self.value):
+            yield JsonNode(self.document, value, (*self.path, index))
 
     def entries(self) -> Iterator[tuple[str, JsonNode]]:
-        """Of an object whose fields anybody names."""
+        """Yield the fields of an object whose names are free."""
         if not isinstance(self.value, dict):
-            self._wanted("an object")
+            self._report_kind("an object")
             return
         for name in self.value:
             yield name, self.field(name)
 
     def mapping(self) -> Mapping[str, Any]:
-        """An object as it is."""
+        """Return an object as it is."""
         return {name: node.value for name, node in self.entries()}
 
     def text(self) -> str:
         if isinstance(self.value, str):
             return self.value
-        self._wanted("a text")
+        self._report_kind("a text")
         return ""
 
     def texts(self) -> tuple[str, ...]:
@@ -125,13 +126,13 @@ class JsonNode:
     def flag(self) -> bool:
         if isinstance(self.value, bool):
             return self.value
-        self._wanted("true or false")
+        self._report_kind("true or false")
         return False
 
     def number(self, least: int = 0, most: int = LARGEST) -> int:
-        """A whole one."""
+        """Return an integer."""
         if not isinstance(self.value, int) or isinstance(self.value, bool):
-            self._wanted("a whole number")
+            self._report_kind("a whole number")
         elif least <= self.value <= most:
             return self.value
         else:
@@ -147,7 +148,7 @@ class JsonNode:
         path = "".join(f"[{step}]" if isinstance(step, int) else f".{step:.60}" for step in self.path)
         return f"`{path[1:]}`" if path else "the document"
 
-    def _wanted(self, kind: str) -> None:
+    def _report_kind(self, kind: str) -> None:
         self.say("E0953", f"{self.shown} is {_KINDS[type(self.value)]}, and has to be {kind}")
 
 
@@ -155,14 +156,14 @@ class JsonNode:
 
 
 class _Twice(Exception):
-    """A field that an object has two times."""
+    """The error for an object with two fields of one name."""
 
 
 def _object(source: Source) -> dict[str, Any]:
     if not source.text.strip():
         raise _broken(source, "it is empty")
     try:
-        found = json.loads(source.text, object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite)
+        document = json.loads(source.text, object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite)
     except json.JSONDecodeError as error:
         message = f"this is no JSON: {error.msg[:1].lower()}{error.msg[1:]} (line {error.lineno}, column {error.colno})"
         raise ProgramError(Diagnostic("E0950", message, _span(source, error.pos, error.pos + 1), _HINT)) from None
@@ -173,13 +174,13 @@ def _object(source: Source) -> dict[str, Any]:
         raise _broken(source, "it is nested too deep") from None
     except ValueError as error:
         raise _broken(source, str(error)) from None
-    if not isinstance(found, dict):
-        raise _broken(source, f"it is {_KINDS[type(found)]}, and has to be an object")
-    if _depth(found) > DEEPEST:
+    if not isinstance(document, dict):
+        raise _broken(source, f"it is {_KINDS[type(document)]}, and has to be an object")
+    if _depth(document) > DEEPEST:
         raise _broken(source, "it is nested too deep")
-    if "\\u" in source.text and not _is_text(found):
+    if "\\u" in source.text and not _is_text(document):
         raise _broken(source, "one of its texts has half of a surrogate pair, which is no character")
-    return found
+    return document
 
 
 _HINT = "write it anew: `rlgraph compile PROGRAM.rlf --emit plan`"
@@ -190,11 +191,11 @@ def _broken(source: Source, message: str) -> ProgramError:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         raise _Twice(next(name for name in names if names.count(name) > 1)[:60])
-    return found
+    return fields
 
 
 def _no_number(text: str) -> float:
@@ -202,10 +203,10 @@ def _no_number(text: str) -> float:
 
 
 def _finite(text: str) -> float:
-    found = float(text)
-    if math.isinf(found):
+    number = float(text)
+    if math.isinf(number):
         raise ValueError(f"{text[:60]} is more than a number can be")
-    return found
+    return number
 
 
 def _is_text(value: object) -> bool:
@@ -221,9 +222,9 @@ def _depth(value: object) -> int:
     while level:
         level = [
             inner
-            for each in level
-            if isinstance(each, (dict, list))
-            for inner in (each.values() if isinstance(each, dict) else each)
+            for item in level
+            if isinstance(item, (dict, list))
+            for inner in (item.values() if isinstance(item, dict) else item)
         ]
         depth += 1
     return depth
@@ -233,8 +234,8 @@ def _depth(value: object) -> int:
 
 
 def _find(text: str, path: Path) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Begin and end of the name of a piece, and of the piece. An item has no name: the bracket it begins with is
-    taken."""
+    """Return the begin and end of the name of a value, and of the value. The name of a list item is its opening
+    bracket."""
     read = json.JSONDecoder().raw_decode
     at = _blank(text, 0)
     name = at, at + 1
@@ -242,13 +243,13 @@ def _find(text: str, path: Path) -> tuple[tuple[int, int], tuple[int, int]]:
         at = _blank(text, at + 1)
         number = 0
         while True:
-            found: object = number
+            key: object = number
             name = at, at + 1
             if isinstance(step, str):
-                found, end = read(text, at)
+                key, end = read(text, at)
                 name = at, end
                 at = _blank(text, _blank(text, end) + 1)
-            if found == step:
+            if key == step:
                 break
             at = _blank(text, _blank(text, read(text, at)[1]) + 1)
             number += 1
@@ -262,7 +263,7 @@ def _blank(text: str, at: int) -> int:
 
 
 def _span(source: Source, start: int, end: int) -> Span:
-    """From one character to another one, of the first line only; the whole file where that line is not worth
+    """Return the span between two characters, in the first line only; the whole file if that line is not worth
     showing."""
     before = f"{source.text[:start]}.".splitlines()
     line, column = len(before), len(before[-1])

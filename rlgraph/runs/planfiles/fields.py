@@ -1,4 +1,4 @@
-"""What a field of a document may hold, said once: it is read by that, and its JSON Schema is made of it."""
+"""The kinds of fields in a document: each reads a value and makes its JSON Schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Field(Protocol):
     """A kind of value."""
 
     def read(self, node: JsonNode) -> Any:
-        """The value. What is wrong is noted, and something harmless taken for it."""
+        """Return the value. A wrong one is recorded, and a harmless one returned."""
         ...
 
     def schema(self) -> dict[str, Any]:
@@ -26,6 +26,8 @@ class Field(Protocol):
 
 @dataclass(frozen=True)
 class Text:
+    """Any text."""
+
     def read(self, node: JsonNode) -> str:
         return node.text()
 
@@ -48,6 +50,8 @@ class FilePath:
 
 @dataclass(frozen=True)
 class Flag:
+    """True or false."""
+
     def read(self, node: JsonNode) -> bool:
         return node.flag()
 
@@ -120,7 +124,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Maybe:
-    """Something, or null."""
+    """A value, or null."""
 
     each: Field
 
@@ -133,7 +137,7 @@ class Maybe:
 
 @dataclass(frozen=True)
 class Items:
-    """A list."""
+    """A list of values of one kind."""
 
     each: Field
 
@@ -146,7 +150,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Entries:
-    """An object whose fields anybody names, all of one kind."""
+    """An object with free names and values of one kind."""
 
     each: Field
 
@@ -159,33 +163,33 @@ class Entries:
 
 @dataclass(frozen=True)
 class Section:
-    """An object that may hold anything, and has to hold some texts."""
+    """An object that may hold anything, and must hold some texts."""
 
     needed: Mapping[str, str] = field(default_factory=dict)
-    """What each of them is."""
+    """What each of them is, for messages."""
     known: Mapping[str, Field] = field(default_factory=dict)
-    """What of the rest is read again, where it is there."""
+    """Other fields that are read again, if they exist."""
 
     def read(self, node: JsonNode) -> Mapping[str, Any]:
-        found = node.mapping()
-        for name, what in self.needed.items():
-            if name in found:
+        content = node.mapping()
+        for name, meaning in self.needed.items():
+            if name in content:
                 node.field(name).text()
             elif isinstance(node.value, dict):
-                node.say("E0952", f"{node.shown} lacks the field `{name}`, {what}")
-        for name, each in self.known.items():
-            if name in found:
-                each.read(node.field(name))
-        return found
+                node.say("E0952", f"{node.shown} lacks the field `{name}`, {meaning}")
+        for name, known_field in self.known.items():
+            if name in content:
+                known_field.read(node.field(name))
+        return content
 
     def schema(self) -> dict[str, Any]:
-        made: dict[str, Any] = {"type": "object"}
+        result: dict[str, Any] = {"type": "object"}
         if self.needed or self.known:
-            every = {**dict.fromkeys(self.needed, Text()), **self.known}
-            made["properties"] = {name: each.schema() for name, each in every.items()}
+            fields = {**dict.fromkeys(self.needed, Text()), **self.known}
+            result["properties"] = {name: kind.schema() for name, kind in fields.items()}
         if self.needed:
-            made["required"] = [*self.needed]
-        return made
+            result["required"] = [*self.needed]
+        return result
 
 
 @dataclass(frozen=True)
@@ -193,7 +197,7 @@ class Record:
     """An object with these fields and no others."""
 
     make: Callable[..., Any]
-    """Takes the values by the names of their fields."""
+    """Is called with the values by the names of their fields."""
     needed: Mapping[str, Field]
     optional: Mapping[str, Field] = field(default_factory=dict)
 
@@ -201,14 +205,14 @@ class Record:
         """Return the values; None if a field is missing."""
         if not node.fields(*self.needed, optional=self.optional):
             return None
-        every = {**self.needed, **self.optional}
-        return self.make(**{name: each.read(node.field(name)) for name, each in every.items() if node.has(name)})
+        fields = {**self.needed, **self.optional}
+        return self.make(**{name: kind.read(node.field(name)) for name, kind in fields.items() if node.has(name)})
 
     def schema(self) -> dict[str, Any]:
-        every = {**self.needed, **self.optional}
+        fields = {**self.needed, **self.optional}
         return {
             "type": "object",
-            "properties": {name: each.schema() for name, each in every.items()},
+            "properties": {name: kind.schema() for name, kind in fields.items()},
             "required": [*self.needed],
             "additionalProperties": False,
         }

@@ -7,7 +7,7 @@
      "assumptions": {...},
      "predicted": {...}}
 
-`cluster`, `assumptions` and `predicted` are there where the compiler chose the plan. Paths begin in the folder of the
+`cluster`, `assumptions` and `predicted` exist if the compiler chose the plan. Paths are relative to the folder of the
 plan file, so that it can be moved with its program. The same input gives the same bytes.
 """
 
@@ -45,23 +45,27 @@ LARGEST_BYTES = 16 << 20
 
 
 def plan_document(compiled: Compilation, beside: Path) -> str:
-    """The plan file of a compiled program, for a file in the folder `beside`."""
+    """Return the plan file of a compiled program, for a file in the folder `beside`."""
     return print_plan_file(PlanFile(compiled.program, compiled.plan, _origin(compiled, beside), compiled.told))
 
 
 def print_plan_file(file: PlanFile) -> str:
-    """Three levels are laid out; what is inside stands on one line."""
+    """Return the text of a plan file: three levels are laid out, and what is inside stands on one line."""
     plan, origin = file.plan, file.origin
     document: dict[str, Any] = {
         "rlgraph": VERSION,
-        "program": {"name": file.program.name, **_said(asdict(origin), "graph_sha256"), "graph": _lines(file.program)},
+        "program": {
+            "name": file.program.name,
+            **_without_empty(asdict(origin), "graph_sha256"),
+            "graph": _lines(file.program),
+        },
     }
     if plan.cluster:
         document["cluster"] = {"text": plan.cluster, **file.sections.get("cluster", {})}
     document["plan"] = {
-        "pools": [_said(asdict(pool), "cpus") for pool in plan.pools],
+        "pools": [_without_empty(asdict(pool), "cpus") for pool in plan.pools],
         "groups": [
-            _said({**asdict(group), "mesh": dict(group.mesh.axes), "devices": ranges(group.devices)}, "code")
+            _without_empty({**asdict(group), "mesh": dict(group.mesh.axes), "devices": ranges(group.devices)}, "code")
             for group in plan.groups
         ],
         "roles": [asdict(role) for role in plan.roles],
@@ -76,16 +80,16 @@ def print_plan_file(file: PlanFile) -> str:
             {**asdict(tail), "under": tail.under if tail.under < 1 else int(tail.under)} for tail in plan.tails
         ]
     if plan.fused:
-        document["plan"]["fused"] = [asdict(each) for each in plan.fused]
+        document["plan"]["fused"] = [asdict(fused) for fused in plan.fused]
     if plan.admits:
-        document["plan"]["admits"] = [_said(asdict(each), "name") for each in plan.admits]
+        document["plan"]["admits"] = [_without_empty(asdict(admit), "name") for admit in plan.admits]
     document |= {name: file.sections[name] for name in ("assumptions", "predicted") if name in file.sections}
-    # Some programs take these for the end of a line; JSON lets them stand as they are.
+    # Some programs take these for line ends, although JSON does not require them to be escaped.
     return f"{_laid_out(document, 3)}\n".translate({ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
 
 
-def _said(record: dict[str, Any], optional: str) -> dict[str, Any]:
-    """Without a field that few have, where it says nothing."""
+def _without_empty(record: dict[str, Any], optional: str) -> dict[str, Any]:
+    """Return a record without an optional field that is empty."""
     return {name: value for name, value in record.items() if value or name != optional}
 
 
@@ -94,9 +98,9 @@ def _laid_out(value: object, levels: int, indent: str = "") -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     inner = f"{indent} "
     if isinstance(value, dict):
-        lines = [f"{_laid_out(name, 0)}: {_laid_out(each, levels - 1, inner)}" for name, each in value.items()]
+        lines = [f"{_laid_out(name, 0)}: {_laid_out(item, levels - 1, inner)}" for name, item in value.items()]
     else:
-        lines = [_laid_out(each, levels - 1, inner) for each in value]
+        lines = [_laid_out(item, levels - 1, inner) for item in value]
     first, last = "{}" if isinstance(value, dict) else "[]"
     return f"{first}\n{inner}" + f",\n{inner}".join(lines) + f"\n{indent}{last}"
 
@@ -104,13 +108,13 @@ def _laid_out(value: object, levels: int, indent: str = "") -> str:
 def _origin(compiled: Compilation, beside: Path) -> Origin:
     folder = _from(beside, compiled.folder)
     if compiled.file is not None:
-        known, path = compiled.file.origin, Path(compiled.source.path).parent / compiled.file.origin.source
-        source, digest = known.source if _no_file(known.source) else _from(beside, path), known.sha256
+        origin, path = compiled.file.origin, Path(compiled.source.path).parent / compiled.file.origin.source
+        source, digest = origin.source if _no_file(origin.source) else _from(beside, path), origin.sha256
     else:
         source, digest = compiled.source.path, _digest(compiled.source.text)
         source = source if _no_file(source) else _from(beside, Path(source))
-    own = compiled.file.origin.graph_sha256 if compiled.file else _digest("\n".join(_lines(compiled.program)))
-    return Origin(source, digest, folder, dict(compiled.set), own)
+    graph_digest = compiled.file.origin.graph_sha256 if compiled.file else _digest("\n".join(_lines(compiled.program)))
+    return Origin(source, digest, folder, dict(compiled.set), graph_digest)
 
 
 def _from(folder: Path, path: Path) -> str:
@@ -129,14 +133,13 @@ def _digest(text: str) -> str:
 
 
 def load_plan(path: str | Path) -> Compilation:
-    """Return a plan file as the compiled program that it was made from, with the plan that it says. Raises
-    ProgramError."""
+    """Return a plan file as the compiled program that it was made from, with the plan in it. Raise ProgramError."""
     source = open_plan_file(path)
     document, file = _read(source)
     beside = Path(path).parent
     head = Schedule(span=document.span(("plan",), field=True))
     changed = _changed(document, file.origin, beside)
-    found = Compilation(
+    compilation = Compilation(
         source,
         beside / file.origin.folder,
         file.origin.set,
@@ -146,13 +149,13 @@ def load_plan(path: str | Path) -> Compilation:
         file=file,
     )
     if file.plan.cluster:
-        # It loads the cost model, which a plan without a cluster does without.
+        # Imported late: it loads the cost model, which a plan without a cluster does not need.
         from rlgraph.runs.planfiles.islands import astride
         from rlgraph.runs.planfiles.memory import too_full
 
-        if wrong := [*astride(found), *too_full(found)]:
+        if wrong := [*astride(compilation), *too_full(compilation)]:
             raise ProgramError(wrong)
-    return found
+    return compilation
 
 
 def open_plan_file(path: str | Path) -> Source:
@@ -177,11 +180,11 @@ def _read(source: Source) -> tuple[Document, PlanFile]:
         document.done()
     program, origin = _program(top.field("program"))
     sections = {name: section.read(top.field(name)) for name, section in SECTIONS.items() if top.has(name)}
-    said = PLAN.read(top.field("plan"))
+    values = PLAN.read(top.field("plan"))
     document.done()
     cluster = sections.get("cluster", {}).get("text", "")
-    said |= {name: tuple(said[name].items()) for name in ("owners", "blocks")}
-    plan = Plan(program.name, cluster=cluster, **said)
+    values |= {name: tuple(values[name].items()) for name in ("owners", "blocks")}
+    plan = Plan(program.name, cluster=cluster, **values)
     for path, code, message, hint in problems(plan, program, sections):
         document.say(path, code, message, hint)
     document.done()
@@ -204,38 +207,39 @@ def _check_version(top: JsonNode) -> None:
 
 
 def _program(node: JsonNode) -> tuple[Program, Origin]:
-    said = PROGRAM.read(node)
-    # Without a graph nothing else can be checked.
+    values = PROGRAM.read(node)
+    # Nothing else can be checked without a graph.
     node.document.done()
-    name, lines = said.pop("name"), said.pop("graph")
+    name, lines = values.pop("name"), values.pop("graph")
     program = _graph(node.field("graph"), lines)
     if program.name != name:
         node.field("name").say("E0954", f"the graph is of the program `{program.name}`", f"call it `{program.name}`")
     node.document.done()
-    return program, Origin(**said)
+    return program, Origin(**values)
 
 
 def _graph(node: JsonNode, lines: Sequence[str]) -> Program:
-    """Return the program whose printed graph this is. Raise ProgramError where it is none."""
+    """Return the program whose printed graph this is. Raise ProgramError if it is none."""
     try:
         program = parse_program("\n".join(lines))
         verify_after(program)
-        said = _unlike(program, lines)
+        fault = _unlike(program, lines)
     except BrokenGraph as error:
-        said = error.problems[0]
+        fault = error.problems[0]
     except Exception as error:  # a text that no program prints can break the parser in any way
-        said = str(error) or type(error).__name__
-    if said:
-        node.say("E0954", f"the graph cannot be read: {said:.200}", "compile the program again")
+        fault = str(error) or type(error).__name__
+    if fault:
+        node.say("E0954", f"the graph cannot be read: {fault:.200}", "compile the program again")
         node.document.done()
     return program
 
 
 def _unlike(program: Program, lines: Sequence[str]) -> str:
-    """The parser is no judge: what it took for a program has to print as it stands here."""
-    for found, printed in zip_longest(lines, _lines(program), fillvalue=""):
-        if found != printed:
-            return f"`{found.strip()}` is not as a graph is printed"
+    """Return how a printed graph differs from that of the program that was read from it: the parser accepts more than
+    what is printed."""
+    for line, printed in zip_longest(lines, _lines(program), fillvalue=""):
+        if line != printed:
+            return f"`{line.strip()}` is not as a graph is printed"
     return "" if any(phase.name == "step" for phase in program.phases) else "it has no phase `step`"
 
 
@@ -244,7 +248,7 @@ def _lines(program: Program) -> list[str]:
 
 
 def _changed(document: Document, origin: Origin, beside: Path) -> tuple[Diagnostic, ...]:
-    """Warnings where the program is not the one that was compiled any more, or its graph not what was made of it."""
+    """Return warnings if the program has changed since it was compiled, or the graph was edited."""
     return (*_edited(document, origin), *_outdated(document, origin, beside))
 
 
@@ -259,7 +263,7 @@ def _edited(document: Document, origin: Origin) -> Iterator[Diagnostic]:
 def _outdated(document: Document, origin: Origin, beside: Path) -> tuple[Diagnostic, ...]:
     try:
         path = beside / origin.source
-        # What runs is the graph: the program need not be there.
+        # The graph is what runs, so the program may be missing.
         text = open_file(str(path)).source.text if path.is_file() else None
     except (OSError, ValueError, ProgramError):
         return ()

@@ -1,4 +1,4 @@
-"""What stands where in a plan file. `plan.schema.json` says the same for other programs."""
+"""The fields of a plan file. `plan.schema.json` says the same for other programs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RANGES = f"({_RUN}(,{_RUN})*)?"
 
 @dataclass(frozen=True)
 class Version:
-    """The format's. A file of another version is refused before anything else is read."""
+    """The version of the format. A file of another version is refused before anything else is read."""
 
     def read(self, node: JsonNode) -> int:
         return node.number()
@@ -65,7 +65,7 @@ class Ranges:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`0-3,6,5` for 0, 1, 2, 3, 6, 5: runs that count up are told by their ends."""
+    """Return `0-3,6,5` for 0, 1, 2, 3, 6, 5: runs that count up are written by their ends."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -80,14 +80,14 @@ class MeshSizes:
     """The size of a mesh along some axes."""
 
     def read(self, node: JsonNode) -> Mesh:
-        found, size = {}, Whole(least=1)
+        sizes, size = {}, Whole(least=1)
         for name, value in node.entries():
             if name not in AXIS_NAMES:
                 hint = nearest(name[:60], AXIS_NAMES) or f"there are {', '.join(f'`{axis}`' for axis in AXIS_NAMES)}"
                 message = f"no axis of a mesh is called `{name:.60}`"
                 node.document.say(value.path, "E0952", message, hint, field=True)
-            found[name] = size.read(value)
-        return Mesh(tuple(found.items()))
+            sizes[name] = size.read(value)
+        return Mesh(tuple(sizes.items()))
 
     def schema(self) -> dict[str, Any]:
         sizes = dict.fromkeys(AXIS_NAMES, Whole(least=1).schema())
@@ -112,16 +112,16 @@ HOLDING = Record(
     Holding,
     {"model": Text(), "group": Text()},
     {
-        each.name: Flag()
-        if isinstance(each.default, bool)
+        option.name: Flag()
+        if isinstance(option.default, bool)
         else Text()
-        if isinstance(each.default, str)
+        if isinstance(option.default, str)
         else Whole(most=1 << 62)
-        for each in fields(Holding)
-        if each.name not in ("model", "group")
+        for option in fields(Holding)
+        if option.name not in ("model", "group")
     },
 )
-"""What is not said of it is as the engine does by itself."""
+"""A missing option leaves the engine its default."""
 
 TAIL = Record(Tail, {"table": Text(), "under": Rows(), "on": Whole(least=1)})
 ADMIT = Record(Admit, {"table": Text(), "by": OneOf(get_args(By))}, {"name": Text()})
@@ -195,7 +195,7 @@ DOCUMENT = Record(dict, {"rlgraph": Version(), "program": PROGRAM, "plan": PLAN}
 
 
 def schema() -> dict[str, Any]:
-    """Of the whole document, as `plan.schema.json` has it."""
+    """Return the JSON Schema of the whole document, as in `plan.schema.json`."""
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"rlgraph plan file, version {VERSION}",

@@ -1,4 +1,4 @@
-"""Whether the models of a plan fit on a cluster: the count of the search, for a plan that was not searched for."""
+"""Checks whether the models of a plan fit on a cluster, by the search's count, for a plan that was not searched for."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def too_full(
     constants: Constants | None = None,
     plan: Plan | None = None,
 ) -> list[Diagnostic]:
-    """What of a plan does not fit on its cluster, or on another one, by the lengths that it was made for, or by others.
-    Models of unknown shape count as nothing. constants: None: those that the plan was made with. plan: None: that of
-    the file or the schedule."""
+    """Return an error for all that does not fit on the plan's cluster, or on another one, for the lengths that the plan
+    was made for, or others. Models of unknown shape count as nothing. constants: None takes those of the plan. plan:
+    None takes that of the file or the schedule."""
     program, plan = compiled.program, plan or compiled.plan
     try:
         cluster = other or read_cluster(plan.cluster)
         workload = workload or assumed(compiled)
     except ProgramError:
-        # The cluster was a file, or lengths are none: there is nothing to count with.
+        # The cluster was a file that cannot be read, or there are no lengths: nothing can be counted.
         return []
     if max(pool.first + pool.devices for pool in plan.pools) > cluster.devices:
         return []
     constants = constants or defaults(cluster.islands[0].device.kind)
     if compiled.assumptions.get("constants", constants.source) != constants.source:
-        # They were measured, and are not here: a device has no more than all of its memory.
+        # Measured constants are not available here: count with the full memory of each device.
         constants = replace(constants, reserved=0, fragmentation=0.0, asleep=1.0, process={}, communicator=0)
     shapes = compiled.placed.shapes
     configs = {
@@ -52,43 +52,44 @@ def too_full(
     }
     step = tasks(program, main_step(program), workload)
     accumulated = added_up(program, plan)
-    found = peaks(plan, step, configs, cluster, constants, accumulated=accumulated)
-    wrong = [_told(compiled, pool, peak) for pool, peak in found.items() if not peak.fits]
+    peak_of = peaks(plan, step, configs, cluster, constants, accumulated=accumulated)
+    wrong = [_overfull(compiled, pool, peak) for pool, peak in peak_of.items() if not peak.fits]
     asleep = lodgings(plan, step, configs, cluster, constants, accumulated)
-    full = [(node, each) for node, each in asleep.items() if not each.fits]
-    return [*wrong, *(_crowded(compiled, plan, *each) for each in full[:1])]
+    full = [(node, lodging) for node, lodging in asleep.items() if not lodging.fits]
+    return [*wrong, *(_crowded(compiled, plan, *node_lodging) for node_lodging in full[:1])]
 
 
-def _crowded(compiled: Compilation, plan: Plan, node: int, found: Lodging) -> Diagnostic:
-    """Too much sleeps on a node: of several such nodes the first one is told. At the largest of what sleeps there."""
+def _crowded(compiled: Compilation, plan: Plan, node: int, lodging: Lodging) -> Diagnostic:
+    """Return the error for a node on whose host too much is offloaded, at the largest of it. Only the first such node
+    is reported."""
     hint = (
         "off-load less, share models out over more devices, or say with `host_memory` in the cluster how much memory "
         "the hosts have"
     )
     if compiled.file is None:
-        return Diagnostic("E0958", told(node, found), compiled.schedule.span, hint)
-    most, _ = found.parts[0]
-    place = next(at for at, each in enumerate(plan.holdings) if plan.part(each.model, each.group) == most)
+        return Diagnostic("E0958", told(node, lodging), compiled.schedule.span, hint)
+    most, _ = lodging.parts[0]
+    place = next(at for at, holding in enumerate(plan.holdings) if plan.part(holding.model, holding.group) == most)
     span = Document(compiled.source).span(("plan", "holdings", place, "offload"))
-    return Diagnostic("E0958", told(node, found), span, hint)
+    return Diagnostic("E0958", told(node, lodging), span, hint)
 
 
-def _told(compiled: Compilation, name: str, peak: Peak) -> Diagnostic:
-    """At the setting of the largest part, or at the pool."""
+def _overfull(compiled: Compilation, name: str, peak: Peak) -> Diagnostic:
+    """Return the error for a pool without enough memory, at the setting of the largest part, or at the pool."""
     plan = compiled.plan
-    number, pool = next((number, pool) for number, pool in enumerate(plan.pools) if pool.name == name)
-    path: tuple[str | int, ...] = ("plan", "pools", number, "devices")
+    index, pool = next((index, pool) for index, pool in enumerate(plan.pools) if pool.name == name)
+    path: tuple[str | int, ...] = ("plan", "pools", index, "devices")
     hint = "give the pool more devices, split its models further, or compile the program again"
     model, what, size = peak.parts[0]
     setting = {"cache": "kv_bytes", "activations": "micro_tokens", "logits": "micro_tokens"}.get(what, "")
-    for place, each in enumerate(plan.holdings):
-        if each.model == model and plan.group(each.group).pool == name and setting and getattr(each, setting):
+    for place, holding in enumerate(plan.holdings):
+        if holding.model == model and plan.group(holding.group).pool == name and setting and getattr(holding, setting):
             path = ("plan", "holdings", place, setting)
-            left = each.kv_bytes - (peak.bytes - peak.capacity)
+            remaining = holding.kv_bytes - (peak.bytes - peak.capacity)
             if setting == "micro_tokens":
                 hint = f"make `{setting}` smaller"
-            elif left >= 1:
-                hint = f"`{setting}` of at most {int(left)} fits"
+            elif remaining >= 1:
+                hint = f"`{setting}` of at most {int(remaining)} fits"
     moment = f"during `{peak.moment}`" if peak.moment else "all the time"
     message = (
         f"`{name}` needs {show(peak.bytes, 'bytes')} on each {peak.device} {moment}, and "
