@@ -1,1 +1,1 @@
-"""From work on devices to seconds and bytes, by formulas: nothing here runs anything."""
+"""This package estimates the seconds and bytes of work on devices by formulas; nothing in it runs anything."""

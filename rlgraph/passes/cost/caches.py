@@ -1,4 +1,5 @@
-"""How many bytes a model needs that generates: with a cache that is there from the start, or one that grows."""
+"""Estimates how many bytes a model that generates needs, with a cache that is reserved from the start or one that
+grows."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from rlgraph.passes.cost.work import Tokens
 
 
 class _Reserving(MemoryModel):
-    """Of a model that generates: its weights, the cache of keys and values, and what the reading of prompts needs. A
-    load is the rows that are decoded together."""
+    """The memory of a model that generates with a reserved cache: its weights, the cache of keys and values, and what
+    prefill needs. A load is the number of rows that are decoded together."""
 
     def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: Reserved) -> None:
         super().__init__(config, deployment, batches)
@@ -47,17 +48,21 @@ class _Reserving(MemoryModel):
         if deployment.spec.memory.cpu_packs_experts and deployment.on_cpu:
             weights += work.expert_parameters(shape) * item / deployment.tp
         width = max((batch.prompt.longest + batch.response.longest for batch in self.batches), default=0.0)
-        own = work.kv_bytes(shape, item) / work.kv_ranks(shape, deployment.tp)
+        row_token = work.kv_bytes(shape, item) / work.kv_ranks(shape, deployment.tp)
         cache = deployment.kv_bytes or (
-            max(reserved.cpu_bytes, own * width) if deployment.on_cpu else own * rows * width
+            max(reserved.cpu_bytes, row_token * width) if deployment.on_cpu else row_token * rows * width
         )
         ffn = max(shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn, shape.dense_ffn) / deployment.tp
         most = reserved.cpu_prompt_tokens if deployment.on_cpu else reserved.prompt_tokens
         if shape.latent and deployment.on_cpu:
-            # Prompts of such models are not cut there.
+            # On a CPU the prompts of such models are not chunked.
             most = max(most, shape.positions)
-        fed = min(most, rows * width)
-        read = fed * item * (2 * shape.hidden + max(self._attended(), 2 * shape.hidden + 4 * ffn) + self._copied())
+        prompt_tokens = min(most, rows * width)
+        prefill = (
+            prompt_tokens
+            * item
+            * (2 * shape.hidden + max(self._attended(), 2 * shape.hidden + 4 * ffn) + self._copied())
+        )
         turned = shape.latent.turned if shape.latent else shape.head_dim
         buffers = (
             reserved.tables(shape.positions, deployment.on_cpu)
@@ -67,18 +72,18 @@ class _Reserving(MemoryModel):
             gathered = reserved.gathered(shape.positions, deployment.on_cpu)
             buffers += gathered * shape.latent.cached * item
             if not deployment.on_cpu:
-                # Of what the cache has of a prompt, keys and values are made for as many tokens.
-                again = shape.heads * (shape.head_dim + shape.latent.plain + shape.latent.values) / deployment.tp
-                read += min(gathered, rows * width) * again * item
-        # Each rank has the logits of the whole vocabulary: as they are, less the largest, and added up.
+                # Keys and values are made from the cache for as many tokens of a prompt.
+                remade = shape.heads * (shape.head_dim + shape.latent.plain + shape.latent.values) / deployment.tp
+                prefill += min(gathered, rows * width) * remade * item
+        # Each rank has the logits of the whole vocabulary: plain, less the largest, and summed.
         logits = (12.0 + item * (item < 4)) * rows * shape.vocab
         stays = Bytes(
             (("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, travels)))
         )
-        return Needs(stays, larger(Bytes((("activations", read),)), Bytes((("logits", logits),))))
+        return Needs(stays, larger(Bytes((("activations", prefill),)), Bytes((("logits", logits),))))
 
     def _copied(self) -> float:
-        """Numbers of a token that it gets of an adapter, at most, where each has them by itself."""
+        """Returns how many numbers of adapters a token gets at most, where an engine copies them for each token."""
         shape, deployment = self.config.shape, self.deployment
         by_token = deployment.on_cpu and deployment.spec.memory.cpu_adapters_by_token
         if shape.adapters is None or deployment.merges or not by_token:
@@ -88,7 +93,7 @@ class _Reserving(MemoryModel):
         return float(deployment.spec.adapter_rank(shape.adapters.rank) * widest)
 
     def _attended(self) -> float:
-        """Numbers of a token that a layer's attention needs, while a prompt is read."""
+        """Returns how many numbers a layer's attention needs for each token during prefill."""
         shape, tp = self.config.shape, self.deployment.tp
         if shape.latent:
             return 2 * shape.hidden + latent.prompted(shape, shape.latent, shape.heads / tp)
@@ -96,8 +101,8 @@ class _Reserving(MemoryModel):
 
 
 class _Growing(MemoryModel):
-    """With a cache that each call makes: prompts are read all at once, before their rows are decoded together. A load
-    is the rows that are decoded together, of each batch."""
+    """The memory of a model whose cache is made and grown by each call: prompts are read all at once, before their rows
+    are decoded together. A load has for each batch the number of rows that are decoded together."""
 
     def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: Grown) -> None:
         super().__init__(config, deployment, batches)
@@ -111,6 +116,7 @@ class _Growing(MemoryModel):
         return tuple(self._together(batch, copies) for batch in self.batches)
 
     def _together(self, batch: Batch, copies: int) -> float:
+        """Returns how many rows of a batch are decoded together."""
         threads, length = self.deployment.threads, batch.prompt.longest + batch.response.longest
         rows = max(1.0, batch.share(copies))
         blocks = min(rows, max(threads, math.ceil(rows * length / self.cache.places)))
@@ -119,11 +125,12 @@ class _Growing(MemoryModel):
     def needs(self, load: Load) -> Needs:
         config = self.config
         weights = held(config, self.deployment) * config.item + adapters(config, self.deployment) * config.trained_item
-        own = Bytes((("weights", weights),))
+        resident = Bytes((("weights", weights),))
         active = [self._decoded(batch, rows) for batch, rows in zip(self.batches, load, strict=True)]
-        return Needs(own, max(active, key=_total, default=Bytes()))
+        return Needs(resident, max(active, key=_total, default=Bytes()))
 
     def _decoded(self, batch: Batch, rows: float) -> Bytes:
+        """Returns the bytes that prefill or decoding of so many rows needs, whichever is more."""
         shape, item = self.config.shape, self.config.item
         prompt, response = batch.prompt.longest, batch.response.longest
         first = prompt + min(response, self.cache.first)
@@ -131,26 +138,26 @@ class _Growing(MemoryModel):
         tp = self.deployment.tp
         kv = work.kv_bytes(shape, item) / tp
         prompts = math.ceil(rows / batch.samples)
-        read = Tokens(prompts, prompts * prompt, prompts * prompt**2, prompts, prompt)
-        reading = Bytes(
-            (("cache", kv * prompts * first), ("activations", forward_bytes(shape, read, itemsize=item, tp=tp)))
+        tokens = Tokens(prompts, prompts * prompt, prompts * prompt**2, prompts, prompt)
+        prefill = Bytes(
+            (("cache", kv * prompts * first), ("activations", forward_bytes(shape, tokens, itemsize=item, tp=tp)))
         )
         cache = kv * rows * room
-        # A layer's keys and values are there twice while they move to where there is more room.
+        # A layer's keys and values exist twice while they are copied into a larger cache.
         grown = Bytes(
             (("cache", cache + kv / shape.layers * rows * before), ("logits", float(item) * rows * shape.vocab))
         )
-        # Logits in float32, less the largest, and added up.
+        # Logits exist in float32, less the largest, and summed.
         sampled = Bytes((("cache", cache), ("logits", (12.0 + item * (item < 4)) * rows * shape.vocab)))
         if shape.latent:
-            made = latent.made(shape, shape.latent, self.deployment.on_cpu and self.config.dtype != "bfloat16")
-            seen = item * made * rows * (prompt + response)
-            sampled = larger(sampled, Bytes((("cache", cache), ("activations", seen))))
-        return larger(reading, larger(grown, sampled))
+            numbers = latent.made(shape, shape.latent, self.deployment.on_cpu and self.config.dtype != "bfloat16")
+            attended = item * numbers * rows * (prompt + response)
+            sampled = larger(sampled, Bytes((("cache", cache), ("activations", attended))))
+        return larger(prefill, larger(grown, sampled))
 
 
 def generating(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> MemoryModel:
-    """Of a model that generates, with the cache that its engine has."""
+    """Returns the memory model of a model that generates, for the kind of cache that its engine has."""
     cache = deployment.spec.memory.cache
     if isinstance(cache, Grown):
         return _Growing(config, deployment, batches, cache)
@@ -158,12 +165,12 @@ def generating(config: ModelConfig, deployment: Deployment, batches: Sequence[Ba
 
 
 def _room(first: float, needed: float) -> tuple[float, float]:
-    """Places of a row in the cache when it is full, and those that it had before it grew for the last time."""
+    """Returns the slots of a row in the full cache, and those that it had before the cache grew for the last time."""
     room, before = first, 0.0
     while room < needed:
         room, before = room + 1 + (room + 1) // 2, room
     return room, before
 
 
-def _total(found: Bytes) -> float:
-    return found.total
+def _total(sizes: Bytes) -> float:
+    return sizes.total

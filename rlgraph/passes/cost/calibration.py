@@ -1,4 +1,5 @@
-"""What `rlgraph profile` measured on a machine: constants of the cost model, and a device's rates."""
+"""A calibration holds what `rlgraph profile` measured on a machine: constants of the cost model, and a device's
+rates."""
 
 from __future__ import annotations
 
@@ -14,22 +15,22 @@ from rlgraph.passes.cost.constants import Constants, Host
 VERSION = 1
 
 SCALARS = ("collective", "transfer", "sync", "fragmentation", "reserved")
-"""Of `Constants`, in the file's `constants`."""
+"""The fields of `Constants` that the file has under `constants`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A device's own rates: those of one process with its threads."""
+    """The measured rates of a device: those of one process with its threads."""
 
     name: str
-    """As in a cluster's text."""
+    """The name as in a cluster's text."""
     flops: Mapping[str, float]
     """FLOP/s of large matrix products by dtype."""
     bandwidth: float
     """Bytes a second from and to its memory."""
 
     def on(self, device: Device) -> Device:
-        """The device with these rates, if it is one of these."""
+        """Returns the device with these rates if it has this name, else the device as it is."""
         if device.name != self.name:
             return device
         flops = tuple({**dict(device.flops), **self.flops}.items())
@@ -38,8 +39,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Errors, relative, on the work of models that constants were not fitted to: of each model by those fitted to the
-    others."""
+    """Relative errors on the work of models that constants were not fitted to: each model is predicted by constants
+    fitted to the others."""
 
     median: float
     worst: float
@@ -47,25 +48,27 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
+    """Constants and device rates that were measured on a machine, with the errors of the fit."""
+
     constants: Constants
     device: Measured
     machine: Mapping[str, str] = field(default_factory=dict)
-    """What it was measured on, in words."""
+    """A description in words of what it was measured on."""
     errors: Mapping[str, float] = field(default_factory=dict)
-    """For `ENGINE.KIND` the median error of the constants on what they were fitted to, relative."""
+    """The median relative error of the constants on the data that they were fitted to, for each `ENGINE.KIND`."""
     held_out: Mapping[str, HeldOut] = field(default_factory=dict)
-    """For `ENGINE.KIND`, where several models were measured."""
+    """The errors on models held out of the fit, for each `ENGINE.KIND`, where several models were measured."""
 
     def on(self, cluster: Cluster) -> Cluster:
-        """The cluster with the rates that were measured."""
+        """Returns the cluster with the measured rates."""
         islands = tuple(replace(island, device=self.device.on(island.device)) for island in cluster.islands)
         return replace(cluster, islands=islands)
 
     def to_text(self) -> str:
-        """The file; the same calibration has the same text."""
+        """Returns the text of the file; the same calibration has the same text."""
         rates: dict[str, dict[str, Any]] = {}
-        for (engine, kind), found in sorted(self.constants.rates.items()):
-            rates.setdefault(engine, {})[kind] = _short(asdict(found))
+        for (engine, kind), fitted in sorted(self.constants.rates.items()):
+            rates.setdefault(engine, {})[kind] = _short(asdict(fitted))
         document = {
             "rlgraph_calibration": VERSION,
             "machine": dict(self.machine),
@@ -81,23 +84,23 @@ class Calibration:
             "errors": _short(self.errors),
         }
         if self.held_out:
-            document["held_out"] = {name: _short(asdict(found)) for name, found in self.held_out.items()}
+            document["held_out"] = {name: _short(asdict(errors)) for name, errors in self.held_out.items()}
         return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
 def constants_of(
     rates: Mapping[tuple[str, WorkKind], Rates], host: Host, scalars: Mapping[str, float], source: str, base: Constants
 ) -> Constants:
-    """Engines and kinds that were not measured keep those of `base`."""
+    """Returns constants with the measured rates; engines and kinds that were not measured keep those of `base`."""
     plain = {name: value for name, value in scalars.items() if name != "reserved"}
-    known = int(scalars["reserved"]) if "reserved" in scalars else base.reserved
-    # What is done beside matrix products was measured with them, and tensors with the transfers that they are of.
-    known_rates = {**base.rates, **rates}
+    reserved = int(scalars["reserved"]) if "reserved" in scalars else base.reserved
+    # Measured rates already include what is done beside matrix products, and transfers the cost of each tensor.
+    all_rates = {**base.rates, **rates}
     return replace(
         base,
-        rates=known_rates,
+        rates=all_rates,
         host=host,
-        reserved=known,
+        reserved=reserved,
         source=source,
         traffic=0.0,
         tensor=0.0,
@@ -108,9 +111,10 @@ def constants_of(
 
 
 def _short(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Returns the numbers rounded to four significant digits."""
     return {name: _digits(value) for name, value in numbers.items()}
 
 
 def _digits(value: float) -> float:
-    """Four that count: more were not measured."""
+    """Returns the value rounded to four significant digits: more were not measured."""
     return float(f"{value:.4g}")
