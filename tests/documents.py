@@ -30,7 +30,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "rlgraph" / "README.md", *ROOT.glob("docs/**/*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "rlgraph" / "README.md", *ROOT.glob("docs/**/*.md")]
+)
 MODEL = (
     'random("qwen2", hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, '
     'num_key_value_heads=1, max_position_embeddings=128, tokenizer=chars("abcdefgh0123456789 +=>?"))'

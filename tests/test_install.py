@@ -250,7 +250,12 @@ def test_every_extra_that_is_advised_is_there() -> None:
     from rlgraph.runs.options import BACKENDS
     from rlgraph.user_code.spec import EXTRAS
 
-    texts = [*ROOT.glob("rlgraph/**/*.py"), *ROOT.glob("rlgraph/**/*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
+    texts = [
+        *ROOT.glob("rlgraph/**/*.py"),
+        *ROOT.glob("rlgraph/**/*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        ROOT / "README.md",
+    ]
     found = "\n".join(path.read_text("utf-8") for path in texts)
     found += "".join(spec.install for spec in engines().values())
     lists = re.findall(rf"{DISTRIBUTION}\[([a-z_,]+)\]", found)

@@ -13,7 +13,9 @@ from tests.documents import ROOT
 
 TABLES = dict(
     re.findall(
-        r"<!-- asynchrony: ([\w ]+) -->\n(.*?)<!-- end -->", (ROOT / "docs/why/asynchrony.md").read_text("utf-8"), re.DOTALL
+        r"<!-- asynchrony: ([\w ]+) -->\n(.*?)<!-- end -->",
+        (ROOT / "docs/why/asynchrony.md").read_text("utf-8"),
+        re.DOTALL,
     )
 )
 
