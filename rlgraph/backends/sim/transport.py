@@ -324,7 +324,7 @@ class SimTransport:
         fired = self.log.fired()
         with self.queues.turn(*move.seats):
             with move.shifting():
-                """To load the model back counts as part of its work, and these weights do not come from the host."""
+                pass  # To load the model back counts as part of its work, and these weights do not come from the host.
             ends = move.sender.name, move.receiver.name
             seconds = self.log.predictor.sync(move.source, *ends, move.copies).seconds
             taking = move.receiver

@@ -1,5 +1,5 @@
-"""How long a copy takes to generate: prompts are read, then the rows that fit are decoded together, a token of each
-in a step. A step is bound by the memory's bandwidth, or by what it takes whatever it computes."""
+"""Estimates how long a replica takes to generate: prompts are read, then the rows that fit are decoded together, one
+token of each in a step. A step is bound by the memory's bandwidth, or by its fixed overhead."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from rlgraph.passes.cost.time import POINTS, Batch, Cost, adapters_held, crowded
 from rlgraph.passes.cost.work import Tokens
 
 SLOTS = 256
-"""Rows that an engine decodes together at most that says no number of its own."""
+"""The most rows that an engine decodes together which states no number of its own."""
 
 
 def generate(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> Cost:
-    """Rows that are sampled: what samples share of their prompts is read once, then all rows that fit are decoded
-    together."""
+    """Returns the cost of rows that are sampled: the part of a prompt that samples share is read once, then all rows
+    that fit are decoded together."""
     return Generation(config, deployment, constants, batch).cost(deployment.dp)
 
 
 class Generation:
-    """The same, by the number of copies; `deployment` is of one. What does not depend on the copies is worked out
-    once."""
+    """The cost of `generate` by the number of replicas; `deployment` is that of one. What does not depend on this
+    number is computed once."""
 
-    __slots__ = ("_known", "batch", "config", "constants", "deployment", "rates", "slots", "step")
+    __slots__ = ("_costs", "batch", "config", "constants", "deployment", "rates", "slots", "step")
 
     def __init__(
         self,
@@ -41,52 +41,56 @@ class Generation:
         batch: Batch,
         alike: Generation | None = None,
     ) -> None:
-        """alike: of the same but for the size of the cache: rows that both have room for take the same."""
+        """alike: the model of the same work with another cache size; rows that fit into both take the same time."""
         self.config, self.deployment, self.constants, self.batch = config, deployment, constants, batch
         self.rates = constants.rates[deployment.engine, "generate"]
         self.slots = slots(config, deployment, batch)
         self.step: DecodeStep = alike.step if alike else DecodeStep(config, deployment, constants, batch)
-        self._known: dict[tuple[float, float, bool], Cost] = alike._known if alike else {}
-        """By the rows of a copy, those that it decodes together, and whether it is alone."""
+        self._costs: dict[tuple[float, float, bool], Cost] = alike._costs if alike else {}
+        """The costs by the rows of a replica, the rows that it decodes together, and whether it is the only one."""
 
     def cost(self, copies: int) -> Cost:
+        """Returns the cost with so many replicas."""
         rows = self.batch.share(copies * self.deployment.threads)
         key = (rows, min(rows, self.slots), copies == 1)
-        if key not in self._known:
-            self._known[key] = self._cost(rows, crowded(self.deployment.copied(copies), self.rates))
-        return self._known[key]
+        if key not in self._costs:
+            self._costs[key] = self._cost(rows, crowded(self.deployment.copied(copies), self.rates))
+        return self._costs[key]
 
     def _cost(self, rows: float, slower: float) -> Cost:
         batch, call = self.batch, Cost(overhead=self.rates.call)
         if rows == 0:
             return call
-        read = prefill(self.config, self.deployment, self.constants, batch, rows / batch.samples)
-        found = read + _decode(self.step, batch, rows, self.slots)
-        found = found.times(slower) + call
+        prompts = prefill(self.config, self.deployment, self.constants, batch, rows / batch.samples)
+        cost = prompts + _decode(self.step, batch, rows, self.slots)
+        cost = cost.times(slower) + call
         if batch.answers:
             busiest, host = batch.answers * math.ceil(rows / batch.workers), self.constants.host
-            found += Cost(overhead=host.node + host.function_row * busiest)
-        return found
+            cost += Cost(overhead=host.node + host.function_row * busiest)
+        return cost
 
 
 def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, prompts: float) -> Cost:
+    """Returns the cost of reading the prompts of one replica before decoding begins."""
     shape, rates = config.shape, constants.rates[deployment.engine, "generate"]
-    reserved, more = deployment.spec.memory.cache, prompts * (batch.samples - 1)
+    reserved, repeats = deployment.spec.memory.cache, prompts * (batch.samples - 1)
     at_once, read = math.inf, Tokens(prompts, prompts * batch.prompt.mean, prompts * batch.prompt.square, prompts)
     if isinstance(reserved, Reserved):
         on_cpu = deployment.on_cpu
         at_once = reserved.cpu_prompt_tokens if on_cpu else reserved.prompt_tokens
         tokens, squares = batch.unshared(reserved.cpu_block if on_cpu else reserved.block)
-        read = Tokens(prompts + more, read.tokens + more * tokens, read.squares + more * squares, prompts + more)
+        read = Tokens(
+            prompts + repeats, read.tokens + repeats * tokens, read.squares + repeats * squares, prompts + repeats
+        )
     peak = deployment.island.device.products(config.dtype) * rates.compute
     inner, _ = deployment.links(constants)
     size = read.tokens * shape.hidden * config.item
     calls = max(1.0, read.tokens / at_once)
     flops = work.forward_flops(shape, config.kind, read) - (1 - rates.attention) * work.attention_flops(shape, read)
-    beside = _beside(config, deployment)
-    if beside:
+    adapted = _adapted_matrices(config, deployment)
+    if adapted:
         flops += work.adapter_flops(shape, read)
-    # Of what training would keep of each layer, what its kernels tell each other.
+    # The traffic between kernels, as a share of what training would keep of each layer.
     moved = min(1.0, constants.traffic) * shape.layers * read.tokens * layer_bytes(shape, config.item, deployment.tp)
     return Cost(
         compute=flops / deployment.tp / peak,
@@ -96,18 +100,18 @@ def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, b
         * (inner.all_reduce(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),
         overhead=rates.token * read.tokens * shape.layers
         + rates.begin * prompts * batch.samples
-        + calls * (rates.block + rates.layer * shape.layers + rates.adapted * beside),
+        + calls * (rates.block + rates.layer * shape.layers + rates.adapted * adapted),
     )
 
 
-def _beside(config: ModelConfig, deployment: Deployment) -> int:
-    """How many matrices have an adapter that is not merged into them."""
+def _adapted_matrices(config: ModelConfig, deployment: Deployment) -> int:
+    """Returns how many matrices have an adapter that is not merged into them."""
     adapters = config.shape.adapters
     return len(adapters.chosen(linear(config.shape))) * config.shape.layers if adapters and not deployment.merges else 0
 
 
 def slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
-    """How many rows a copy decodes together: what its cache holds of rows at their end."""
+    """Returns how many rows a replica decodes together: as many as its cache holds at their full length."""
     reserved = deployment.spec.memory.cache
     if not isinstance(reserved, Reserved):
         return SLOTS
@@ -117,12 +121,12 @@ def slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
     weights = work.rank_parameters(config.shape, config.kind, 1, deployment.tp) * config.item
     weights += adapters_held(config, deployment, config.item)
     room = deployment.kv_bytes or reserved.share * device.memory - weights
-    own = cached(config, deployment) * (batch.prompt.mean + batch.response.mean)
-    return max(1.0, min(at_once(deployment), room / own))
+    row_bytes = cached(config, deployment) * (batch.prompt.mean + batch.response.mean)
+    return max(1.0, min(at_once(deployment), room / row_bytes))
 
 
 def at_once(deployment: Deployment) -> float:
-    """How many rows a copy decodes together at most, however large its cache is."""
+    """Returns the most rows that a replica decodes together, however large its cache is."""
     reserved = deployment.spec.memory.cache
     if not isinstance(reserved, Reserved):
         return SLOTS
@@ -130,15 +134,15 @@ def at_once(deployment: Deployment) -> float:
 
 
 def cached(config: ModelConfig, deployment: Deployment) -> float:
-    """Bytes of each rank's cache that a token has."""
+    """Returns the bytes of a token in each rank's cache."""
     cpu_dtype = deployment.spec.memory.cpu_dtype
     item = ITEM_BYTES[cpu_dtype] if cpu_dtype and deployment.on_cpu else config.item
     return work.cached_bytes(config.shape, deployment.tp, item)
 
 
 def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
-    """The steps of one copy, of which the longest row of all copies is assumed to be one, and which has most tokens:
-    the others wait for it.
+    """Returns the cost of the decoding steps of one replica: the one with most tokens, which is assumed to have the
+    longest row of all; the others wait for it.
 
     While rows wait, all slots are busy. From then on rows end one after the other, and the last ones are decoded alone.
     """
@@ -148,27 +152,27 @@ def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
     ended = [
         (length, together * (points - index) / points) for index, length in enumerate(batch.response.spread(points))
     ]
-    # The one that is last is last of all rows, not only of these.
+    # The last row to end is the longest of all rows, not only of these.
     ended.append((batch.response.at(1 - 0.5 / max(batch.rows, 1.0)), 1.0))
     before = 0.0
     for length, active in ended:
         if length > before:
             total = total + step.cost(max(1.0, active)).times(length - before)
             before = length
-    more = _above(max(1.0, batch.rows / rows)) * batch.response.deviation * math.sqrt(rows)
-    return total + (step.cost(together).times(more / together) if rows > together else step.token.times(more))
+    excess = _excess(max(1.0, batch.rows / rows)) * batch.response.deviation * math.sqrt(rows)
+    return total + (step.cost(together).times(excess / together) if rows > together else step.token.times(excess))
 
 
 @lru_cache(1024)
-def _above(copies: float) -> float:
-    """By how many standard deviations the largest of so many normal sums lies above their mean, to 2% (Blom,
-    Statistical Estimates and Transformed Beta-Variables, 1958). By the copies that have as many rows as the one that
-    has most, so that more copies with as many rows each are not slower."""
-    return NormalDist().inv_cdf((copies - 0.375) / (copies + 0.25))
+def _excess(replicas: float) -> float:
+    """Returns by how many standard deviations the largest of so many normal sums lies above their mean, to 2% (Blom,
+    Statistical Estimates and Transformed Beta-Variables, 1958). `replicas` counts those that have as many rows as the
+    fullest one, so that more replicas with as many rows each are not slower."""
+    return NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25))
 
 
 class DecodeStep:
-    """One step of decoding, by the rows that are in it."""
+    """The cost of one decoding step, by the number of rows in it."""
 
     def __init__(self, config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> None:
         shape, device = config.shape, deployment.island.device
@@ -179,17 +183,17 @@ class DecodeStep:
         self.others = (
             work.stage_parameters(shape, config.kind, 1) * config.item / deployment.tp / bandwidth - self.weights
         )
-        """Experts that one row alone does not need."""
+        """Seconds to read the experts that one row alone does not need."""
         ranks, self.per_rank = deployment.entire, shape.experts / deployment.entire
-        self.above = _above(ranks) if ranks > 1 else 0.0
+        self.above = _excess(ranks) if ranks > 1 else 0.0
         self.experts = work.expert_parameters(shape) * config.item / ranks / bandwidth
-        """All those of a rank, where ranks have some of them entire."""
-        read = cached(config, deployment)
+        """Seconds to read all experts of a rank, where ranks have whole experts."""
+        token_bytes = cached(config, deployment)
         if shape.latent and not deployment.spec.absorbs:
-            # Keys and values are made of what the cache has: they are written, and read.
-            made = latent.made(shape, shape.latent, deployment.on_cpu and config.dtype != "bfloat16")
-            read += 2 * shape.layers * made * config.item / deployment.tp
-        self.cache = read * context / bandwidth
+            # Keys and values are made from the cache: they are written, and read.
+            numbers = latent.made(shape, shape.latent, deployment.on_cpu and config.dtype != "bfloat16")
+            token_bytes += 2 * shape.layers * numbers * config.item / deployment.tp
+        self.cache = token_bytes * context / bandwidth
         flops = work.decode_flops(shape, context, deployment.spec.absorbs)
         self.compute = flops / deployment.tp / (device.products(config.dtype) * rates.compute)
         inner, _ = deployment.links(constants)
@@ -198,23 +202,23 @@ class DecodeStep:
             2 * shape.layers * (inner.all_reduce_latency(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
         )
         self.overhead = rates.block + rates.layer * shape.layers
-        if beside := _beside(config, deployment):
+        if adapted := _adapted_matrices(config, deployment):
             self.weights += work.adapter_parameters(shape) * config.item / bandwidth
             self.compute += work.adapter_flops(shape, Tokens(1, 1, context, 1, 1)) / (
                 device.products(config.dtype) * rates.compute
             )
-            self.overhead += rates.adapted * beside
+            self.overhead += rates.adapted * adapted
         self.row = rates.row + rates.hidden * shape.layers * shape.hidden
         self.missed = 1 - shape.experts_per_token / shape.experts if shape.experts else 0.0
 
     @property
     def token(self) -> Cost:
-        """What one more row adds, where the memory's bandwidth bounds it."""
+        """Returns what one more row adds, where the memory's bandwidth bounds the step."""
         return Cost(memory=self.cache, communication=self.sent, overhead=self.row)
 
     def cost(self, rows: float) -> Cost:
-        """With so many rows."""
-        # Of the experts those are read that some row was sent to.
+        """Returns the cost of a step with so many rows."""
+        # Only those experts are read to which some row is routed.
         weights = self.weights + self.others * (1 - self.missed**rows) if self.missed else self.weights
         if self.above:
             weights += self.experts * self._uneven(rows)
@@ -227,7 +231,7 @@ class DecodeStep:
         )
 
     def _uneven(self, rows: float) -> float:
-        """By how many more of its experts the rank reads which has most to read than all do on average, as a share of a
-        rank's: how many are read is about normal, where routers choose at random."""
+        """Returns how many more of its experts the fullest rank reads than a rank does on average, as a share of a
+        rank's experts. The number read is about normal, where routers choose at random."""
         read: float = 1 - self.missed ** (rows + 1)  # As `cost` counts them.
         return min(1 - read, self.above * math.sqrt(read * (1 - read) / self.per_rank))

@@ -1,4 +1,4 @@
-"""Where and how a model's work is done: what its time and memory depend on beside the model and the rows."""
+"""Describes where and how a model's work is done: what its time and memory depend on beside the model and the rows."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.links import Link, across, link
 
 BLOCK_TOKENS = 2048
-"""Padded tokens of a micro-batch where nobody says how many: what the engines take by themselves."""
+"""Padded tokens of a micro-batch where the user sets none: the default of the engines."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model as it is worked with."""
+    """A model with its shape, dtype and optimizer."""
 
     name: str
     shape: Shape
     kind: ModelKind
     dtype: str = "float32"
     optimizer: Optimizer = ADAMW
-    """Where it is trained."""
+    """The optimizer that trains it, if it is trained."""
     base: str = ""
-    """The first model with the same weights, where these never change but for adapters; empty: they change."""
+    """The first model with the same weights, where these are frozen but for adapters; empty where the weights
+    change."""
 
     @property
     def item(self) -> int:
-        """Bytes of one of its numbers."""
+        """Returns the bytes of one of its numbers."""
         return ITEM_BYTES[self.dtype]
 
     @property
     def trained_item(self) -> int:
-        """Bytes of one of those that are trained: adapters of narrow weights are float32."""
+        """Returns the bytes of one trained number: adapters of narrow weights are float32."""
         return self.item if self.shape.adapters is None else max(4, self.item)
 
     @property
     def adapter_bytes(self) -> int:
-        """Of its adapters."""
+        """Returns the bytes of its adapters."""
         return work.adapter_parameters(self.shape) * self.trained_item
 
 
@@ -58,132 +59,140 @@ class Deployment:
     island: Island
     mesh: Mesh = field(default=Mesh())
     micro_tokens: int = 0
-    """Padded tokens of a micro-batch; 0: as many as the engine takes by itself."""
+    """Padded tokens of a micro-batch; 0: the default of the engine."""
     recompute: bool = False
     attention: str = ""
-    """One of the ways that the engine knows; empty: as it does by itself."""
+    """One of the engine's attention implementations; empty: its default."""
     adapters: str = ""
-    """One of the ways to hold them that the engine knows; empty: the first one."""
+    """One of the engine's ways to hold adapters; empty: the first one."""
     gather: str = ""
-    """One of the ways to have what ranks gather in training that the engine knows; empty: the first one."""
+    """One of the engine's ways to keep gathered parameters in training; empty: the first one."""
     kv_bytes: int = 0
-    """Of each rank's cache of keys and values; 0: as the engine chooses."""
+    """Bytes of each rank's cache of keys and values; 0: as the engine chooses."""
     threads: int = 1
-    """Of an engine that computes micro-batches side by side in one process."""
+    """Threads of an engine that computes micro-batches side by side in one process."""
     in_flight: tuple[float, float] | None = None
-    """Micro-batches of a training on its first stage, and on its last one, none where another stage is meant; None: as
-    1F1B has them on the fuller one of both, interleaved where stages have several parts of the layers."""
+    """In-flight micro-batches of a training on its first stage and on its last one, 0 where another stage is meant;
+    None: those of the fuller one of both under 1F1B, which is interleaved where stages have several chunks."""
 
     @cached_property
     def spec(self) -> EngineSpec:
+        """Returns the spec of the engine."""
         return engine(self.engine)
 
     @cached_property
     def packs(self) -> bool:
-        """Whether rows of a micro-batch lie one behind the other."""
+        """Returns whether rows of a micro-batch lie one behind the other."""
         return self.spec.packed(self.attention)
 
     @cached_property
     def shares(self) -> Shares | None:
-        """How rows are read that begin alike; None: each by itself. Ranks that share rows out get them by their
-        lengths."""
-        found = self.spec.shares if self.packs and self.row_ranks == 1 else None
-        return found if found and self.island.device.kind in found.devices else None
+        """Returns how rows with a common prefix are read together; None: each by itself, as where ranks shard rows,
+        which they do by length."""
+        shares = self.spec.shares if self.packs and self.row_ranks == 1 else None
+        return shares if shares and self.island.device.kind in shares.devices else None
 
     @cached_property
     def merges(self) -> bool:
-        """Whether adapters are merged into its weights."""
+        """Returns whether adapters are merged into the weights."""
         return (self.adapters or next(iter(self.spec.adapters), "")) == "merged"
 
     @property
     def gathers_once(self) -> bool:
-        """Whether ranks that share parameters out have all of them while gradients of an update are added up."""
+        """Returns whether FSDP ranks keep all parameters gathered while the gradients of an update are added up."""
         return self.gather == "update" and self.fsdp > 1
 
     @property
     def on_cpu(self) -> bool:
+        """Returns whether the devices are CPUs."""
         return self.island.device.kind == "cpu"
 
     @cached_property
     def tp(self) -> int:
-        """Ranks over which each layer is split by columns."""
+        """Returns the number of ranks over which each layer is split by columns."""
         return self.spec.width(self.mesh)
 
     @cached_property
     def pp(self) -> int:
+        """Returns the number of pipeline stages."""
         return self.mesh.length("pp")
 
     @cached_property
     def chunks(self) -> int:
-        """Parts of the layers that each stage has."""
+        """Returns the number of parts of the layers that each stage has."""
         return self.mesh.length("chunks")
 
     @cached_property
     def ep(self) -> int:
-        """Ranks that share experts out and are copies of all else, each with rows of its own."""
+        """Returns the number of ranks that shard experts and replicate all else, each with rows of its own."""
         return 1 if "ep" in self.spec.columns else self.mesh.length("ep")
 
     @cached_property
     def entire(self) -> int:
-        """Ranks that have whole experts and some columns of all else."""
+        """Returns the number of ranks that have whole experts and some columns of all else."""
         return self.mesh.length("ep") if "ep" in self.spec.columns else 1
 
     @property
     def cp(self) -> int:
+        """Returns the number of ranks that shard the tokens of each row."""
         return self.mesh.length("cp")
 
     @property
     def parts(self) -> int:
-        """Over how many ranks of a copy its weights are split: those that share tokens out have the same."""
+        """Returns over how many ranks of a replica its weights are split: context-parallel ranks have the same."""
         return self.mesh.copy_size // self.cp
 
     @property
     def row_ranks(self) -> int:
-        """Ranks of a copy that share out its rows."""
+        """Returns the number of ranks of a replica that shard its rows."""
         return self.fsdp * self.ep
 
     @property
     def dp(self) -> int:
+        """Returns the number of data-parallel replicas."""
         return self.mesh.length("dp")
 
     @property
     def fsdp(self) -> int:
+        """Returns the number of ranks that shard parameters and rows."""
         return self.mesh.length("fsdp")
 
     @property
     def size(self) -> int:
+        """Returns the number of ranks."""
         return self.mesh.size
 
     def copied(self, copies: int) -> Deployment:
-        """So many data-parallel copies of it."""
+        """Returns the deployment with so many data-parallel replicas."""
         return replace(self, mesh=self.mesh.copied(copies))
 
     def gathering(self, constants: Constants) -> Link:
-        """Between ranks that share out parameters: where they reach over nodes each of these has one ring of those
-        of its devices that have the same part of each layer."""
+        """Returns the link between FSDP ranks. Where they reach over nodes, the devices of a node with the same part of
+        each layer form one ring."""
         near, share = self.island.near(self.tp * self.fsdp), constants.collective
         return link(self.island, True, share) if near else across(self.island, self.tp, share)
 
     def process(self, constants: Constants) -> int:
-        """Bytes of a device that one of its processes has beside tensors: the runtime's, and those of a communicator
-        for each axis along which ranks exchange something. Copies do where they are trained."""
+        """Returns the bytes of a device that one of its processes uses beside tensors: those of the runtime, and of a
+        communicator for each axis along which ranks communicate. Replicas communicate where they are trained."""
         if self.on_cpu:
             return 0
         exchanging = sum(size > 1 and (name != "dp" or self.spec.trains) for name, size in self.mesh.spread)
         return constants.process.get(self.engine, 0) + exchanging * constants.communicator
 
     def links(self, constants: Constants) -> tuple[Link, Link]:
-        """Between tensor-parallel ranks, and between neighbouring stages: the innermost lie next to each other."""
+        """Returns the links between tensor-parallel ranks, which are next to each other, and between neighbouring
+        stages."""
         share = constants.collective
         inner = link(self.island, self.tp <= self.island.per_node, share)
         return inner, link(self.island, self.island.beside(self.tp * self.ep * self.cp, self.pp), share)
 
     def among_experts(self, constants: Constants) -> Link:
-        """Between ranks that share experts out."""
+        """Returns the link between expert-parallel ranks."""
         return link(self.island, self.tp * self.ep <= self.island.per_node, constants.collective)
 
     def among_tokens(self, constants: Constants) -> Link:
-        """Between ranks that share tokens out."""
+        """Returns the link between context-parallel ranks."""
         inner, share = self.tp * self.ep, constants.collective
         near = self.island.near(inner * self.cp)
         return link(self.island, True, share) if near else across(self.island, inner, share)

@@ -80,8 +80,8 @@ SPEC = EngineSpec(
         gradients_stay=True,
     ),
     # Shares of the rates of the largest products and long copies, and of its exchange what travels beside them: for
-    # training fitted to MH01, MH03 and, with what they differ in, MA01 to MA07 of docs/why/accuracy.md, models of 1.7 to
-    # 175 billion parameters on H100 and A100. Work that only reads is assumed to reach as much.
+    # training fitted to MH01, MH03 and, with what they differ in, MA01 to MA07 of docs/why/accuracy.md, models of 1.7
+    # to 175 billion parameters on H100 and A100. Work that only reads is assumed to reach as much.
     rates={
         "gpu": {
             "train": Rates(0.9, 0.9, call=0.01, block=1e-3, layer=1e-4, update=5e-3, hides=0.6),
