@@ -31,13 +31,8 @@ COMMUNICATOR = 688 << 20
 """`Constants.communicator` on a GPU: NCCL's, of more than two ranks; of two it is 544 MB (nccl issue 964)."""
 
 TRAFFIC = 3.0
-<<<<<<< HEAD
-"""Of `Constants.traffic` on a GPU: each number is written, read by what follows, and read again by its gradient. Fitted
-to MA01 to MA07 of docs/why/accuracy.md, before other rows were there; these bear it out."""
-=======
 """`Constants.traffic` on a GPU: each number is written, read by what follows, and read again by its gradient. Fitted to
-MA01 to MA07 of docs/accuracy.md, before other rows were there; these bear it out."""
->>>>>>> h-cost
+MA01 to MA07 of docs/why/accuracy.md, before other rows were there; these bear it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +95,10 @@ def _rates(device: DeviceKind) -> Mapping[tuple[str, WorkKind], Rates]:
 def defaults(device: DeviceKind) -> Constants:
     """Returns the constants where nothing was measured: of a CPU, or of a data-centre GPU in bfloat16.
 
-<<<<<<< HEAD
-    What a GPU's largest products and copies reach is its own (`devices.toml`), what engines reach of that is theirs.
-    docs/why/accuracy.md holds both against published measurements; of engines that are not there, overheads are of the
-    order that kernel launches and Python take. `rlgraph profile` measures a machine's own.
-=======
     The share of the peak that a GPU's largest products and copies reach is its own (`devices.toml`); the share of that
-    which engines reach is theirs. docs/accuracy.md compares both with published measurements; overheads of engines
+    which engines reach is theirs. docs/why/accuracy.md compares both with published measurements; overheads of engines
     without measurements are of the order that kernel launches and Python take. `rlgraph profile` measures a machine's
     own.
->>>>>>> h-cost
     """
     # This is a function, not module constants, so that only predictions have to find the engines.
     return (

@@ -24,8 +24,8 @@ from rlgraph.passes.cost.tasks import Task
 from rlgraph.passes.cost.time import Batch
 
 TIGHT = 0.95
-"""Share of the memory that can be used beyond which a device is said to be tight: docs/why/memory.md has counts that are
-5% off."""
+"""Share of the memory that can be used beyond which a device is said to be tight: docs/why/memory.md has counts that
+are 5% off."""
 
 Parts = tuple[tuple[str, str, float], ...]
 """A model, what of it, and its bytes."""
