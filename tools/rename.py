@@ -1,7 +1,7 @@
 """Renames module-level classes and functions wherever they are imported: `python tools/rename.py tools/renames.txt`.
 
-The file has lines `package.module:Old New`. A name that one of its users also has as a parameter, a variable or a method
-is left and reported, as is one whose new name is taken there. Names within f-strings, between backticks in docstrings
+The file has lines `package.module:Old New`. A name that one of its users also has as a parameter, a variable or a
+method is left and reported, as is one whose new name is taken there. Names within f-strings, between backticks in docstrings
 and in dotted strings follow. By hand remain lines that became too long, and what a package's `__init__` passes on.
 """
 
