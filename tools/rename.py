@@ -1,8 +1,8 @@
 """Renames module-level classes and functions wherever they are imported: `python tools/rename.py tools/renames.txt`.
 
-The file has lines `package.module:Old New`. A name that one of its users also has as a parameter, a variable or a
-method is left and reported, as is one whose new name is taken there. Names within f-strings, between backticks in docstrings
-and in dotted strings follow. By hand remain lines that became too long, and what a package's `__init__` passes on.
+The file has lines `package.module:Old New`. Where a user of a name also has it as a parameter, a variable or a method,
+or has the new one already, it is left and reported. Names within f-strings, between backticks in docstrings and in
+dotted strings follow. By hand remain lines that became too long, and what a package's `__init__` passes on.
 """
 
 from __future__ import annotations
