@@ -97,5 +97,5 @@ def test_a_model_that_is_stored_is_loaded_without_the_hub(silent: Silent, tmp_pa
 
 
 def test_the_documents_say_what_is_read() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "why" / "models.md").read_text("utf-8")
     assert all(f"`{name}`" in page for name in hub.VARIABLES)

@@ -22,7 +22,7 @@ pytest.importorskip("reasoning_gym")
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "cluster.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "cluster.md").read_text("utf-8")
 
 
 STEPS = 10

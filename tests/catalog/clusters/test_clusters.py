@@ -21,7 +21,7 @@ from rlgraph.passes.cost.lengths import read_lengths
 from tests.counting import calls
 
 ROOT = Path(rlgraph.__file__).parent
-PAGE = ROOT.parent / "docs" / "clusters.md"
+PAGE = ROOT.parent / "docs" / "reference" / "clusters.md"
 CODES = (ROOT / "errors" / "codes" / "clusters.md").read_text("utf-8")
 OWN = (
     "float32=10TFLOP/s, memory=64GiB, bandwidth=1TB/s, link=100GB/s, network=25GB/s, host=32GB/s, price=1, "

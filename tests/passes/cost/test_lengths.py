@@ -264,7 +264,7 @@ def test_where_nothing_is_said_one_of_a_hundred_is_cut(limit: int, longest: floa
     # One share of 256 either way.
     assert answers.over(limit * 0.999) == pytest.approx(0.01, abs=1 / STEPS)
     assert answers.longest / answers.at(0.5) == pytest.approx(longest, rel=1e-3)
-    page = (Path(__file__).parents[3] / "docs" / "clusters.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "clusters.md").read_text("utf-8")
     shown = f"| {limit:,} | {answers.at(0.5):,.0f} | {answers.mean:,.0f} | {longest} |"
     assert shown in page or limit == 2
 
