@@ -188,7 +188,7 @@ def test_experts_have_to_divide() -> None:
 
 def test_an_engine_without_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = replace(named("megatron"), experts=False)
-    monkeypatch.setattr(legal, "named", lambda name: plain)
+    monkeypatch.setattr(legal, "spec_of", lambda name: plain)
     monkeypatch.setattr(legal, "engines", lambda: {**engines(), "megatron": plain})
     assert problems(SPARSE, "megatron", mesh(tp=2)) == [
         "megatron cannot lay out the experts of qwen2_moe models here yet: use transformers"
