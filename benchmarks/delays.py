@@ -314,7 +314,7 @@ def known(folder: Path, most: float) -> Iterator[None]:
     os.environ[SLEEPS] = str(folder / "sleeps.json")
     sys.path[:0] = paths
     tell(0, most)
-    registry._found.cache_clear()
+    registry._discovered.cache_clear()
     try:
         yield
     finally:
@@ -322,7 +322,7 @@ def known(folder: Path, most: float) -> Iterator[None]:
         for name, value in before.items():
             os.environ.pop(name)
             os.environ.update({name: value} if value else {})
-        registry._found.cache_clear()
+        registry._discovered.cache_clear()
 
 
 @contextmanager
