@@ -2,7 +2,7 @@
 
 The file has lines `package.module:Old New`. Where a user of a name also has it as a parameter, a variable or a method,
 or has the new one already, it is left and reported. Names within f-strings, between backticks in docstrings and in
-dotted strings follow. By hand remain lines that became too long, and what a package's `__init__` passes on.
+dotted strings follow; a single word in lower case within a text stays. By hand remain lines that became too long.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ def main() -> None:
     sources = {path: path.read_text("utf-8") for path in map(Path, tracked)}
     trees = {path: ast.parse(source) for path, source in sources.items()}
     modules = {_module(path): path for path in sources}
-    imports = {path: _imports(tree) for path, tree in trees.items()}
+    passed_on = {_module(path): _imports(tree) for path, tree in trees.items() if path.name == "__init__.py"}
+    imports = {path: _origins(_imports(tree), passed_on) for path, tree in trees.items()}
+    bound = {path: _bound(tree) for path, tree in trees.items()}
+    otherwise = {path: _otherwise(tree) for path, tree in trees.items()}
     users: defaultdict[Name, set[Path]] = defaultdict(set)
     for path, names in imports.items():
         for local, name in names.items():
@@ -43,10 +46,10 @@ def main() -> None:
             continue
         paths = {modules[module], *users[module, old]}
         for path in sorted(paths):
-            if new in _bound(trees[path]) or new in plain[path].values():
+            if new in bound[path] or new in plain[path].values():
                 print(f"{module}:{old}: `{new}` is taken in {path}")
                 break
-            if old in _otherwise(trees[path]):
+            if old in otherwise[path]:
                 print(f"{module}:{old} is something else, too, in {path}")
                 break
         else:
@@ -72,6 +75,16 @@ def _imports(tree: ast.Module) -> dict[str, Name]:
             found |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
             found |= {alias.asname or alias.name: (alias.name, "") for alias in node.names}
+    return found
+
+
+def _origins(names: dict[str, Name], passed_on: dict[str, dict[str, Name]]) -> dict[str, Name]:
+    """Return the names of a file with the modules that define them, in place of packages that pass them on."""
+    found = dict(names)
+    for local, name in names.items():
+        while (origin := passed_on.get(name[0], {}).get(name[1], name)) != name:  # a package's own module is its own
+            name = origin
+        found[local] = name
     return found
 
 
@@ -128,9 +141,16 @@ def _in_string(text: str, plain: dict[str, str], applied: dict[Name, str]) -> st
     if re.match(r"[rR]?[fF]", text):
         word = re.compile(r"(?<![.\w\"'])(\w+)\b(?!\s*=[^=])")
         return re.sub(r"\{[^{}]+\}", lambda m: word.sub(lambda k: plain.get(k[1], k[1]), m[0]), text)
+    if re.fullmatch(r"\"\w+\"", text):
+        return f'"{_unmistakable(text[1:-1], plain)}"'  # a type that is made further down, or an entry of `__all__`
     if re.match(r"[rR]?(\"\"\"|''')", text):
-        return re.sub(r"`(\w+)`", lambda m: f"`{plain.get(m[1], m[1])}`", text)
+        return re.sub(r"`(\w+)`", lambda m: f"`{_unmistakable(m[1], plain)}`", text)
     return text
+
+
+def _unmistakable(word: str, plain: dict[str, str]) -> str:
+    """Return the new name of a word in a text, unless it can be a word of the language, an option or a column."""
+    return word if word.islower() and "_" not in word else plain.get(word, word)
 
 
 if __name__ == "__main__":
