@@ -15,7 +15,7 @@ myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]
 exclude_patterns = ["img"]
 
-_DOCS = Path(__file__).parent
+_DOCS = Path(__file__).resolve().parent
 _LINK = re.compile(r"(?<!!)\[([^\[\]]+)\]\((\.\./[^()\s#]+)(#[^()\s]*)?\)")
 
 

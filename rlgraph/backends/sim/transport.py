@@ -421,7 +421,7 @@ class SimTransport:
     def adopt(self, move: Move) -> None:
         assert move.update is not None
         with self.queues.turn(seats(move.receiver), rank=move.update.number):
-            """This takes no virtual time."""
+            pass  # This takes no virtual time.
 
     # The end
 
