@@ -51,7 +51,7 @@ class Child:
         self.runner: asyncio.Runner | None = None
 
     def load(self) -> ModuleType:
-        """Returns the user's module, loaded once; a file gets a module name that cannot hide another module."""
+        """Return the user's module, loaded once; a file gets a module name that cannot hide another module."""
         if self.module is None and self.name:
             self.module = importlib.import_module(self.name)
         if self.module is None:
@@ -71,7 +71,7 @@ class Child:
         return self.module
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Returns what kind of object the file has under `name`, and its parameters."""
+        """Return what kind of object the file has under `name`, and its parameters."""
         module = self.load()
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         target = getattr(module, name, None)
@@ -88,7 +88,7 @@ class Child:
         return {"is": "class", "names": names, "parameters": parameters, "methods": methods}
 
     def score(self, name: str, count: int, arguments: dict[str, Any]) -> list[float]:
-        """Calls a reward function and returns one number for each of `count` rows."""
+        """Call a reward function and return one number for each of `count` rows."""
         values = self.settle(getattr(self.load(), name)(**arguments))
         if hasattr(values, "tolist"):  # an array or a tensor
             values = values.tolist()
@@ -99,11 +99,11 @@ class Child:
         return [number(value, row) for row, value in enumerate(values)]
 
     def warm(self) -> None:
-        """Loads the file, outside of the limit of a call."""
+        """Load the file, outside of the limit of a call."""
         self.load()
 
     def rows(self, key: int, name: str, arguments: dict[str, Any]) -> list[Any] | None:
-        """Returns the rows of a function that returns a list; None for one that yields them."""
+        """Return the rows of a function that returns a list; None for one that yields them."""
         result = self.settle(getattr(self.load(), name)(**arguments))
         if isinstance(result, list | tuple):
             return list(result)
@@ -116,22 +116,22 @@ class Child:
         raise Wrong(f"{short(result)}, not a list of rows and not a generator of them")
 
     def read(self, key: int, count: int) -> list[Any]:
-        """Returns the next rows of the generator, fewer if it ends."""
+        """Return the next rows of the generator, fewer if it ends."""
         return [row for _, row in zip(range(count), self.objects[key], strict=False)]
 
     def make(self, key: int, name: str, arguments: dict[str, Any]) -> None:
-        """Makes an environment for one episode."""
+        """Make an environment for one episode."""
         self.objects[key] = getattr(self.load(), name)(**arguments)
 
     def reset(self, key: int, row: dict[str, Any]) -> str:
-        """Returns the first observation of an episode, empty where the environment says nothing yet."""
+        """Return the first observation of an episode, empty where the environment says nothing yet."""
         first = self.settle(self.objects[key].reset(row))
         if first is not None and not isinstance(first, str):
             raise Wrong(f"{short(first)} from `reset`, not the text of the first observation")
         return _characters(first or "", "reset")
 
     def step(self, key: int, action: str) -> tuple[str, float, bool]:
-        """Returns what the environment answers to `action`: observation, reward, whether the episode is over."""
+        """Return what the environment answers to `action`: observation, reward, whether the episode is over."""
         answer = self.settle(self.objects[key].step(action))
         if not isinstance(answer, list | tuple):
             raise Wrong(f"{short(answer)} from `step`, not the three values (observation, reward, done)")
@@ -149,13 +149,13 @@ class Child:
         return _characters(observation or "", "step"), value, bool(done)
 
     def close(self, key: int) -> None:
-        """Ends an episode."""
+        """End an episode."""
         environment = self.objects.pop(key, None)
         if hasattr(environment, "close"):
             self.settle(environment.close())
 
     def settle(self, value: Any) -> Any:
-        """Returns `value`, awaited if it is awaitable, in the same event loop each time: clients rely on it."""
+        """Return `value`, awaited if it is awaitable, in the same event loop each time: clients rely on it."""
         if not inspect.isawaitable(value):
             return value
         if self.runner is None:
@@ -167,7 +167,7 @@ class Child:
 
 
 def _characters(text: str, method: str) -> str:
-    """Returns the text. Raises Wrong if it has surrogates, which cannot be encoded."""
+    """Return the text. Raises Wrong if it has surrogates, which cannot be encoded."""
     if any("\ud800" <= sign <= "\udfff" for sign in text):
         raise Wrong(f"{short(text)} from `{method}`, a text with half of a surrogate pair, which is no character")
     return text
@@ -178,7 +178,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def number(value: Any, row: int | None) -> float:
-    """Returns `value` as a finite float: accepts numbers, booleans, and the scalars of numpy and torch."""
+    """Return `value` as a finite float: accepts numbers, booleans, and the scalars of numpy and torch."""
     plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if not isinstance(plain, numbers.Real):
         raise Wrong(short(value), row, instead_of_number(value))
@@ -188,7 +188,7 @@ def number(value: Any, row: int | None) -> float:
 
 
 def instead_of_list(value: Any) -> str:
-    """Returns a hint on what a reward function should return in place of this value; "" if there is none."""
+    """Return a hint on what a reward function should return in place of this value; "" if there is none."""
     if value is None:
         return "it has to end with `return`, and a list with a number for each row"
     if isinstance(value, dict):
@@ -201,7 +201,7 @@ def instead_of_list(value: Any) -> str:
 
 
 def instead_of_number(value: Any) -> str:
-    """Returns a hint on what a reward function should return for a row in place of this value; "" if there is none."""
+    """Return a hint on what a reward function should return for a row in place of this value; "" if there is none."""
     if value is None:
         return "a row has a number always: `0.0` where a function abstains, as `None` does in TRL"
     if isinstance(value, dict):
@@ -212,7 +212,7 @@ def instead_of_number(value: Any) -> str:
 
 
 def short(value: Any) -> str:
-    """Returns a value in a few words: `None`, `'abc'`, `a dict`."""
+    """Return a value in a few words: `None`, `'abc'`, `a dict`."""
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
     if isinstance(value, str):
@@ -222,7 +222,7 @@ def short(value: Any) -> str:
 
 
 def raised(error: BaseException, folder: str) -> dict[str, Any]:
-    """Returns what the user needs to know of an exception: its type, its message, and its place in the user's own
+    """Return what the user needs to know of an exception: its type, its message, and its place in the user's own
     code."""
     if isinstance(error, SyntaxError) and error.filename:
         place = (error.filename, error.lineno or 1)
@@ -236,12 +236,12 @@ def raised(error: BaseException, folder: str) -> dict[str, Any]:
 
 
 def _is_users(file: str, folder: str) -> bool:
-    """Returns whether the user wrote `file`: it lies in the folder, and not in a virtual environment there."""
+    """Return whether the user wrote `file`: it lies in the folder, and not in a virtual environment there."""
     return file.startswith(folder + os.sep) and "site-packages" not in file
 
 
 def end_with(handle: int) -> None:
-    """Ends this process, and what it has started, when the other end is closed while the user's code works."""
+    """End this process, and what it has started, when the other end is closed while the user's code works."""
     hung_up = select.poll()
     hung_up.register(handle, 0)
     hung_up.poll()
@@ -249,7 +249,7 @@ def end_with(handle: int) -> None:
 
 
 def main() -> None:
-    """Answers requests until the other end is closed."""
+    """Answer requests until the other end is closed."""
     handles = [int(word) for word in sys.argv[1:]]
     for handle in handles:
         os.set_inheritable(handle, False)

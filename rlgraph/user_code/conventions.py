@@ -51,7 +51,7 @@ OTHER_NAMES = {
 
 
 def missing_hint(name: str, missing: Collection[str]) -> str:
-    """Returns what to write where the function `name` asks for parameters that it does not get; "" if no other system
+    """Return what to write where the function `name` asks for parameters that it does not get; "" if no other system
     gives them."""
     for convention in CONVENTIONS:
         if convention.parameter in missing:
@@ -64,7 +64,7 @@ def missing_hint(name: str, missing: Collection[str]) -> str:
 
 
 def raised_hint(failure: Raised, completions: Sequence[Any]) -> str:
-    """Returns what to write where a function took texts for messages, or messages for texts; "" if it did not."""
+    """Return what to write where a function took texts for messages, or messages for texts; "" if it did not."""
     texts = all(isinstance(completion, str) for completion in completions)
     if texts and (_matches(failure, "TypeError", "string ind") or (_indexes(failure) and "content" in _line(failure))):
         return 'completions are texts, since the prompts are: `completion` in place of `completion[0]["content"]`'
@@ -82,7 +82,7 @@ def _indexes(failure: Raised) -> bool:
 
 
 def _line(failure: Raised) -> str:
-    """Returns the line that was running; "" if it cannot be read."""
+    """Return the line that was running; "" if it cannot be read."""
     try:
         lines = Path(failure.file).read_text(errors="replace").splitlines()
     except OSError:

@@ -57,7 +57,7 @@ class Episode:
     turn: int = 0
 
     def reset(self, row: Mapping[str, Any]) -> str:
-        """Begins with a row of the data, and returns the first observation, empty where the prompt says it all."""
+        """Begin with a row of the data, and return the first observation, empty where the prompt says it all."""
         self.row, self.turn = row, 0
         self._request("make", "at its start", self.target.name, dict(self.constants))
         self.generation = self.worker.generation
@@ -65,13 +65,13 @@ class Episode:
         return first
 
     def step(self, action: str) -> tuple[str, float, bool]:
-        """Returns what the environment answers: observation, reward, whether the episode is over."""
+        """Return what the environment answers: observation, reward, whether the episode is over."""
         self.turn += 1
         answer: tuple[str, float, bool] = self._request("step", f"in turn {self.turn}", action)
         return answer
 
     def close(self) -> None:
-        """Ends the episode."""
+        """End the episode."""
         if self.generation and self.generation == self.worker.generation and self.worker.running:
             self._request("close", "in `close`")
 
@@ -104,7 +104,7 @@ class Environment:
     """The processes in turn, without end."""
 
     def __call__(self, name: object) -> Episode:
-        """Returns an episode for the row called `name`; its `reset` makes the user's object.
+        """Return an episode for the row called `name`; its `reset` makes the user's object.
 
         Calls of one process wait for each other: `together` steps episodes side by side.
         """
@@ -112,18 +112,18 @@ class Environment:
         return Episode(self.target, self.constants, self.limit_s, worker, worker.new_key(), str(name))
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """Returns the results of calls of its episodes, in their order; episodes of different processes run side by
+        """Return the results of calls of its episodes, in their order; episodes of different processes run side by
         side."""
         return side_by_side(self.workers, calls)
 
     def close(self) -> None:
-        """Ends the processes."""
+        """End the processes."""
         for worker in self.workers:
             worker.close()
 
 
 def open_environment(spec: EnvironmentSpec, folders: Folders, workers: Workers | None = None) -> Environment:
-    """Returns the environment that a program declares. This loads the user's file, so only a run may do it.
+    """Return the environment that a program declares. This loads the user's file, so only a run may do it.
 
     With the same `workers` as a function, it shares the module of its file. Raises `ProgramError`.
     """
@@ -140,7 +140,7 @@ def open_environment(spec: EnvironmentSpec, folders: Folders, workers: Workers |
 
 
 def check_environment(spec: EnvironmentSpec) -> None:
-    """Raises an error for what is wrong with an `env` declaration, as far as can be seen without any file."""
+    """Raise an error for what is wrong with an `env` declaration, as far as can be seen without any file."""
     if spec.kind != "python":
         message = f"there are no environments of kind '{spec.kind}'"
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, 'as in `python("envs.py:Shell")`'))

@@ -28,18 +28,18 @@ class Folders:
     here: Path = field(default_factory=Path.cwd)
 
     def find(self, path: str) -> Path:
-        """Returns what `path` names; a path in the folder of the program if it is in neither folder."""
+        """Return what `path` names; a path in the folder of the program if it is in neither folder."""
         places = [folder / os.path.expanduser(path) for folder in self.all()]
         return next((place for place in places if os.path.exists(place)), places[0])
 
     def all(self) -> list[Path]:
-        """Returns the folders in their order, each once."""
+        """Return the folders in their order, each once."""
         same = self.program.absolute() == self.here.absolute()
         return [self.program] if same else [self.program, self.here]
 
 
 def find_file(path: str, folders: Folders, span: Span, what: str) -> Path:
-    """Returns the file that a program names `path`; it exists, is a regular file, and may be read.
+    """Return the file that a program names `path`; it exists, is a regular file, and may be read.
 
     `what` is the user's word for it: `data file`. Raises ProgramError.
     """
@@ -59,14 +59,14 @@ def find_file(path: str, folders: Folders, span: Span, what: str) -> Path:
 
 
 def _where(path: str, folders: Folders) -> str:
-    """Returns the folders that were searched, as words."""
+    """Return the folders that were searched, as words."""
     if os.path.isabs(os.path.expanduser(path)):
         return ""
     return " in " + " or in ".join(f"'{folder.absolute()}'" for folder in folders.all())
 
 
 def _missing_hint(path: str, folders: Folders) -> str:
-    """Returns a hint on what may have been meant: among the files of the same kind one with a similar name, or all of
+    """Return a hint on what may have been meant: among the files of the same kind one with a similar name, or all of
     them."""
     wanted = [folder / os.path.expanduser(path) for folder in folders.all()]
     if not any(os.path.isdir(file.parent) for file in wanted):
@@ -76,7 +76,7 @@ def _missing_hint(path: str, folders: Folders) -> str:
 
 
 def _nearby(folder: Path, suffix: str) -> str:
-    """Returns a list of the files with `suffix` in `folder`, as words."""
+    """Return a list of the files with `suffix` in `folder`, as words."""
     names = _names(folder, suffix)
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     return f"in '{folder}' there is: {shown}" if names else ""
@@ -93,12 +93,12 @@ def _names(folder: Path, suffix: str) -> list[str]:
 
 
 def is_module(place: str) -> bool:
-    """Returns whether `place` names a module, as in `math_verify` and `rlgraph.rewards`, and not a file."""
+    """Return whether `place` names a module, as in `math_verify` and `rlgraph.rewards`, and not a file."""
     return not place.endswith(".py") and all(part.isidentifier() for part in place.split("."))
 
 
 def find_module(name: str, folders: Folders) -> Path | None:
-    """Returns the file of the module `name`, which may lie in one of `folders`; None if there is no such module.
+    """Return the file of the module `name`, which may lie in one of `folders`; None if there is no such module.
 
     Parent packages are not imported either, as `importlib.util.find_spec` would do.
     """
@@ -112,7 +112,7 @@ def find_module(name: str, folders: Folders) -> Path | None:
 
 
 def search_path(folders: Folders) -> list[str]:
-    """Returns where the process that imports a user's module looks for it."""
+    """Return where the process that imports a user's module looks for it."""
     return [*(str(folder.absolute()) for folder in folders.all()), *sys.path]
 
 

@@ -78,7 +78,7 @@ class RewardFunction:
     workers: tuple[Worker, ...] = field(repr=False)
 
     def check(self, columns: Iterable[str]) -> None:
-        """Raises an error unless `columns` hold all that the function asks for; a run asks before it works."""
+        """Raise an error unless `columns` hold all that the function asks for; a run asks before it works."""
         names = tuple(columns)
         available = {*names, *_GIVEN, *self.constants}
         missing = [name for name in self.signature.required if name not in available]
@@ -97,7 +97,7 @@ class RewardFunction:
         ids: Sequence[object] | None = None,
         groups: Sequence[int] | None = None,
     ) -> list[float]:
-        """Returns one number for each completion.
+        """Return one number for each completion.
 
         All arguments have one entry for each completion; `ids` name the rows in errors. `groups`, ascending, says which
         rows are of one prompt; without it each is by itself. Raises `RunError`.
@@ -112,14 +112,14 @@ class RewardFunction:
         return self._in_parts(_Rows(list(names), arguments, shown), groups)
 
     def takes(self, name: str) -> bool:
-        """Returns whether it is given a column of that name, where the rows have one."""
+        """Return whether it is given a column of that name, where the rows have one."""
         if name in self.constants:
             return False
         # `prompt` and `completion` stay out of `**kwargs`, as in TRL.
         return name in self.signature.named or (self.signature.open_ended and name not in ("prompt", "completion"))
 
     def close(self) -> None:
-        """Ends the processes; a later call starts them again."""
+        """End the processes; a later call starts them again."""
         for worker in self.workers:
             worker.close()
 
@@ -130,7 +130,7 @@ class RewardFunction:
         completion_ids: Sequence[Sequence[int]] | None,
         columns: Mapping[str, Sequence[Any]],
     ) -> dict[str, list[Any]]:
-        """Returns the arguments that the function accepts, with an entry for each row."""
+        """Return the arguments that the function accepts, with an entry for each row."""
         answers = [as_messages(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
         arguments = {name: list(values) for name, values in columns.items()}
         arguments |= {"prompts": list(prompts), "completions": answers}
@@ -139,7 +139,7 @@ class RewardFunction:
         return {name: values for name, values in arguments.items() if self.takes(name)}
 
     def _in_parts(self, rows: _Rows, groups: Sequence[int] | None) -> list[float]:
-        """Returns the numbers of the rows, which are divided into calls of the processes."""
+        """Return the numbers of the rows, which are divided into calls of the processes."""
         count = len(rows.names)
         size = min(self.batch or count, -(-count // len(self.workers)))
         parts = [rows.part(start, end) for start, end in pairwise(self._cuts(rows.shown["prompts"], size, groups))]
@@ -147,7 +147,7 @@ class RewardFunction:
         return [value for part in side_by_side(self.workers, calls) for value in part]
 
     def _cuts(self, prompts: Sequence[Any], size: int, groups: Sequence[int] | None) -> list[int]:
-        """Returns where calls of so many rows begin, and the last one ends; none is within rows that belong
+        """Return where calls of so many rows begin, and the last one ends; none is within rows that belong
         together."""
         count = len(prompts)
         if self.over == "batch":
@@ -188,7 +188,7 @@ class RewardFunction:
         return scores
 
     def _culprit(self, worker: Worker, failure: Failure, rows: _Rows) -> tuple[Failure, int | None]:
-        """Returns how and for which row alone the call fails too; the search takes no longer than one call may."""
+        """Return how and for which row alone the call fails too; the search takes no longer than one call may."""
         if len(rows.names) == 1:
             return failure, 0
         try:  # restarting the process does not count as time of the search
@@ -227,7 +227,7 @@ class RewardFunction:
         return failed_call(self.target, failure, f"on {names[row]}", rows.shown_row(row), hint)
 
     def _hint(self, failure: Failure, rows: _Rows) -> str:
-        """Returns what to write in a function that expects to be called as in other systems."""
+        """Return what to write in a function that expects to be called as in other systems."""
         if isinstance(failure, Wrong):
             return failure.hint
         return raised_hint(failure, rows.arguments.get("completions", ())) if isinstance(failure, Raised) else ""
@@ -254,7 +254,7 @@ class _Rows:
 
 
 def open_function(spec: FunctionSpec, folders: Folders, workers: Workers | None = None) -> RewardFunction:
-    """Returns the function that a program declares. This loads the user's file, so only a run may do it.
+    """Return the function that a program declares. This loads the user's file, so only a run may do it.
 
     Relative paths begin in `folders`. With the same `workers`, two functions of one file share its module; without, the
     function has processes of its own. Raises `ProgramError`.
@@ -277,7 +277,7 @@ def open_function(spec: FunctionSpec, folders: Folders, workers: Workers | None 
 
 
 def check_function(spec: FunctionSpec) -> None:
-    """Raises an error for what is wrong with a `func` declaration, as far as can be seen without any file."""
+    """Raise an error for what is wrong with a `func` declaration, as far as can be seen without any file."""
     if spec.kind not in _FORMS:
         hint = nearest(spec.kind, _FORMS) or f"there are: {', '.join(_FORMS)}"
         message = f"there are no functions of kind '{spec.kind}'"
@@ -295,7 +295,7 @@ def check_function(spec: FunctionSpec) -> None:
 
 
 def _over(spec: FunctionSpec) -> str:
-    """Returns the option `over`. Raises ProgramError, also for options that would cut what it keeps together."""
+    """Return the option `over`. Raises ProgramError, also for options that would cut what it keeps together."""
     over: str = text(spec, "over", "row" if spec.kind == "reasoning_gym" else "group") or ""
     if over not in UNITS:
         message = f"`over` must be row, group or batch, not {over!r}"
@@ -309,7 +309,7 @@ def _over(spec: FunctionSpec) -> str:
 
 
 def as_messages(prompt: Any, completion: Any) -> Any:
-    """Returns the completion as a list of messages if the prompt is one, else as it is."""
+    """Return the completion as a list of messages if the prompt is one, else as it is."""
     if isinstance(prompt, list) and isinstance(completion, str):
         return [{"role": "assistant", "content": completion}]
     return completion

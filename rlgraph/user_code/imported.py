@@ -15,7 +15,7 @@ _OURS = Path(__file__).resolve().parents[1]
 
 
 def code_files(reference: str, folders: Folders, span: Span) -> list[Path]:
-    """Returns the file of `rewards.py:exact_match`, and the modules that it imports directly or indirectly, as far as
+    """Return the file of `rewards.py:exact_match`, and the modules that it imports directly or indirectly, as far as
     they lie in one of the folders: installed packages have versions. Empty if there is no such file."""
     try:
         first = Path(parse_target(reference, folders, span, "python").code.file)
@@ -32,7 +32,7 @@ def code_files(reference: str, folders: Folders, span: Span) -> list[Path]:
 
 
 def _imported_names(file: Path) -> Iterator[str]:
-    """Yields the modules that a file may import, anywhere in it. `from a import b` also yields `a.b`."""
+    """Yield the modules that a file may import, anywhere in it. `from a import b` also yields `a.b`."""
     try:
         nodes = list(ast.walk(ast.parse(file.read_bytes())))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
@@ -46,7 +46,7 @@ def _imported_names(file: Path) -> Iterator[str]:
 
 
 def _is_users(file: Path, folders: Folders) -> bool:
-    """Returns whether a file lies in one of the folders, and is neither installed nor part of rlgraph."""
+    """Return whether a file lies in one of the folders, and is neither installed nor part of rlgraph."""
     place = file.resolve()
     inside = any(place.is_relative_to(folder.resolve()) for folder in folders.all())
     return inside and "site-packages" not in place.parts and not place.is_relative_to(_OURS)

@@ -49,7 +49,7 @@ class Signature:
 
 
 def parse_target(reference: str, folders: Folders, span: Span, kind: str) -> Target:
-    """Returns the file and the name in `"rewards.py:exact_match"`, or the module and the name in
+    """Return the file and the name in `"rewards.py:exact_match"`, or the module and the name in
     `"rlgraph.rewards:exact_match"`. Raises ProgramError if it does not exist."""
     path, colon, name = reference.rpartition(":")
     if not colon or not path or not name.isidentifier():
@@ -66,7 +66,7 @@ def parse_target(reference: str, folders: Folders, span: Span, kind: str) -> Tar
 
 
 def describe(target: Target, worker: Worker) -> Signature:
-    """Loads the user's file and returns the signature of what it has under the name."""
+    """Load the user's file and return the signature of what it has under the name."""
     try:
         description = worker.request("describe", target.name, limit_s=IMPORT_LIMIT_S)
     except Failure as failure:
@@ -90,7 +90,7 @@ def describe(target: Target, worker: Worker) -> Signature:
 
 
 def own_options(spec: Spec, known: tuple[str, ...], signature: Signature, name: str) -> dict[str, Any]:
-    """Returns the options of `spec` that are not rlgraph's but arguments for the user's function or class `name`.
+    """Return the options of `spec` that are not rlgraph's but arguments for the user's function or class `name`.
 
     They must be parameters that it names: `**kwargs` would swallow a misspelt `timeout`. Raises ProgramError.
     """
@@ -100,7 +100,7 @@ def own_options(spec: Spec, known: tuple[str, ...], signature: Signature, name: 
 
 
 def unknown_options(spec: Spec, known: Collection[str], named: Collection[str], name: str) -> list[Diagnostic]:
-    """Returns errors for options that are neither rlgraph's nor parameters of the user's function or class `name`."""
+    """Return errors for options that are neither rlgraph's nor parameters of the user's function or class `name`."""
     errors = []
     for option in spec.options:
         if option not in known and option not in named:
@@ -111,13 +111,13 @@ def unknown_options(spec: Spec, known: Collection[str], named: Collection[str], 
 
 
 def check_required(target: Target, signature: Signature, arguments: Collection[str]) -> None:
-    """Raises an error unless `arguments` hold all that the user's function or class needs to be called."""
+    """Raise an error unless `arguments` hold all that the user's function or class needs to be called."""
     for wrong in unset(target, signature.required, arguments):
         raise ProgramError(wrong)
 
 
 def unset(target: Target, required: Collection[str], given: Collection[str]) -> list[Diagnostic]:
-    """Returns an error if a parameter without a default is not given."""
+    """Return an error if a parameter without a default is not given."""
     missing = [name for name in required if name not in given][:1]
     hint = 'give it as an option: python("{}:{}", {}=...)'
     return [
@@ -134,7 +134,7 @@ def unset(target: Target, required: Collection[str], given: Collection[str]) -> 
 def failed_call(
     target: Target, failure: Failure, where: str, row: Mapping[str, Any] | None, hint: str = ""
 ) -> RunError:
-    """Returns the error for a call that failed.
+    """Return the error for a call that failed.
 
     `where` says at what: `on row 3 of epoch 0`; `row` is shown if there is one.
     """
@@ -163,26 +163,26 @@ def failed_call(
 
 
 def show_row(row: Mapping[str, Any]) -> str:
-    """Returns a row in a few words."""
+    """Return a row in a few words."""
     shown = [f"{name} = {shorten(_text(value), 60)!r}" for name, value in row.items()]
     return "there: " + ", ".join(shown[:4])
 
 
 def shorten(text: str, most: int) -> str:
-    """Returns `text` as one line of at most `most` characters."""
+    """Return `text` as one line of at most `most` characters."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def _text(value: Any) -> str:
-    """Returns a text as it is, and for a list of messages the last one's content."""
+    """Return a text as it is, and for a list of messages the last one's content."""
     if isinstance(value, list) and value and isinstance(value[-1], dict) and "content" in value[-1]:
         return str(value[-1]["content"])
     return value if isinstance(value, str) else str(value)
 
 
 def not_there(target: Target, found: str, names: list[str]) -> Diagnostic:
-    """Returns the error for a name under which a module has nothing (`missing`), or something that cannot be called."""
+    """Return the error for a name under which a module has nothing (`missing`), or something that cannot be called."""
     if found != "missing":
         message = f"'{target.name}' in '{target.path}' is {found}, which cannot be called"
         return Diagnostic(NO_NAME, message, target.span)
@@ -212,7 +212,7 @@ def _not_loaded(target: Target, failure: Failure) -> Diagnostic:
 
 
 def _place(target: Target, failure: Failure) -> tuple[Related, ...]:
-    """Returns the line of the user's Python that was running, to be shown with the error."""
+    """Return the line of the user's Python that was running, to be shown with the error."""
     if not failure.line or target.ours:
         return ()
     file = Path(failure.file)

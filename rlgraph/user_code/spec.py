@@ -34,12 +34,12 @@ class Spec:
     """The places of single arguments, by position or name, where they are known: the caret is then more exact."""
 
     def at(self, argument: int | str) -> Span:
-        """Returns where `argument` is written."""
+        """Return where `argument` is written."""
         return self.spans.get(argument, self.span)
 
 
 def one_text(spec: Spec, what: str, example: str) -> str:
-    """Returns the only positional argument of `spec`, which must be a text."""
+    """Return the only positional argument of `spec`, which must be a text."""
     if len(spec.args) == 1 and isinstance(spec.args[0], str) and spec.args[0]:
         return spec.args[0]
     message = f"`{spec.kind}` takes one text: {what}"
@@ -47,7 +47,7 @@ def one_text(spec: Spec, what: str, example: str) -> str:
 
 
 def only_options(spec: Spec, known: Collection[str]) -> None:
-    """Raises an error for the first option that is not `known`."""
+    """Raise an error for the first option that is not `known`."""
     for name in spec.options:
         if name not in known:
             message = f"`{spec.kind}` has no option '{name}'"
@@ -56,7 +56,7 @@ def only_options(spec: Spec, known: Collection[str]) -> None:
 
 
 def whole(spec: Spec, name: str, default: int | None, least: int = 1) -> int | None:
-    """Returns the option `name`, a whole number of at least `least`."""
+    """Return the option `name`, a whole number of at least `least`."""
     if name not in spec.options:
         return default
     value = spec.options[name]
@@ -66,7 +66,7 @@ def whole(spec: Spec, name: str, default: int | None, least: int = 1) -> int | N
 
 
 def seconds(spec: Spec, name: str, default: float) -> float:
-    """Returns the option `name`, a time in seconds; 0 means without limit, and becomes infinity."""
+    """Return the option `name`, a time in seconds; 0 means without limit, and becomes infinity."""
     value = spec.options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e6:
         raise _wrong(spec, name, "a number of seconds up to a million, 0 for no limit", value)
@@ -74,7 +74,7 @@ def seconds(spec: Spec, name: str, default: float) -> float:
 
 
 def flag(spec: Spec, name: str, default: bool) -> bool:
-    """Returns the option `name`, `true` or `false`."""
+    """Return the option `name`, `true` or `false`."""
     value = spec.options.get(name, default)
     if not isinstance(value, bool):
         raise _wrong(spec, name, "true or false", value)
@@ -82,7 +82,7 @@ def flag(spec: Spec, name: str, default: bool) -> bool:
 
 
 def text(spec: Spec, name: str, default: str | None) -> str | None:
-    """Returns the option `name`, a text."""
+    """Return the option `name`, a text."""
     value = spec.options.get(name, default)
     if value is not default and not isinstance(value, str):
         raise _wrong(spec, name, "a text", value)
@@ -98,7 +98,7 @@ EXTRAS = {"datasets": "datasets", "pyarrow": "parquet", "reasoning_gym": "gym"}
 
 
 def need(module: str, span: Span) -> None:
-    """Raises an error unless `module` is installed."""
+    """Raise an error unless `module` is installed."""
     if importlib.util.find_spec(module) is None:
         message = f"this needs the package '{module}', which is not installed"
         raise ProgramError(Diagnostic(NOT_INSTALLED, message, span, install(EXTRAS[module])))

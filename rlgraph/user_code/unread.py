@@ -29,7 +29,7 @@ class Parameters:
 
 
 def faults(spec: Spec, folders: Folders, known: Collection[str] = (), *, alone: bool = False) -> list[Diagnostic]:
-    """Returns what is wrong with `python("FILE_OR_MODULE:NAME")`; a file that is not here may be where the run will be.
+    """Return what is wrong with `python("FILE_OR_MODULE:NAME")`; a file that is not here may be where the run will be.
 
     known: the options that are rlgraph's. alone: it is called with the other options and nothing else.
     """
@@ -61,7 +61,7 @@ def faults(spec: Spec, folders: Folders, known: Collection[str] = (), *, alone: 
 
 
 def _read(file: Path) -> ast.Module | None:
-    """Returns the syntax tree of a module; None if it does not show what the module defines."""
+    """Return the syntax tree of a module; None if it does not show what the module defines."""
     try:
         if file.suffix != ".py" or file.stat().st_size > LARGEST_BYTES:
             return None
@@ -74,7 +74,7 @@ def _read(file: Path) -> ast.Module | None:
 
 
 def _parameters(makers: Sequence[ast.stmt]) -> Parameters | None:
-    """Returns the parameters of what these statements define under one name; None if their text does not say them."""
+    """Return the parameters of what these statements define under one name; None if their text does not say them."""
     match makers:
         case [ast.FunctionDef(decorator_list=[]) | ast.AsyncFunctionDef(decorator_list=[]) as function]:
             return _accepted(function.args, 0)
@@ -89,7 +89,7 @@ def _parameters(makers: Sequence[ast.stmt]) -> Parameters | None:
 
 
 def _accepted(arguments: ast.arguments, bound: int) -> Parameters | None:
-    """Returns the parameters that can be given by name, without the first `bound` ones; None if others cannot."""
+    """Return the parameters that can be given by name, without the first `bound` ones; None if others cannot."""
     if len(arguments.posonlyargs) > bound:
         return None
     plain = arguments.args[max(0, bound - len(arguments.posonlyargs)) :]
@@ -106,7 +106,7 @@ def _accepted(arguments: ast.arguments, bound: int) -> Parameters | None:
 
 
 def _defined(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """Yields the names that statements of a module define, also within `if`, `try` and loops, each with its
+    """Yield the names that statements of a module define, also within `if`, `try` and loops, each with its
     statement."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

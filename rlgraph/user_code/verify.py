@@ -21,7 +21,7 @@ def reasoning_gym(
     task: list[str] | None = None,
     name: str | None = None,
 ) -> list[float]:
-    """Returns the task's own score of each completion, most often 1 for right, 0 for wrong, between for near.
+    """Return the task's own score of each completion, most often 1 for right, 0 for wrong, between for near.
 
     An answer on which the verifier fails scores 0; if it fails on the right answer too, the row is at fault.
     """
@@ -55,7 +55,7 @@ def _number(score: Any) -> float:
 
 
 def answer_in(completion: Any) -> str:
-    """Returns the last `<answer>...</answer>` of a completion, or all of it."""
+    """Return the last `<answer>...</answer>` of a completion, or all of it."""
     text = completion[-1].get("content") or "" if isinstance(completion, list) else completion or ""
     answers = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
     return (answers[-1] if answers else text).strip()

@@ -113,7 +113,7 @@ class _Process:
     log: IO[bytes]
 
     def end(self) -> None:
-        """Ends the process and all that it has started."""
+        """End the process and all that it has started."""
         self.link.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             # This is before `wait`: until then no other process can have this number.
@@ -137,7 +137,7 @@ class Worker:
         self._lock = threading.Lock()
 
     def request(self, operation: str, *arguments: Any, limit_s: float) -> Any:
-        """Returns the result of `Child.<operation>(*arguments)`.
+        """Return the result of `Child.<operation>(*arguments)`.
 
         Raises a `Failure`. After `TimedOut` and `Died` the objects in the process are gone.
         """
@@ -155,26 +155,26 @@ class Worker:
                 raise
 
     def request_of(self, generation: int, operation: str, *arguments: Any, limit_s: float) -> Any:
-        """Sends a `request` to the process of this generation; 0: to any."""
+        """Send a `request` to the process of this generation; 0: to any."""
         if generation not in (0, self.generation):
             raise self.lost()
         return self.request(operation, *arguments, limit_s=limit_s)
 
     def lost(self) -> Died:
-        """Returns the failure of an episode whose object ended with the previous process."""
+        """Return the failure of an episode whose object ended with the previous process."""
         return Died("because of another episode", "", 0, self.killed)
 
     def new_key(self) -> int:
-        """Returns a new key for an object in the process."""
+        """Return a new key for an object in the process."""
         return next(self._keys)
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         with self._lock:
             self._stop()
 
     def kill(self) -> None:
-        """Ends the process during a call that another thread waits for; that thread gets `Died`."""
+        """End the process during a call that another thread waits for; that thread gets `Died`."""
         process = self._process
         if process is not None and process.popen.poll() is None:
             self._given_up = True
@@ -183,7 +183,7 @@ class Worker:
 
     @property
     def running(self) -> bool:
-        """Returns whether the process is running."""
+        """Return whether the process is running."""
         return self._process is not None and self._process.popen.poll() is None
 
     def _start(self) -> _Process:
@@ -263,16 +263,16 @@ class Away(Worker):
         return answer
 
     def kill(self) -> None:
-        """Does nothing: the process ends with the run."""
+        """Do nothing: the process ends with the run."""
 
     @property
     def running(self) -> bool:
-        """Returns True: the process runs as long as the run."""
+        """Return True: the process runs as long as the run."""
         return True
 
 
 def side_by_side(workers: Sequence[Worker], calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Returns the results of calls of these processes, in the order of the calls; one process does one at a time. After
+    """Return the results of calls of these processes, in the order of the calls; one process does one at a time. After
     a failure the processes are ended, so that nothing waits for the user's code."""
     if len(workers) == 1:
         return [call() for call in calls]
@@ -294,14 +294,14 @@ class Workers:
         self._workers: dict[tuple[Path, str, int], Worker] = {}
 
     def get(self, code: Code, slot: int = 0) -> Worker:
-        """Returns the process number `slot` for `code`."""
+        """Return the process number `slot` for `code`."""
         key = (code.file.resolve(), code.module, slot)
         if key not in self._workers:
             self._workers[key] = self._begin(code, slot)
         return self._workers[key]
 
     def close(self) -> None:
-        """Ends all processes."""
+        """End all processes."""
         for worker in self._workers.values():
             worker.close()
 
@@ -315,7 +315,7 @@ class Workers:
 
 
 def _place(dump: str, file: str) -> tuple[str, int]:
-    """Returns the innermost line of the user's file in the text that faulthandler has written."""
+    """Return the innermost line of the user's file in the text that faulthandler has written."""
     places = re.findall(r'File "(.+)", line (\d+) in', dump)
     in_file = [place for place in places if place[0] == file]
     return (in_file[0][0], int(in_file[0][1])) if in_file else ("", 0)

@@ -40,22 +40,22 @@ class Training:
 
     @property
     def micro_batches(self) -> int:
-        """Returns how many micro-batches its rows make."""
+        """Return how many micro-batches its rows make."""
         return round(self.passes.turns(self.own))
 
     @property
     def own(self) -> float:
-        """Returns the rows of the rank that has most of them."""
+        """Return the rows of the rank that has most of them."""
         return self.passes.own(self.rows)
 
     @property
     def busy(self) -> Cost:
-        """Returns the cost of the work on one stage."""
+        """Return the cost of the work on one stage."""
         return self.passes.row.times(self.own) + self.passes.block.times(self.micro_batches)
 
     @property
     def late(self) -> float:
-        """Returns by how many seconds the longest micro-batch takes longer than others, on all stages but one: lists
+        """Return by how many seconds the longest micro-batch takes longer than others, on all stages but one: lists
         assume equal micro-batches."""
         turns = self.micro_batches
         turn = self.busy.seconds / turns
@@ -63,7 +63,7 @@ class Training:
 
     @property
     def counted(self) -> Model:
-        """Returns the model in the units in which ranks count when they make the lists."""
+        """Return the model in the units in which ranks count when they make the lists."""
         config, deployment = self.config, self.deployment
         model = counted(
             config.shape,
@@ -77,7 +77,7 @@ class Training:
 
     @property
     def predicted(self) -> Model:
-        """Returns the model in predicted seconds."""
+        """Return the model in predicted seconds."""
         model, turn = self.counted, self.busy.seconds / self.micro_batches
         forward = turn * model.forward / (model.forward + model.backward)
         return replace(model, name=self.name, forward=forward, backward=turn - forward)
@@ -102,7 +102,7 @@ class Fusion:
 
 
 def fusion(trainings: Sequence[Training]) -> Fusion:
-    """Returns the pipeline of trainings that begin together: one alone runs 1F1B, interleaved if it has chunks; several
+    """Return the pipeline of trainings that begin together: one alone runs 1F1B, interleaved if it has chunks; several
     fill each other's bubbles. All have rows."""
     counts = _problem(trainings, [training.counted for training in trainings])
     lists = drawn(counts) if len(trainings) > 1 else alone(counts.models[0])
@@ -120,23 +120,23 @@ def fusion(trainings: Sequence[Training]) -> Fusion:
 
 
 def least(trainings: Sequence[Training]) -> float:
-    """Returns a lower bound in seconds for any lists, until all trainings have taken their optimizer steps."""
+    """Return a lower bound in seconds for any lists, until all trainings have taken their optimizer steps."""
     return _cost(trainings, least_seconds(_predicted(trainings))).seconds
 
 
 def about(trainings: Sequence[Training]) -> float:
-    """Returns the seconds of lists that are quick to make; the lists of the ranks are hardly ever longer."""
+    """Return the seconds of lists that are quick to make; the lists of the ranks are hardly ever longer."""
     lists = _quick_lists(_problem(trainings, [training.counted for training in trainings]))
     return _cost(trainings, timetable(_predicted(trainings), lists).makespan).seconds
 
 
 def _predicted(trainings: Sequence[Training]) -> Problem:
-    """Returns the problem in predicted seconds."""
+    """Return the problem in predicted seconds."""
     return _problem(trainings, [training.predicted for training in trainings])
 
 
 def _problem(trainings: Sequence[Training], models: Sequence[Model]) -> Problem:
-    """Returns the problem of the models, where those with fewer stages than others have several replicas behind each
+    """Return the problem of the models, where those with fewer stages than others have several replicas behind each
     other."""
     if len({training.deployment.pp for training in trainings}) == 1:
         return Problem(tuple(models))
@@ -147,7 +147,7 @@ def _problem(trainings: Sequence[Training], models: Sequence[Model]) -> Problem:
 
 @lru_cache(4096)
 def _quick_lists(problem: Problem) -> Lists:
-    """Returns the lists of the best of a few rules, or of the first rule that reaches the lower bound."""
+    """Return the lists of the best of a few rules, or of the first rule that reaches the lower bound."""
     shortest, best = least_seconds(problem) * (1 + 1e-9), None
     for rule in chain((rule for rule in plain(problem, inf) if rule.memory == inf), urgent(problem)):
         candidate = dispatched(problem, rule, Random(0))
@@ -159,7 +159,7 @@ def _quick_lists(problem: Problem) -> Lists:
 
 
 def _cost(trainings: Sequence[Training], makespan: float) -> Cost:
-    """Returns the cost of trainings whose micro-batches together take `makespan` seconds."""
+    """Return the cost of trainings whose micro-batches together take `makespan` seconds."""
     busy = sum((training.busy for training in trainings), Cost())
     waits = max(0.0, makespan - busy.seconds) + max(training.late for training in trainings)
     rest = sum((training.update + Cost(overhead=training.passes.call) for training in trainings), Cost())
@@ -167,7 +167,7 @@ def _cost(trainings: Sequence[Training], makespan: float) -> Cost:
 
 
 def _in_flight(problem: Problem, lists: Lists, groups: Sequence[str]) -> tuple[tuple[tuple[float, float], ...], ...]:
-    """Returns `Fusion.in_flight`. groups: the group of each model. A process keeps the memory of its peak, so that the
+    """Return `Fusion.in_flight`. groups: the group of each model. A process keeps the memory of its peak, so that the
     peaks of different groups add up wherever they are."""
     lines, owners = problem.lines, problem.owners
     peaks = dict[tuple[tuple[float, float], ...], None]()
@@ -185,7 +185,7 @@ def _in_flight(problem: Problem, lists: Lists, groups: Sequence[str]) -> tuple[t
 
 
 def _moments(problem: Problem, entries: Sequence[Entry], among: Sequence[bool]) -> list[tuple[float, ...]]:
-    """Returns the in-flight micro-batches that a stage has of each model at a moment, counting only models `among`
+    """Return the in-flight micro-batches that a stage has of each model at a moment, counting only models `among`
     these. Moments that need no more of any model than another are left out."""
     owners, held, peaks = problem.owners, [0.0] * len(among), list[tuple[float, ...]]()
     for line, part, _ in entries:
@@ -200,5 +200,5 @@ def _moments(problem: Problem, entries: Sequence[Entry], among: Sequence[bool]) 
 
 
 def _covers(larger: Sequence[float], smaller: Sequence[float]) -> bool:
-    """Returns whether each number of the first is at least the second's."""
+    """Return whether each number of the first is at least the second's."""
     return all(map(ge, larger, smaller))

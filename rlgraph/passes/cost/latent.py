@@ -8,12 +8,12 @@ from rlgraph.catalog.models.shape import Shape
 
 
 def shared_weights(shape: Shape, latent: Latent) -> int:
-    """Returns the number of weights of a layer that every head needs in full."""
+    """Return the number of weights of a layer that every head needs in full."""
     return shape.hidden * (latent.queries + latent.cached)
 
 
 def decode_flops(shape: Shape, latent: Latent, context: float) -> float:
-    """Returns the FLOPs that the products of a layer have in addition to those of a pass over rows
+    """Return the FLOPs that the products of a layer have in addition to those of a pass over rows
     (`rlgraph.passes.cost.work.forward_flops`), for a token that sees `context` tokens. Keys and values of all that it
     sees are remade, as transformers does; values keep their own width."""
     made = 2.0 * latent.keys * shape.heads * (latent.plain + latent.values) * (context - 1)
@@ -21,14 +21,14 @@ def decode_flops(shape: Shape, latent: Latent, context: float) -> float:
 
 
 def absorbed_flops(shape: Shape, latent: Latent, context: float) -> float:
-    """Returns the same as `decode_flops` for an engine that remakes nothing: queries are multiplied with the weights
+    """Return the same as `decode_flops` for an engine that remakes nothing: queries are multiplied with the weights
     that make keys, attend to the cache, and the output is multiplied with the weights that make values (DeepSeek-V2,
     arXiv 2405.04434, section 2.1.2). These two products have as many numbers as the one that they replace."""
     return 2.0 * shape.heads * (latent.cached + latent.keys - 2 * shape.widest) * context
 
 
 def prompted(shape: Shape, latent: Latent, heads: float) -> float:
-    """Returns how many numbers of one token such an engine has in prefill, where it makes keys and values, beside the
+    """Return how many numbers of one token such an engine has in prefill, where it makes keys and values, beside the
     hidden states: the latents below queries and keys, plain and normalized, and the rotating part of keys; queries,
     keys, both parts of keys and values in one, and the output: of each row, of all, and where the caller wants it."""
     low = 2 * (latent.queries + latent.keys) + 2 * latent.turned
@@ -36,13 +36,13 @@ def prompted(shape: Shape, latent: Latent, heads: float) -> float:
 
 
 def made(shape: Shape, latent: Latent, products: bool) -> int:
-    """Returns how many numbers a layer makes from the cache of one token: keys and values as they are made, and keys
+    """Return how many numbers a layer makes from the cache of one token: keys and values as they are made, and keys
     with the rotating part behind them. products: attention is two products, which need separate values."""
     return shape.heads * (latent.plain + latent.values + shape.head_dim + products * latent.values)
 
 
 def forward(shape: Shape, latent: Latent, heads: float) -> float:
-    """Returns how many numbers of one token attention needs where nothing is kept: the latents below queries and keys;
+    """Return how many numbers of one token attention needs where nothing is kept: the latents below queries and keys;
     queries as made, their rotating part, and both together; keys and values as made, and keys with their rotating part;
     the output, of each row and of all; and zero-padded values, if these are narrower, or else queries and keys."""
     low = latent.queries + latent.keys + latent.cached
@@ -54,7 +54,7 @@ def forward(shape: Shape, latent: Latent, heads: float) -> float:
 def kept(
     shape: Shape, latent: Latent, itemsize: int, inner: int, heads: float, cp: int, scores: bool, token_ranks: int
 ) -> float:
-    """Returns the bytes of one token that a layer keeps from its forward to its backward pass: the latents below
+    """Return the bytes of one token that a layer keeps from its forward to its backward pass: the latents below
     queries and keys, queries, keys and zero-padded values, the output, padded and at its own width, and a float32 for
     each head. inner: bytes of what a norm keeps of a number. heads: those of this rank. cp: ranks whose tokens' keys
     and values are present. scores: attention is written out. token_ranks: the ranks that shard the tokens outside of

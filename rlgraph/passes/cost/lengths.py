@@ -50,7 +50,7 @@ class Lengths:
 
     @classmethod
     def of(cls, lengths: Iterable[float]) -> Lengths:
-        """Returns the distribution of given rows. More than `STEPS` rows become `STEPS` equal shares; the mean
+        """Return the distribution of given rows. More than `STEPS` rows become `STEPS` equal shares; the mean
         stays."""
         values = sorted(lengths) or [0.0]
         if len(values) > STEPS:
@@ -59,32 +59,32 @@ class Lengths:
 
     @classmethod
     def lognormal(cls, **given: float) -> Lengths:
-        """Returns a log-normal distribution with two of a mean and percentiles: `mean=350, p99=1500`. Raises ValueError
+        """Return a log-normal distribution with two of a mean and percentiles: `mean=350, p99=1500`. Raises ValueError
         if none has these."""
         return _lognormal(given)
 
     @cached_property
     def mean(self) -> float:
-        """Returns the mean length."""
+        """Return the mean length."""
         return sum(self.values) / len(self.values)
 
     @cached_property
     def square(self) -> float:
-        """Returns the mean of the squared lengths."""
+        """Return the mean of the squared lengths."""
         return sum(value * value for value in self.values) / len(self.values)
 
     @cached_property
     def deviation(self) -> float:
-        """Returns the standard deviation."""
+        """Return the standard deviation."""
         return math.sqrt(max(0.0, self.square - self.mean * self.mean))
 
     @property
     def longest(self) -> float:
-        """Returns the greatest length."""
+        """Return the greatest length."""
         return self.values[-1]
 
     def at(self, share: float) -> float:
-        """Returns the length that this share of the rows does not exceed, interpolated linearly between the middles of
+        """Return the length that this share of the rows does not exceed, interpolated linearly between the middles of
         the shares."""
         place = share * len(self.values) - 0.5
         low = max(0, min(len(self.values) - 1, int(place)))
@@ -93,27 +93,27 @@ class Lengths:
         return self.values[low] + (self.values[high] - self.values[low]) * part
 
     def spread(self, points: int) -> tuple[float, ...]:
-        """Returns so many lengths, ascending, each of which represents as many rows."""
+        """Return so many lengths, ascending, each of which represents as many rows."""
         if points not in self._spread:
             self._spread[points] = tuple(self.at((index + 0.5) / points) for index in range(points))
         return self._spread[points]
 
     @cached_property
     def _spread(self) -> dict[int, tuple[float, ...]]:
-        """Caches the results of `spread` by the number of points."""
+        """Cache the results of `spread` by the number of points."""
         return {}
 
     def capped(self, limit: float) -> Lengths:
-        """Returns the distribution with longer rows cut to the limit."""
+        """Return the distribution with longer rows cut to the limit."""
         return Lengths(tuple(min(value, limit) for value in self.values))
 
     def first(self, count: int, of: int) -> Lengths:
-        """Returns the lengths of the `count` rows that end first in each group of `of` rows: on average, the lower
+        """Return the lengths of the `count` rows that end first in each group of `of` rows: on average, the lower
         order statistics."""
         return self._mixed(lambda below: sum(min(k, count) * p for k, p in _binomial(of, below)) / count)
 
     def until(self, count: int, of: int) -> Lengths:
-        """Returns the lengths of groups of `of` rows, all of which end when `count` of each group have."""
+        """Return the lengths of groups of `of` rows, all of which end when `count` of each group have."""
 
         def ended(below: float) -> float:
             return sum((min(k, count) + (of - count) * (k >= count)) * p for k, p in _binomial(of, below)) / of
@@ -121,7 +121,7 @@ class Lengths:
         return self._mixed(ended)
 
     def _mixed(self, ended: Callable[[float], float]) -> Lengths:
-        """Returns the lengths of a reweighted distribution. `ended` maps a share of these rows to the share of the new
+        """Return the lengths of a reweighted distribution. `ended` maps a share of these rows to the share of the new
         rows that do not exceed the same length."""
         count = len(self.values)
         if count == 1:
@@ -139,16 +139,16 @@ class Lengths:
         return Lengths(tuple(values + [self.values[-1]] * (STEPS - len(values))))
 
     def over(self, length: float) -> float:
-        """Returns the share of rows that are longer."""
+        """Return the share of rows that are longer."""
         return 1 - bisect_right(self.values, length) / len(self.values)
 
     def to_text(self) -> str:
-        """Returns a text without a file from which `read_lengths` makes the same lengths."""
+        """Return a text without a file from which `read_lengths` makes the same lengths."""
         return self.text or json.dumps(self.values)
 
 
 def read_lengths(text: str, files: bool = True) -> Lengths:
-    """Returns the lengths that the user's text describes (see above). Raises ProgramError with a caret under what is
+    """Return the lengths that the user's text describes (see above). Raises ProgramError with a caret under what is
     wrong. files: the text may name a file, as the user's own text may, but not one that comes from someone else."""
     source = Source("--lengths", " ".join(text.splitlines()))
     plain = source.text.strip()
@@ -167,7 +167,7 @@ def read_lengths(text: str, files: bool = True) -> Lengths:
 
 
 def _of_pair(source: Source) -> Lengths:
-    """Returns the log-normal distribution of a text with two of a mean and percentiles."""
+    """Return the log-normal distribution of a text with two of a mean and percentiles."""
     numbers: dict[str, float] = {}
     words = []
     for part in re.finditer(r"[^,]+", source.text):
@@ -195,7 +195,7 @@ def _of_pair(source: Source) -> Lengths:
 
 
 def _of_list(source: Source) -> Lengths:
-    """Returns the lengths of a list in JSON, in a file or in the text itself."""
+    """Return the lengths of a list in JSON, in a file or in the text itself."""
     try:
         numbers = json.loads(source.text)
     except (ValueError, RecursionError) as error:
@@ -211,7 +211,7 @@ def _of_list(source: Source) -> Lengths:
 
 
 def _of_file(path: str) -> Lengths:
-    """Returns the lengths that a file lists."""
+    """Return the lengths that a file lists."""
     source = _source(path)
     if source.text.lstrip().startswith("["):
         return _of_list(source)
@@ -244,7 +244,7 @@ def _source(path: str) -> Source:
 
 
 def _length(value: Any, span: Span, code: str, where: str = "") -> float:
-    """Returns the value as a number of tokens. Raises ProgramError with the code if it is none."""
+    """Return the value as a number of tokens. Raises ProgramError with the code if it is none."""
     shown = value if isinstance(value, str) else json.dumps(value)
     try:
         tokens = float(shown)
@@ -256,7 +256,7 @@ def _length(value: Any, span: Span, code: str, where: str = "") -> float:
 
 
 def _lognormal(given: dict[str, float]) -> Lengths:
-    """Returns the distribution with two of a mean and percentiles. Raises ValueError, with a hint behind `: `, where
+    """Return the distribution with two of a mean and percentiles. Raises ValueError, with a hint behind `: `, where
     none has them.
 
     With the mean m and deviation s of the logarithm, a percentile x lies z deviations out: ln x = m + z s; the mean is
@@ -284,7 +284,7 @@ def _lognormal(given: dict[str, float]) -> Lengths:
 
 
 def _deviation(mean: float, x: float, z: float, name: str) -> float:
-    """Returns s from ln(x / mean) = z s - s^2 / 2: the smaller root, with the shorter tail, where there are two."""
+    """Return s from ln(x / mean) = z s - s^2 / 2: the smaller root, with the shorter tail, where there are two."""
     if (x - mean) * z < 0 or (z == 0 and x > mean):
         side = "at least" if z > 0 else "at most"
         raise ValueError(f"`{name}` and `mean` contradict each other: `{name}` is {side} the mean, which is {mean:g}")
@@ -296,7 +296,7 @@ def _deviation(mean: float, x: float, z: float, name: str) -> float:
 
 
 def _shares(mean: float, s: float) -> tuple[float, ...]:
-    """Returns the mean of each share: that of a log-normal between two bounds is the total mean times the mass of a
+    """Return the mean of each share: that of a log-normal between two bounds is the total mean times the mass of a
     normal that lies s further down."""
     bounds = [-math.inf, *(NormalDist().inv_cdf(number / STEPS) for number in range(1, STEPS)), math.inf]
     below = [0.5 * math.erfc((s - bound) / math.sqrt(2)) for bound in bounds]
@@ -304,7 +304,7 @@ def _shares(mean: float, s: float) -> tuple[float, ...]:
 
 
 def _binomial(count: int, chance: float) -> Iterator[tuple[int, float]]:
-    """Yields how many of `count` rows have a property, with the probability; counts that are all but impossible are
+    """Yield how many of `count` rows have a property, with the probability; counts that are all but impossible are
     left out."""
     if chance in (0, 1):
         yield round(count * chance), 1.0
@@ -316,13 +316,13 @@ def _binomial(count: int, chance: float) -> Iterator[tuple[int, float]]:
 
 
 def _percent(name: str) -> float:
-    """Returns 99 for `p99`, and 0 for what is no percentile."""
+    """Return 99 for `p99`, and 0 for what is no percentile."""
     match = _PERCENTILE.fullmatch(name)
     return float(match[1]) if match and 0 < float(match[1]) < 100 else 0.0
 
 
 def _share(ordered: list[float], number: int) -> float:
-    """Returns the mean of one of `STEPS` equal shares. Each row counts as `STEPS` pieces, so that rows that lie in two
+    """Return the mean of one of `STEPS` equal shares. Each row counts as `STEPS` pieces, so that rows that lie in two
     shares are divided."""
     pieces = len(ordered)
     first, begins = divmod(number * pieces, STEPS)
@@ -332,7 +332,7 @@ def _share(ordered: list[float], number: int) -> float:
 
 
 def _inside(text: str) -> tuple[int, int]:
-    """Returns where a text begins and ends without the blanks around it."""
+    """Return where a text begins and ends without the blanks around it."""
     return len(text) - len(text.lstrip()), len(text.rstrip())
 
 

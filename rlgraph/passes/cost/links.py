@@ -19,40 +19,40 @@ class Link:
     """Seconds of a message."""
 
     def all_reduce(self, size: float, ranks: int) -> float:
-        """Returns the seconds of an all-reduce, in which every byte goes around twice, as in a ring."""
+        """Return the seconds of an all-reduce, in which every byte goes around twice, as in a ring."""
         return self.all_reduce_bytes(size, ranks) + self.all_reduce_latency(ranks)
 
     def all_reduce_bytes(self, size: float, ranks: int) -> float:
-        """Returns the seconds of an all-reduce that depend on its bytes."""
+        """Return the seconds of an all-reduce that depend on its bytes."""
         return 2 * (ranks - 1) * size / ranks / self.bandwidth
 
     def all_reduce_latency(self, ranks: int) -> float:
-        """Returns the seconds of an all-reduce that depend on its messages: those of small sizes go along a tree."""
+        """Return the seconds of an all-reduce that depend on its messages: those of small sizes go along a tree."""
         return 2 * math.ceil(math.log2(ranks)) * self.latency
 
     def all_gather(self, size: float, ranks: int) -> float:
-        """Returns the seconds in which every rank gets all `size` bytes, of which it has its shard; a reduce-scatter
+        """Return the seconds in which every rank gets all `size` bytes, of which it has its shard; a reduce-scatter
         takes as long."""
         if ranks == 1:
             return 0.0
         return (ranks - 1) * (size / ranks / self.bandwidth + self.latency)
 
     def all_to_all_bytes(self, size: float, ranks: int) -> float:
-        """Returns the seconds that depend on bytes when every rank sends each other rank an equal part of `size`
+        """Return the seconds that depend on bytes when every rank sends each other rank an equal part of `size`
         bytes."""
         return (ranks - 1) * size / ranks / self.bandwidth
 
     def all_to_all_latency(self, ranks: int) -> float:
-        """Returns the seconds of an all-to-all that depend on its messages."""
+        """Return the seconds of an all-to-all that depend on its messages."""
         return (ranks - 1) * self.latency
 
     def send(self, size: float) -> float:
-        """Returns the seconds of one message."""
+        """Return the seconds of one message."""
         return size / self.bandwidth + self.latency
 
 
 def between_copies(island: Island, one: int, copies: int, share: float) -> Link:
-    """Returns the link between the replicas of a group, each on `one` devices in a row; between several node groups it
+    """Return the link between the replicas of a group, each on `one` devices in a row; between several node groups it
     is as slow as the slowest part of a ring through all of them."""
     if island.parts:
         wide = [across(part, one, share) for part in island.parts]
@@ -65,7 +65,7 @@ def between_copies(island: Island, one: int, copies: int, share: float) -> Link:
 
 
 def across(island: Island, one: int, share: float) -> Link:
-    """Returns the link between ranks that are `one` devices apart, and reach over nodes.
+    """Return the link between ranks that are `one` devices apart, and reach over nodes.
 
     The devices of a node that communicate form one ring, which uses all their network adapters: the adapters of a node
     are divided evenly among its devices, whether each has one of its own or not.
@@ -75,7 +75,7 @@ def across(island: Island, one: int, share: float) -> Link:
 
 
 def link(island: Island, near: bool, share: float) -> Link:
-    """Returns the link within a node or between two. share: the part of the bandwidth that is reached."""
+    """Return the link within a node or between two. share: the part of the bandwidth that is reached."""
     if near:
         return Link(island.device.link * share, island.link_latency)
     return Link(island.network * share, island.network_latency)

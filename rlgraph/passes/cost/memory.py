@@ -40,14 +40,14 @@ class Bytes:
 
     @property
     def total(self) -> float:
-        """Returns the sum of all parts."""
+        """Return the sum of all parts."""
         total = 0.0
         for _, size in self.parts:
             total += size
         return total
 
     def of(self, names: Collection[str]) -> float:
-        """Returns the sum of the parts with these names."""
+        """Return the sum of the parts with these names."""
         return sum(size for name, size in self.parts if name in names)
 
     def __add__(self, other: Bytes) -> Bytes:
@@ -59,7 +59,7 @@ class Bytes:
         return Bytes(tuple(sizes.items()))
 
     def times(self, factor: float) -> Bytes:
-        """Returns the bytes with each part multiplied by the factor."""
+        """Return the bytes with each part multiplied by the factor."""
         return Bytes(tuple((name, size * factor) for name, size in self.parts))
 
 
@@ -90,12 +90,12 @@ class Needs:
     """The bytes of an optimizer's step, which the replicas shard."""
 
     def at(self, copies: int) -> Footprint:
-        """Returns the footprint of one of so many replicas."""
+        """Return the footprint of one of so many replicas."""
         return Footprint(self.stays + self.shared.times(1 / copies), larger(self.work, self.update.times(1 / copies)))
 
     @property
     def totals(self) -> tuple[float, float, float, float]:
-        """Returns the totals of `stays`, `work`, `shared` and `update`."""
+        """Return the totals of `stays`, `work`, `shared` and `update`."""
         return self.stays.total, self.work.total, self.shared.total, self.update.total
 
 
@@ -114,34 +114,34 @@ class MemoryModel(ABC):
     @property
     @abstractmethod
     def loads(self) -> object:
-        """Returns a key of all that loads depend on beside the number of replicas."""
+        """Return a key of all that loads depend on beside the number of replicas."""
 
     @abstractmethod
     def load(self, copies: int, chunks: int = 0) -> Load:
-        """Returns the load of one of so many replicas. chunks: the parts of the layers on each stage; 0: as in the
+        """Return the load of one of so many replicas. chunks: the parts of the layers on each stage; 0: as in the
         deployment."""
 
     @abstractmethod
     def needs(self, load: Load) -> Needs:
-        """Returns the memory of a replica with this load."""
+        """Return the memory of a replica with this load."""
 
     def at(self, copies: int) -> Footprint:
-        """Returns the footprint of one of so many replicas."""
+        """Return the footprint of one of so many replicas."""
         return self.needs(self.load(copies)).at(copies)
 
     def totals(self, copies: int) -> tuple[float, float]:
-        """Returns the resident bytes, and those that the work needs in addition: the totals of `at`, to rounding. The
+        """Return the resident bytes, and those that the work needs in addition: the totals of `at`, to rounding. The
         search asks for nothing else, and often."""
         stays, work, shared, update = self._totals(self.load(copies))
         return stays + shared / copies, max(work, update / copies)
 
     def floor(self, copies: int) -> tuple[float, float]:
-        """Returns a lower bound of `totals` for any rows."""
+        """Return a lower bound of `totals` for any rows."""
         stays, work, shared, update = self._least
         return stays + shared / copies, max(work, update / copies)
 
     def kept(self, copies: int) -> float:
-        """Returns the resident bytes that the host keeps while the model is off-loaded, for one of so many replicas.
+        """Return the resident bytes that the host keeps while the model is off-loaded, for one of so many replicas.
         They do not depend on rows."""
         stays, shared = self._kept
         return stays + shared / copies
@@ -153,11 +153,11 @@ class MemoryModel(ABC):
 
     @cached_property
     def _least(self) -> tuple[float, float, float, float]:
-        """Returns the totals with the smallest load of a replica that has any work."""
+        """Return the totals with the smallest load of a replica that has any work."""
         return self._totals(tuple(min(1.0, number) for number in self.load(1)))
 
     def _totals(self, load: Load) -> tuple[float, float, float, float]:
-        """Returns `Needs.totals` of a load, from the cache."""
+        """Return `Needs.totals` of a load, from the cache."""
         key = (self.deployment.recompute, load)
         if key not in self._load_totals:
             self._load_totals[key] = self.needs(load).totals
@@ -181,7 +181,7 @@ class _Feeding:
         self._micros: dict[tuple[float, float], Tokens] = {}
 
     def load(self, copies: int) -> tuple[float, float, float]:
-        """Returns the rows of the largest micro-batch of one of so many replicas, how many micro-batches this has, and
+        """Return the rows of the largest micro-batch of one of so many replicas, how many micro-batches this has, and
         how many prefixes its rows have. As in the engines, micro-batches are of about the same size, and here of the
         longest rows; where rows are uneven, one may fill its budget."""
         if copies not in self._loads:
@@ -199,12 +199,12 @@ class _Feeding:
         return self._loads[copies]
 
     def _available(self, copies: int) -> float:
-        """Returns the rows of the rank that has most of them."""
+        """Return the rows of the rank that has most of them."""
         available = max((batch.share(copies) for batch in self.batches), default=1.0) or 1.0
         return math.ceil(available / self.ranks) if self.ranks > 1 else available
 
     def under_way(self, copies: int, chunks: int) -> tuple[float, float]:
-        """Returns the in-flight micro-batches of the first and of the last of `side` stages in interleaved lists. There
+        """Return the in-flight micro-batches of the first and of the last of `side` stages in interleaved lists. There
         are most where groups are largest. Uneven rows may make fewer micro-batches than the longest would, so that for
         these the count with the fewest possible groups is taken."""
         if (copies, chunks) not in self._under_way:
@@ -218,7 +218,7 @@ class _Feeding:
         return self._under_way[copies, chunks]
 
     def _most_at_a_time(self, rows: float) -> int:
-        """Returns how many micro-batches so many rows may make, at the count for which most of them are in flight."""
+        """Return how many micro-batches so many rows may make, at the count for which most of them are in flight."""
         stages, count = self.side, math.ceil(_block(rows, self.budget, sum(self.widths), self.side)[1])
         if not self.uneven:
             return count
@@ -226,7 +226,7 @@ class _Feeding:
         return min(count, (max(1, few // stages) + 1) * stages - 1)
 
     def _prefixes(self, rows: float, available: float, copies: int) -> float:
-        """Returns how many prefixes `rows` consecutive rows of a replica have: as many as rows, where each is read by
+        """Return how many prefixes `rows` consecutive rows of a replica have: as many as rows, where each is read by
         itself. Micro-batches are aligned with prompts if they and the replicas have all rows of some prompts. Of uneven
         rows it is not known which ones a micro-batch has."""
         if self.shares is None or self.uneven or len(self.batches) != 1:
@@ -242,7 +242,7 @@ class _Feeding:
         return prefixes if worth else rows
 
     def micro(self, rows: float, prefixes: float) -> Tokens:
-        """Returns the tokens of a micro-batch with so many rows of each table, each as it is fed: without its last
+        """Return the tokens of a micro-batch with so many rows of each table, each as it is fed: without its last
         token."""
         if (rows, prefixes) not in self._micros:
             fed = [max(1.0, width - 1) for width in self.widths]
@@ -303,7 +303,7 @@ class _Fed(MemoryModel):
         return self.feeding.load(copies)
 
     def micro(self, rows: float, prefixes: float) -> Tokens:
-        """Returns what the fullest rank has of a micro-batch with so many rows."""
+        """Return what the fullest rank has of a micro-batch with so many rows."""
         return self.feeding.micro(rows, prefixes).shared_out(self.deployment.cp)
 
 
@@ -406,25 +406,25 @@ class Reading(_Fed):
 
 
 def _gathered(config: ModelConfig, deployment: Deployment, micro: Tokens) -> Bytes:
-    """Returns the buffer in which tensor-parallel ranks gather the tokens that they split, for a product; it stays."""
+    """Return the buffer in which tensor-parallel ranks gather the tokens that they split, for a product; it stays."""
     if not deployment.spec.memory.splits_tokens or deployment.tp == 1:
         return Bytes()
     return Bytes((("buffers", micro.tokens * config.shape.hidden * config.item),))
 
 
 def _packed(deployment: Deployment, micro: Tokens, uneven: bool) -> bool:
-    """Returns whether rows lie one behind the other; an engine that reads equal rows together uses memory as if it
+    """Return whether rows lie one behind the other; an engine that reads equal rows together uses memory as if it
     padded."""
     return deployment.packs and (uneven or micro.copied > 0 or deployment.spec.memory.row_by_row)
 
 
 def _split_head(deployment: Deployment) -> bool:
-    """Returns whether logits are split by vocabulary; with tensor parallelism they always are."""
+    """Return whether logits are split by vocabulary; with tensor parallelism they always are."""
     return deployment.spec.memory.split_head or deployment.tp > 1
 
 
 def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens, uneven: bool) -> Activations:
-    """Returns the activation bytes of training with one micro-batch on a rank."""
+    """Return the activation bytes of training with one micro-batch on a rank."""
     memory = deployment.spec.memory
     return activation_bytes(
         config.shape,
@@ -448,7 +448,7 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens, une
 
 
 def _pipeline(config: ModelConfig, deployment: Deployment, per_block: Activations, first: float, last: float) -> Bytes:
-    """Returns the bytes of the fuller one of the first and the last stage, with so many in-flight micro-batches; the
+    """Return the bytes of the fuller one of the first and the last stage, with so many in-flight micro-batches; the
     last one has the head, and keeps its activations of one micro-batch, whose backward begins at once."""
     layers, heads = config.shape.layers / deployment.pp, 1.0
     if deployment.in_flight:
@@ -459,7 +459,7 @@ def _pipeline(config: ModelConfig, deployment: Deployment, per_block: Activation
 
 
 def _turn(activations: float, per_block: Activations) -> Bytes:
-    """Returns the bytes when the forward pass ends: while the head is at work, or as the backward pass begins."""
+    """Return the bytes when the forward pass ends: while the head is at work, or as the backward pass begins."""
     if per_block.head > per_block.working:
         return Bytes((("activations", activations), ("logits", per_block.head)))
     return Bytes((("activations", activations + per_block.working),))
@@ -468,7 +468,7 @@ def _turn(activations: float, per_block: Activations) -> Bytes:
 def _passes(
     config: ModelConfig, deployment: Deployment, per_block: Activations, blocks: float, gradients: float, parted: bool
 ) -> Bytes:
-    """Returns the bytes of the passes where gradients do not stay: beside their sum those of the last micro-batch exist
+    """Return the bytes of the passes where gradients do not stay: beside their sum those of the last micro-batch exist
     while the next ones are computed, and each of these has its activations at first and its gradients in the end.
     parted: the sum is counted as resident."""
     shape = config.shape
@@ -483,7 +483,7 @@ def _passes(
 
 
 def _units(config: ModelConfig, deployment: Deployment) -> tuple[float, float]:
-    """Returns how many parameters FSDP ranks gather together: those of a layer, and those outside of layers."""
+    """Return how many parameters FSDP ranks gather together: those of a layer, and those outside of layers."""
     shape, layer = config.shape, work.layer_parameters(config.shape)
     rest = work.stage_parameters(shape, config.kind, 1) - work.body_parameters(shape)
     return layer / deployment.tp, rest / deployment.tp
@@ -492,7 +492,7 @@ def _units(config: ModelConfig, deployment: Deployment) -> tuple[float, float]:
 def _shared_passes(
     config: ModelConfig, deployment: Deployment, per_block: Activations, blocks: float, gradients: float, parted: bool
 ) -> Bytes:
-    """Returns the bytes of the passes where ranks shard parameters and gradients, and have a layer's in full while it
+    """Return the bytes of the passes where ranks shard parameters and gradients, and have a layer's in full while it
     works: the fullest moment of a layer's backward pass, or of its end, when the gradients of parameters outside of
     layers are summed up."""
     shape, item, wide = config.shape, config.item, max(WIDE, config.item)
@@ -527,7 +527,7 @@ def _shared_passes(
 
 
 def _update(config: ModelConfig, deployment: Deployment, weights: float, several: bool) -> Bytes:
-    """Returns the bytes at the end of a step where gradients do not stay: the gradients, and what is made of them.
+    """Return the bytes at the end of a step where gradients do not stay: the gradients, and what is made of them.
     several: there are several replicas."""
     item = config.trained_item
     narrow = item < 4
@@ -544,7 +544,7 @@ def _update(config: ModelConfig, deployment: Deployment, weights: float, several
 
 
 def _laid_out(config: ModelConfig) -> float:
-    """Returns the bytes of transposed gradients: oneDNN transposes those of matrices with more outputs than inputs, and
+    """Return the bytes of transposed gradients: oneDNN transposes those of matrices with more outputs than inputs, and
     AdamW gets copies of them."""
     shape = config.shape
     if shape.adapters:
@@ -556,14 +556,14 @@ def _laid_out(config: ModelConfig) -> float:
 
 
 def _block(available: float, budget: float, width: float, side: int) -> tuple[float, float]:
-    """Returns the rows of a micro-batch, and how many micro-batches there are, `side` of them at a time."""
+    """Return the rows of a micro-batch, and how many micro-batches there are, `side` of them at a time."""
     fit = max(1.0, budget // max(1.0, width))
     blocks = min(math.ceil(math.ceil(available / fit) / side) * side, max(1.0, available))
     return math.ceil(available / blocks), blocks
 
 
 def larger(one: Bytes, other: Bytes) -> Bytes:
-    """Returns the one with the larger total."""
+    """Return the one with the larger total."""
     return one if one.total >= other.total else other
 
 

@@ -26,12 +26,12 @@ class OptimizerBytes:
 
     @property
     def moved(self) -> int:
-        """Returns the bytes that a step reads and writes: it reads the gradient, and changes the moments and the wide
+        """Return the bytes that a step reads and writes: it reads the gradient, and changes the moments and the wide
         weight."""
         return self.gradient + 2 * (self.moments + (self.master or self.gradient))
 
 
 def optimizer_bytes(optimizer: Optimizer = ADAMW, item: int = WIDE) -> OptimizerBytes:
-    """Returns the bytes of an optimizer for weights of `item` bytes each."""
+    """Return the bytes of an optimizer for weights of `item` bytes each."""
     wide = max(WIDE, item)
     return OptimizerBytes(wide, optimizer.kept * wide, 0 if item >= WIDE else WIDE)

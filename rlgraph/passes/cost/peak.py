@@ -52,22 +52,22 @@ class Peak:
 
     @property
     def bytes(self) -> float:
-        """Returns the bytes on the device at that moment."""
+        """Return the bytes on the device at that moment."""
         return sum(size for _, _, size in self.parts)
 
     @property
     def fits(self) -> bool:
-        """Returns whether the bytes fit into the capacity."""
+        """Return whether the bytes fit into the capacity."""
         return self.bytes <= self.capacity
 
     @property
     def tight(self) -> bool:
-        """Returns whether less is left than the count may be off."""
+        """Return whether less is left than the count may be off."""
         return self.bytes > TIGHT * self.capacity
 
 
 def usable(island: Island, constants: Constants) -> float:
-    """Returns the bytes of a device that a plan may use."""
+    """Return the bytes of a device that a plan may use."""
     return island.device.memory * (1 - constants.fragmentation) - constants.reserved
 
 
@@ -80,7 +80,7 @@ def peaks(
     threads: int = 1,
     accumulated: Collection[str] = (),
 ) -> dict[str, Peak]:
-    """Returns the peak of each pool with devices. Models without a config count as nothing. threads: as for
+    """Return the peak of each pool with devices. Models without a config count as nothing. threads: as for
     `Predictor`. accumulated: models whose gradients are added up while others work."""
     predictor = Predictor(plan, configs, cluster, constants, threads)
     by_pool = {}
@@ -102,17 +102,17 @@ class Lodging:
 
     @property
     def bytes(self) -> float:
-        """Returns the bytes of all models."""
+        """Return the bytes of all models."""
         return sum(size for _, size in self.parts)
 
     @property
     def fits(self) -> bool:
-        """Returns whether the bytes fit into the capacity."""
+        """Return whether the bytes fit into the capacity."""
         return self.bytes <= self.capacity
 
 
 def lodges(island: Island, constants: Constants) -> float:
-    """Returns the bytes of a node's host memory that off-loaded models may use."""
+    """Return the bytes of a node's host memory that off-loaded models may use."""
     return island.host_memory * constants.asleep
 
 
@@ -124,7 +124,7 @@ def lodgings(
     constants: Constants,
     accumulated: Collection[str] = (),
 ) -> dict[int, Lodging]:
-    """Returns the off-loaded models of each node that has any, by the number of the node. Arguments are as for `peaks`.
+    """Return the off-loaded models of each node that has any, by the number of the node. Arguments are as for `peaks`.
     Copies of weights and of optimizer state stay in the host's memory when their model is loaded again, so that all
     models that are off-loaded at some time are there at once."""
     predictor = Predictor(plan, configs, cluster, constants)
@@ -148,7 +148,7 @@ def lodgings(
 
 
 def in_flight(predictor: Predictor, works: Sequence[tuple[str, Sequence[Batch]]], by: Fusion) -> Parts:
-    """Returns the bytes that in-flight micro-batches need in a pipeline, for all models that share it, on the stage and
+    """Return the bytes that in-flight micro-batches need in a pipeline, for all models that share it, on the stage and
     at the moment where they are most. works: models, each with its rows. by: the lists that they follow."""
     moments = []
     for moment in by.in_flight:
@@ -186,20 +186,20 @@ class _Filling:
         }
 
     def group(self, task: Task) -> Group | None:
-        """Returns the group of this pool that does a task, or None."""
+        """Return the group of this pool that does a task, or None."""
         if task.model is None or task.model not in self.predictor.configs:
             return None
         group = self.plan.role(task.model, task.op)
         return group if group.pool == self.pool.name else None
 
     def footprint(self, operation: str, model: str, group: Group, batches: Sequence[Batch]) -> Footprint:
-        """Returns the footprint of an operation, where training may accumulate gradients."""
+        """Return the footprint of an operation, where training may accumulate gradients."""
         if model in self.accumulated and NODES[operation].trains:
             operation = "accumulate"
         return footprint(operation, self.predictor.configs[model], self.predictor.deployment(model, group), batches)
 
     def holds(self, model: str, group: Group) -> Bytes:
-        """Returns what a group keeps of a model from step to step: the resident bytes of the work that keeps most."""
+        """Return what a group keeps of a model from step to step: the resident bytes of the work that keeps most."""
         works: list[tuple[str, Sequence[Batch]]] = [
             (role.operation, ()) for role in self.plan.roles if (role.model, role.group) == (model, group.name)
         ]
@@ -211,7 +211,7 @@ class _Filling:
         return most + self.lent(model, group) if resident else most
 
     def lent(self, model: str, group: Group) -> Bytes:
-        """Returns minus the bytes of a base model that an earlier model of the group already holds, or nothing."""
+        """Return minus the bytes of a base model that an earlier model of the group already holds, or nothing."""
         configs = self.predictor.configs
         config, stays = configs[model], not any(self.plan.holding(name, group.name).offload for name in group.models)
         earlier = group.models[: group.models.index(model)]
@@ -222,7 +222,7 @@ class _Filling:
         return Bytes()
 
     def peak(self) -> Peak:
-        """Returns the peak of the device with the least memory left."""
+        """Return the peak of the device with the least memory left."""
         # Devices with the same groups hold the same: one of each kind is examined in each node group.
         kinds: dict[tuple[int, tuple[bool, ...]], int] = {}
         device_sets = [set(group.devices) for group in self.groups]
@@ -231,11 +231,11 @@ class _Filling:
         return max((self.on(device) for device in kinds.values()), key=lambda peak: peak.bytes - peak.capacity)
 
     def island(self, device: int) -> int:
-        """Returns the number of the node group of one of the devices of the pool."""
+        """Return the number of the node group of one of the devices of the pool."""
         return self.predictor.cluster.island(self.pool.first + device)
 
     def on(self, device: int) -> Peak:
-        """Returns the peak of one device."""
+        """Return the peak of one device."""
         island = self.predictor.cluster.islands[self.island(device)]
         here = [(task.name, self.parts(device, task, group)) for task, group in self.work if device in group.devices]
         resting: list[tuple[str, Parts]] = [("", tuple(self.staying(device, None)))]
@@ -246,7 +246,7 @@ class _Filling:
         return Peak(moment, largest, capacity, island.device.name, moments, *self.away(device))
 
     def away(self, device: int) -> tuple[float, tuple[tuple[str, tuple[str, ...]], ...]]:
-        """Returns the bytes that the host keeps of the models that a device has off-loaded, which are all that cannot
+        """Return the bytes that the host keeps of the models that a device has off-loaded, which are all that cannot
         be computed or sent again; and these models, each with the tasks during which it is off-loaded."""
         copied, asleep = 0.0, []
         here = [(model, group) for group in self.groups if device in group.devices for model in group.models]
@@ -259,14 +259,14 @@ class _Filling:
         return copied, tuple(asleep)
 
     def copied(self, model: str, group: Group) -> float:
-        """Returns the bytes that the host keeps of an off-loaded model for one rank."""
+        """Return the bytes that the host keeps of an off-loaded model for one rank."""
         if self.plan.brought(model, group.name):
             return 0.0
         names = Accumulating.keeps if model in self.accumulated else KEPT
         return self.held.get((model, group.name), Bytes()).of(names)
 
     def parts(self, device: int, task: Task, group: Group) -> Parts:
-        """Returns what a device holds during a task of one of its groups."""
+        """Return what a device holds during a task of one of its groups."""
         assert task.model
         more = self.active(task, task.model, group)
         totals: dict[tuple[str, str], float] = {}
@@ -275,7 +275,7 @@ class _Filling:
         return tuple((model, what, size) for (model, what), size in totals.items() if size)
 
     def active(self, task: Task, model: str, group: Group) -> Iterator[tuple[str, str, float]]:
-        """Yields what work needs beside what stays: fused trainings need it together, on the stage and at the moment
+        """Yield what work needs beside what stays: fused trainings need it together, on the stage and at the moment
         where they need most."""
         shared = self.plan.fused_with(model) if NODES[task.op].trains else None
         if shared is None:
@@ -293,7 +293,7 @@ class _Filling:
         yield from in_flight(self.predictor, works, self.predictor.fused(works))
 
     def staying(self, device: int, busy: tuple[str, str] | None) -> Iterator[tuple[str, str, float]]:
-        """Yields what a device holds while one model works."""
+        """Yield what a device holds while one model works."""
         for group in self.groups:
             if device in group.devices and (process := self.process(group)):
                 yield group.models[0], "runtime", process
@@ -303,7 +303,7 @@ class _Filling:
                     yield model, what, size
 
     def process(self, group: Group) -> float:
-        """Returns the bytes that one process of a group uses beside tensors."""
+        """Return the bytes that one process of a group uses beside tensors."""
         return self.predictor.deployment(group.models[0], group).process(self.predictor.constants)
 
 

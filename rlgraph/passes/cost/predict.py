@@ -73,31 +73,31 @@ class TaskModel:
         self.update = time.update(config, deployment, constants) if op.updates else None
 
     def work(self, copies: int) -> Cost:
-        """Returns the cost of the work alone, of all replicas."""
+        """Return the cost of the work alone, of all replicas."""
         rows = self.share(copies)
         cost = self.passes.cost(rows) if self.passes else self._sample(copies)
         return cost + self.update.cost(copies) if self.update else cost
 
     def cost(self, copies: int) -> Cost:
-        """Returns the cost from the request to the answer, with the model in place."""
+        """Return the cost from the request to the answer, with the model in place."""
         return self.work(copies) + self._order(copies) + self._rows(copies)
 
     def seconds(self, copies: int) -> float:
-        """Returns the seconds of `cost`, to rounding: the search asks for nothing else, and often."""
+        """Return the seconds of `cost`, to rounding: the search asks for nothing else, and often."""
         if copies not in self._common:
             self._common[copies] = self._begin(copies)
         begins, rows, updates = self._common[copies]
         return begins + (self.passes.seconds(rows) if self.passes else self._sample(copies).seconds) + updates
 
     def in_parts(self, copies: int, chunks: int) -> float:
-        """Returns the seconds if each stage had so many chunks of the layers."""
+        """Return the seconds if each stage had so many chunks of the layers."""
         if copies not in self._common:
             self._common[copies] = self._begin(copies)
         begins, rows, updates = self._common[copies]
         return begins + (self.passes.in_parts(rows, chunks) if self.passes else 0.0) + updates
 
     def _begin(self, copies: int) -> tuple[float, float, float]:
-        """Returns the values that `_common` has for so many replicas."""
+        """Return the values that `_common` has for so many replicas."""
         rows = self.share(copies)
         thread_rows = rows if self.deployment.threads == 1 else self.share(copies, 1)
         seconds = self._fixed + self._each_rank * self.one * copies
@@ -106,7 +106,7 @@ class TaskModel:
         return seconds, rows, self.update.seconds(copies) if self.update else 0.0
 
     def filled(self, copies: int) -> tuple[float, float, float, float]:
-        """Returns the least seconds that the task adds to a pipeline whose stages do other work while they wait, and
+        """Return the least seconds that the task adds to a pipeline whose stages do other work while they wait, and
         with which it shares a request; and then what may be added to them: seconds by which its longest micro-batch
         takes longer, seconds of a forward and of a backward."""
         total = self.seconds(copies) - self._order(copies).seconds
@@ -115,17 +115,17 @@ class TaskModel:
         return total - waits, late, forward, turn - forward
 
     def beside(self, copies: int) -> tuple[float, float]:
-        """Returns the seconds of its request, and those until its rows arrive."""
+        """Return the seconds of its request, and those until its rows arrive."""
         return self._order(copies).seconds, self._rows(copies).seconds
 
     def training(self, config: ModelConfig, copies: int, turned: bool) -> Training:
-        """Returns the task as one of the trainings that share a pipeline."""
+        """Return the task as one of the trainings that share a pipeline."""
         assert self.passes and self.update
         rows, update = self.share(copies), self.update.cost(copies)
         return Training(config.name, config, self.deployment, self.passes, rows, update, turned)
 
     def share(self, copies: int, threads: int = 0) -> float:
-        """Returns the rows of the replica, and the thread, that has most of them. threads: 0: as many as the deployment
+        """Return the rows of the replica, and the thread, that has most of them. threads: 0: as many as the deployment
         has."""
         parts, fullest = copies * (threads or self.deployment.threads), 0.0
         for batch in self.batches:
@@ -175,7 +175,7 @@ class Spread(TaskModel):
         self.passes, self.generation, self.update = first.passes, first.generation, first.update
 
     def slowest(self, copies: int) -> TaskModel:
-        """Returns the task on the node group whose replicas take the longest."""
+        """Return the task on the node group whose replicas take the longest."""
         return max(self.parts, key=lambda part: part.seconds(copies))
 
     def work(self, copies: int) -> Cost:
@@ -205,13 +205,13 @@ def task_model(
     batches: Sequence[Batch],
     alike: TaskModel | None = None,
 ) -> TaskModel:
-    """Returns the task model on one node group or on several. Arguments are as for `TaskModel`."""
+    """Return the task model on one node group or on several. Arguments are as for `TaskModel`."""
     kind = Spread if deployment.island.parts else TaskModel
     return kind(operation, config, deployment, constants, batches, alike)
 
 
 def footprint(operation: str, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> Footprint:
-    """Returns the memory of the work on the fullest rank."""
+    """Return the memory of the work on the fullest rank."""
     return memory_model(operation, config, deployment, batches).at(deployment.dp)
 
 
@@ -222,7 +222,7 @@ def memory_model(
     batches: Sequence[Batch],
     alike: memory.MemoryModel | None = None,
 ) -> memory.MemoryModel:
-    """Returns the memory model of the work on a split, by the number of replicas. alike: the model of the same work on
+    """Return the memory model of the work on a split, by the number of replicas. alike: the model of the same work on
     the same split with another size of micro-batches or cache."""
     op = NODES[operation]
     if op.generates:
@@ -232,34 +232,34 @@ def memory_model(
 
 
 def onload(operation: str, held: float, deployment: Deployment, synced: bool) -> Cost:
-    """Returns the cost to load an off-loaded model from the host's memory, and to off-load it again if it changed.
+    """Return the cost to load an off-loaded model from the host's memory, and to off-load it again if it changed.
     Weights that are synced from where they are trained need not be loaded."""
     trips = 2 if NODES[operation].trains else 0 if synced else 1
     return Cost(memory=trips * held / deployment.island.device.host)
 
 
 def order(ranks: int, constants: Constants, apart: tuple[float, float] | None = None) -> Cost:
-    """Returns the cost until a group of so many processes has its request and has answered, beside the work. apart:
+    """Return the cost until a group of so many processes has its request and has answered, beside the work. apart:
     bandwidth and latency of the link between the controller's node group and that of the group."""
     both_ways = 2 * apart[1] if apart else 0.0
     return Cost(overhead=constants.host.order + constants.host.order_rank * ranks, communication=both_ways)
 
 
 def rows(tokens: float, island: Island, constants: Constants) -> Cost:
-    """Returns the cost until a replica has the rows that it works on, while other replicas get theirs."""
+    """Return the cost until a replica has the rows that it works on, while other replicas get theirs."""
     sent = tokens * ROW_BYTES
     return Cost(communication=sent / (island.network * constants.transfer) + island.network_latency)
 
 
 def sent_apart(tokens: float, apart: tuple[float, float], constants: Constants) -> Cost:
-    """Returns the cost until one replica has the rows that a replica on another node group, or the host, sends to
+    """Return the cost until one replica has the rows that a replica on another node group, or the host, sends to
     it."""
     bandwidth, latency = apart
     return Cost(communication=tokens * ROW_BYTES / (bandwidth * constants.transfer) + latency)
 
 
 def host(op: str, count: float, constants: Constants) -> Cost:
-    """Returns the cost of work of the host on so many rows."""
+    """Return the cost of work of the host on so many rows."""
     row_s = constants.host.function_row if NODES[op].foreign else constants.host.row
     return Cost(overhead=constants.host.node + row_s * count)
 
@@ -276,14 +276,14 @@ class Predictor:
         self._pools = {pool.name: pool for pool in plan.pools}
 
     def island(self, group: Group) -> Island:
-        """Returns the node group of a group's pool; a group without models is near the first devices."""
+        """Return the node group of a group's pool; a group without models is near the first devices."""
         if not group.models:
             return self.cluster.islands[0]
         pool = self._pools[group.pool]
         return self.cluster.over(pool.first, pool.devices)
 
     def lies(self, group: Group, copy: int | None = None) -> Island:
-        """Returns the node groups where a group, or one of its replicas, has its processes: in a pool over several node
+        """Return the node groups where a group, or one of its replicas, has its processes: in a pool over several node
         groups it may be on fewer."""
         island = self.island(group)
         if not island.parts:
@@ -294,7 +294,7 @@ class Predictor:
         return self.cluster.joined(tuple(sorted({self.cluster.island(first + device) for device in devices})))
 
     def deployment(self, model: str, group: Group, copy: int | None = None) -> Deployment:
-        """Returns where and how a group, or one of its replicas, works with a model."""
+        """Return where and how a group, or one of its replicas, works with a model."""
         holding, config, lies = self.plan.holding(model, group.name), self.configs[model], self.lies(group, copy)
         ways = adapted(engine(group.engine), config.shape, config.dtype, lies.device.kind, holding.adapters)
         return Deployment(
@@ -311,13 +311,13 @@ class Predictor:
         )
 
     def work(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
-        """Returns the cost of the work alone, on all replicas of the group that does it, or on so many of them."""
+        """Return the cost of the work alone, on all replicas of the group that does it, or on so many of them."""
         deployment = self.deployment(model, self.plan.role(model, planned_as(operation)))
         task = task_model(operation, self.configs[model], deployment, self.constants, batches)
         return task.work(copies or deployment.dp)
 
     def fused(self, works: Sequence[tuple[str, Sequence[Batch]]]) -> Fusion:
-        """Returns the trainings of models, each on its rows, in one pipeline; or of one model, in a pipeline of its
+        """Return the trainings of models, each on its rows, in one pipeline; or of one model, in a pipeline of its
         own."""
         trainings = []
         for model, batches in works:
@@ -331,7 +331,7 @@ class Predictor:
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
     ) -> Sampled:
-        """Returns the work of one replica that samples, on its rows alone. prompts, answers: tokens of each row; the
+        """Return the work of one replica that samples, on its rows alone. prompts, answers: tokens of each row; the
         `samples` rows of one prompt are adjacent."""
         group, config = self.plan.role(model, planned_as(operation)), self.configs[model]
         deployment = self.deployment(model, group, copy)
@@ -345,14 +345,14 @@ class Predictor:
         return Sampled(slowest, [end for result in results for end in result.ends], pace)
 
     def order(self, group: str, copies: int | None = None) -> Cost:
-        """Returns the cost until a group, or so many of its replicas, has its requests and has answered."""
+        """Return the cost until a group, or so many of its replicas, has its requests and has answered."""
         target = self.plan.group(group)
         ranks = target.mesh.size if copies is None else copies * target.mesh.copy_size
         apart = self.cluster.apart(self.cluster.islands[0], self.island(target))
         return order(1 if target.code else ranks, self.constants, apart)
 
     def rows(self, source: str, target: str, tokens: float, copies: int | None = None) -> Cost:
-        """Returns the cost of an edge between two groups, or to so many replicas of the second."""
+        """Return the cost of an edge between two groups, or to so many replicas of the second."""
         sending, receiving = self.plan.group(source), self.plan.group(target)
         if sending.pool != receiving.pool and (
             apart := self.cluster.apart(self.island(sending), self.island(receiving))
@@ -369,7 +369,7 @@ class Predictor:
         return rows(tokens / (copies or deployment.dp), deployment.island, self.constants)
 
     def onload(self, model: str, group: str, operation: str, batches: Sequence[Batch]) -> Cost:
-        """Returns the cost to load an off-loaded model and to off-load it again after the work; nothing for a model
+        """Return the cost to load an off-loaded model and to off-load it again after the work; nothing for a model
         that stays."""
         holder = self.plan.group(group)
         if not self.plan.holding(model, group).offload:
@@ -381,7 +381,7 @@ class Predictor:
         return onload(kind, resident.total, deployment, self.plan.brought(model, group))
 
     def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
-        """Returns the cost of new weights from one group to another, or to so many of its replicas."""
+        """Return the cost of new weights from one group to another, or to so many of its replicas."""
         from_, to = self.plan.group(source), self.plan.group(target)
         receiving = self.deployment(model, to)
         ends = self.deployment(model, from_), receiving if copies is None else receiving.copied(copies)
@@ -389,7 +389,7 @@ class Predictor:
         return time.sync(self.configs[model], *ends, from_.pool == to.pool, self.constants, apart)
 
     def host(self, op: str, count: float) -> Cost:
-        """Returns the cost of work of the host on so many rows."""
+        """Return the cost of work of the host on so many rows."""
         return host(op, count, self.constants)
 
 

@@ -57,7 +57,7 @@ def sampled(
     answers: Sequence[float],
     samples: int,
 ) -> Sampled:
-    """Returns the rows that one replica, or one thread of it, samples. prompts, answers: tokens of each row, in the
+    """Return the rows that one replica, or one thread of it, samples. prompts, answers: tokens of each row, in the
     order in which they begin; the `samples` rows of one prompt are adjacent."""
     if not answers:
         return NOTHING
@@ -89,7 +89,7 @@ def sampled(
 
 
 def _tokens(answers: Sequence[float], most: int) -> Sequence[float]:
-    """Returns after how many steps each row ends, where at most so many are decoded together."""
+    """Return after how many steps each row ends, where at most so many are decoded together."""
     if len(answers) <= most:
         return answers
     ends = list(answers[:most])
@@ -124,7 +124,7 @@ class Together:
         """The rows of each call that have not ended."""
 
     def join(self, now: float, pace: Pace, answers: Sequence[float], more: bool = False) -> int:
-        """Adds a call with rows of so many tokens at a moment, no earlier than the calls before, and returns its
+        """Add a call with rows of so many tokens at a moment, no earlier than the calls before, and return its
         number. more: its rows are sampled in addition to those of the other calls, not in their slots."""
         self._run(now + pace.call)
         number = len(self._paces)
@@ -138,18 +138,18 @@ class Together:
         return number
 
     def pause(self, now: float, seconds: float) -> None:
-        """Samples nothing from a moment on, for so many seconds."""
+        """Sample nothing from a moment on, for so many seconds."""
         self._run(now)
         self._now += seconds
 
     def going(self, now: float) -> list[tuple[int, int, float]]:
-        """Returns the rows that have begun at a moment and have not ended: the call of each, its number in the call,
+        """Return the rows that have begun at a moment and have not ended: the call of each, its number in the call,
         and the tokens that are left of it."""
         self._run(now)
         return [(call, row, end - self._steps) for end, call, row in self._active]
 
     def ends(self) -> list[list[float]]:
-        """Returns the moment at which each row of each call ends, if no other call arrives."""
+        """Return the moment at which each row of each call ends, if no other call arrives."""
         alone = copy(self)
         alone._active, alone._waiting = list(self._active), copy(self._waiting)
         alone._ends, alone._unfinished = [list(ends) for ends in self._ends], dict(self._unfinished)
@@ -157,7 +157,7 @@ class Together:
         return alone._ends
 
     def _run(self, until: float) -> None:
-        """Advances the time to a moment."""
+        """Advance the time to a moment."""
         costs: dict[int, float] = {}
         while self._now < until:
             if self._waiting:
@@ -185,7 +185,7 @@ class Together:
                     del self._unfinished[call]
 
     def _begin(self) -> None:
-        """Starts as many rows as there are slots for; all others wait until their prompts are read."""
+        """Start as many rows as there are slots for; all others wait until their prompts are read."""
         most = min(
             max(self._paces[call][0] for call in self._unfinished), max(1, int(self._mean(lambda pace: pace.most)))
         )
@@ -195,5 +195,5 @@ class Together:
             heappush(self._active, (self._steps + length, call, row))
 
     def _mean(self, of: Callable[[Pace], float]) -> float:
-        """Returns the mean of a number over the paces of the mixed calls, weighted by rows."""
+        """Return the mean of a number over the paces of the mixed calls, weighted by rows."""
         return sum(count * of(pace) for count, pace in self._mixed) / sum(count for count, _ in self._mixed)

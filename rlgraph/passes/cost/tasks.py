@@ -37,7 +37,7 @@ class Workload:
     are among those expected to be: StreamRL's ranker (arXiv 2504.15930) found 0.87, 0.82 and 0.76 of them."""
 
     def answers(self, limit: int) -> Lengths:
-        """Returns the lengths of what is sampled with at most so many tokens."""
+        """Return the lengths of what is sampled with at most so many tokens."""
         return (self.response or usual(limit)).capped(limit)
 
 
@@ -47,7 +47,7 @@ LONGEST = 1 << 20
 
 @cache
 def usual(limit: int) -> Lengths:
-    """Returns the lengths of answers of which only the limit is known: log-normal, and 1 of 100 is cut.
+    """Return the lengths of answers of which only the limit is known: log-normal, and 1 of 100 is cut.
 
     The limit is twice the median up to 256 tokens, and sqrt(limit) / 8 times beyond: 4 times at 1,024, 16 times at
     16,384. docs/clusters.md has the published lengths that this lies between. A limit beyond `LONGEST` has the answers
@@ -107,7 +107,7 @@ class Task:
 
     @property
     def tokens(self) -> float:
-        """Returns the tokens that a model reads or samples each time."""
+        """Return the tokens that a model reads or samples each time."""
         return sum(batch.tokens().tokens for batch in self.batches)
 
 
@@ -118,14 +118,14 @@ def tasks(
     elsewhere: Collection[str] = (),
     streamed: Collection[str] = (),
 ) -> tuple[Task, ...]:
-    """Returns the tasks of a phase in an order in which they can run. elsewhere: functions and environments that have a
+    """Return the tasks of a phase in an order in which they can run. elsewhere: functions and environments that have a
     pool of CPUs. streamed: tables whose rows are used as they arrive: work by rows or by groups begins with the first
     rows, and work that needs all rows waits for all that was done with them."""
     return _TaskList(program, workload, elsewhere, streamed).phase(phase)
 
 
 def stays(tasks: Sequence[Task], number: int, own: Collection[int]) -> float:
-    """Returns how often in a step the processes that do a task take over its devices: once for each run of a loop in
+    """Return how often in a step the processes that do a task take over its devices: once for each run of a loop in
     which any other processes work with a model. own: tasks that are done by the same processes."""
     others = [task.loops for at, task in enumerate(tasks) if task.model and at not in own]
     loops = tasks[number].loops
@@ -136,7 +136,7 @@ def stays(tasks: Sequence[Task], number: int, own: Collection[int]) -> float:
 
 
 def main_step(program: Program) -> Phase:
-    """Returns the phase without a fixed number of steps."""
+    """Return the phase without a fixed number of steps."""
     return next(phase for phase in program.phases if phase.steps is None)
 
 
@@ -155,12 +155,12 @@ class _Scope:
 
 
 def turns_of(node: Node) -> int:
-    """Returns how often an environment may answer what a model says; 0 without an environment."""
+    """Return how often an environment may answer what a model says; 0 without an environment."""
     return int(node.attr("max_turns")) if NODES[node.op].generates and NODES[node.op].foreign else 0
 
 
 def _by_rows(node: Node) -> bool:
-    """Returns whether a node can begin with the first rows: a training accumulates their gradients."""
+    """Return whether a node can begin with the first rows: a training accumulates their gradients."""
     op = NODES[node.op]
     if op.trains:
         return node.attr("micro") is not None
@@ -168,7 +168,7 @@ def _by_rows(node: Node) -> bool:
 
 
 def _is_number(kind: Type) -> bool:
-    """Returns whether a value is a number without rows."""
+    """Return whether a value is a number without rows."""
     return not isinstance(kind, Handle) and axis_of(kind) is None
 
 
@@ -199,18 +199,18 @@ class _TaskList:
         """For each axis of tokens, the lengths of prompts and of what carries loss."""
 
     def phase(self, phase: Phase) -> tuple[Task, ...]:
-        """Returns the tasks of a phase."""
+        """Return the tasks of a phase."""
         self.types = phase.graph.values()
         self.graph(phase.graph, _Scope())
         return tuple(self.listed)
 
     def graph(self, graph: Graph, scope: _Scope) -> None:
-        """Adds the tasks of the nodes of a graph."""
+        """Add the tasks of the nodes of a graph."""
         for node in graph.nodes:
             self.node(node, scope)
 
     def node(self, node: Node, scope: _Scope) -> None:
-        """Adds the tasks of a node, and records after which tasks its outputs exist."""
+        """Add the tasks of a node, and record after which tasks its outputs exist."""
         begun = {name: self.first_rows[name] for name in node.inputs if name in self.first_rows and _by_rows(node)}
         if begun and NODES[node.op].trains:
             # It needs the denominators of sums only at the end.
@@ -246,7 +246,7 @@ class _TaskList:
             self.readers[kind] = []
 
     def loop(self, node: Node, scope: _Scope, after: frozenset[int]) -> frozenset[int]:
-        """Adds the tasks of a loop, and returns those after which it has ended."""
+        """Add the tasks of a loop, and return those after which it has ended."""
         region, first = node.region, len(self.listed)
         times, shares, epochs = scope.times, dict(scope.shares), scope.epochs
         op = NODES[node.op]
@@ -277,7 +277,7 @@ class _TaskList:
         return body or after
 
     def rounds(self, node: Node, scope: _Scope) -> float:
-        """Returns how many batches `collect` reads until enough rows are kept. Surplus rows that are carried over save
+        """Return how many batches `collect` reads until enough rows are kept. Surplus rows that are carried over save
         batches in later steps."""
         if attr(node, "rest") == "longest":
             # All rows that begin side by side are one batch. Those that are left over are sampled again in steps of
@@ -300,7 +300,7 @@ class _TaskList:
         return read
 
     def add(self, node: Node, scope: _Scope, after: frozenset[int]) -> int:
-        """Adds the task of a node, and returns its number."""
+        """Add the task of a node, and return its number."""
         task = Task(node.name, node.op, None, times=scope.times, loops=scope.loops, after=tuple(sorted(after)))
         if NODES[node.op].with_model:
             model = self.types[node.inputs[0]]
@@ -320,7 +320,7 @@ class _TaskList:
     # Where rows lie
 
     def maker(self, node: Node) -> Maker:
-        """Returns who does a node's work."""
+        """Return who does a node's work."""
         if not NODES[node.op].with_model:
             return None
         model = self.types[node.inputs[0]]
@@ -328,7 +328,7 @@ class _TaskList:
         return model.name, node.op
 
     def record_origin(self, node: Node) -> None:
-        """Records where the outputs of a node are stored: with their maker; but rows that a node only selects stay
+        """Record where the outputs of a node are stored: with their maker; but rows that a node only selects stay
         where they are."""
         if NODES[node.op].loop:
             return
@@ -339,7 +339,7 @@ class _TaskList:
                 self.origins[value.name] = self.origins.get(source, (value.name, self.maker(node)))
 
     def arriving(self, node: Node, here: Maker, scope: _Scope) -> Iterator[Read]:
-        """Yields what a node's maker has to get from elsewhere, each value once."""
+        """Yield what a node's maker has to get from elsewhere, each value once."""
         times, roots = scope.times / scope.epochs, set[str]()
         for name in needed(node):
             root, maker = self.origins.get(name, (name, here))
@@ -349,7 +349,7 @@ class _TaskList:
                 yield Read(root, maker, tokens * times, times)
 
     def entries(self, kind: Type, scope: _Scope) -> float:
-        """Returns the tokens of a value; a value with one number for each row counts as one token for each."""
+        """Return the tokens of a value; a value with one number for each row counts as one token for each."""
         axis = axis_of(kind)
         if axis is None:
             return 0.0
@@ -362,7 +362,7 @@ class _TaskList:
     # Rows
 
     def read(self, node: Node, scope: _Scope) -> Iterator[Batch]:
-        """Yields what a model works on: the prompts that it answers, the rows that it reads, those that a loss
+        """Yield what a model works on: the prompts that it answers, the rows that it reads, those that a loss
         reads."""
         if NODES[node.op].generates:
             answered = node.outputs[0].type
@@ -388,12 +388,12 @@ class _TaskList:
             yield replace(self.batch(kind, scope), together=self.samples_together(table, scope) if tokenwise else 1.0)
 
     def batch(self, kind: Table, scope: _Scope, samples: int = 1) -> Batch:
-        """Returns the rows of a table as a batch."""
+        """Return the rows of a table as a batch."""
         assert kind.token
         return Batch(self.count(kind.axis.key, scope), *self.lengths[kind.token.key], samples)
 
     def samples_together(self, table: str, scope: _Scope) -> float:
-        """Returns how many adjacent rows of a table were sampled for one prompt, on average; this is unknown for rows
+        """Return how many adjacent rows of a table were sampled for one prompt, on average; this is unknown for rows
         of a loop that takes any part of them."""
         kind, (_, maker) = self.types[table], self.origins.get(table, (table, None))
         assert isinstance(kind, Table)
@@ -403,7 +403,7 @@ class _TaskList:
         return max(1.0, self.count(kind.axis.key, scope) / max(1.0, self.count(parent.key, scope)))
 
     def count(self, axis: str, scope: _Scope) -> float:
-        """Returns the rows of an axis, or of the slice of it that a loop sees."""
+        """Return the rows of an axis, or of the slice of it that a loop sees."""
         share = scope.shares.get(axis, 1.0)
         parent = self.above.get(axis)
         while parent is not None:
@@ -421,7 +421,7 @@ class _TaskList:
         return parents
 
     def measure(self, node: Node, scope: _Scope) -> None:
-        """Sets the rows and lengths of the axes that a node makes."""
+        """Set the rows and lengths of the axes that a node makes."""
         if node.op == "read":
             kind = node.outputs[0].type
             assert isinstance(kind, Table)
@@ -453,7 +453,7 @@ class _TaskList:
             self.lengths[kind.token.key] = stored[-1] if stored else (self.workload.prompt, self.workload.answers(512))
 
     def replace_axes(self, old: Type, new: Type, share: float) -> None:
-        """Sets the rows and lengths of axes that replace others: as many rows, or a share of them, and as long."""
+        """Set the rows and lengths of axes that replace others: as many rows, or a share of them, and as long."""
         for before, after in zip(axes_of(old), axes_of(new), strict=False):
             if before.key in self.lengths:
                 self.lengths[after.key] = self.lengths[before.key]

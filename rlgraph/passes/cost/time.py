@@ -53,29 +53,29 @@ class Batch:
 
     @cached_property
     def row(self) -> Tokens:
-        """Returns what a model reads of one row, on average."""
+        """Return what a model reads of one row, on average."""
         length = self.prompt.mean + self.response.mean
         spread = self.prompt.square + 2 * self.prompt.mean * self.response.mean + self.response.square
         return Tokens(1.0, length, spread, self.response.mean, self.prompt.longest + self.response.longest)
 
     def tokens(self) -> Tokens:
-        """Returns what a model reads of all rows."""
+        """Return what a model reads of all rows."""
         row = self.row
         return Tokens(self.rows, self.rows * row.tokens, self.rows * row.squares, self.rows * row.scored, row.longest)
 
     def share(self, parts: int) -> float:
-        """Returns the rows of the replica that gets most of them; samples of one prompt stay together."""
+        """Return the rows of the replica that gets most of them; samples of one prompt stay together."""
         shares = self._shares
         if parts not in shares:
             shares[parts] = min(self.rows, math.ceil(self.rows / parts / self.samples) * self.samples)
         return shares[parts]
 
     def least(self, parts: int) -> float:
-        """Returns the rows of the replica that gets fewest of them."""
+        """Return the rows of the replica that gets fewest of them."""
         return self.rows / self.samples // parts * self.samples
 
     def blocks(self, budget: float, packed: bool = False, shares: Shares | None = None) -> tuple[float, Tokens]:
-        """Returns how many micro-batches of at most so many padded tokens a row makes, and the tokens of a row with its
+        """Return how many micro-batches of at most so many padded tokens a row makes, and the tokens of a row with its
         padding: the longest rows come first, and the rows of a micro-batch are padded to its longest. packed: rows have
         no padding, and a row longer than the budget is a micro-batch by itself. shares: how packed rows with a common
         prefix are read together."""
@@ -86,7 +86,7 @@ class Batch:
         return self._blocks[budget]
 
     def read(self, shares: Shares | None) -> Tokens:
-        """Returns what a model reads of one row, on average, where neighbours that begin with the same prompt may share
+        """Return what a model reads of one row, on average, where neighbours that begin with the same prompt may share
         it."""
         if shares is None or self.together <= 1:
             return self.row
@@ -99,7 +99,7 @@ class Batch:
         return replace(self.row, tokens=tokens, squares=self.row.squares - left_out * self.prompt.square)
 
     def unshared(self, block: int) -> tuple[float, float]:
-        """Returns the tokens of a prompt, and the pairs of them in attention, that each sample after the first reads,
+        """Return the tokens of a prompt, and the pairs of them in attention, that each sample after the first reads,
         on average: those behind the last full block, and always the last token."""
         if block not in self._unshared:
             prompts = [(length, block * math.floor(max(length - 1, 0) / block)) for length in self.prompt.values]
@@ -112,16 +112,16 @@ class Batch:
 
     @cached_property
     def _unshared(self) -> dict[int, tuple[float, float]]:
-        """Caches `unshared` by the block."""
+        """Cache `unshared` by the block."""
         return {}
 
     @cached_property
     def _blocks(self) -> dict[float, tuple[float, Tokens]]:
-        """Caches `blocks` by the budget: a search asks for the same few with every split."""
+        """Cache `blocks` by the budget: a search asks for the same few with every split."""
         return {}
 
     def _packed(self, budget: float) -> float:
-        """Returns how many packed micro-batches a row makes."""
+        """Return how many packed micro-batches a row makes."""
         if self.row.longest <= budget:
             return max(1 / max(self.rows, 1.0), self.row.tokens / budget)
         if budget not in self._parts:
@@ -131,16 +131,16 @@ class Batch:
 
     @cached_property
     def _parts(self) -> dict[float, float]:
-        """Caches how many packed micro-batches a row makes, by the budget."""
+        """Cache how many packed micro-batches a row makes, by the budget."""
         return {}
 
     @cached_property
     def _shares(self) -> dict[int, float]:
-        """Caches `share` by the parts."""
+        """Cache `share` by the parts."""
         return {}
 
     def _cut(self, budget: float) -> tuple[float, Tokens]:
-        """Returns `blocks` of rows that are padded."""
+        """Return `blocks` of rows that are padded."""
         blocks, padded, done = 0.0, Tokens(0.0, 0.0, 0.0, self.row.scored, self.row.longest), 0.0
         while done < 1 - 1e-9:
             longest = max(1.0, self.prompt.mean + self.response.at(1 - done))
@@ -177,7 +177,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Returns the sum of all parts."""
+        """Return the sum of all parts."""
         return self.compute + self.memory + self.communication + self.bubble + self.overhead
 
     def __add__(self, other: Cost) -> Cost:
@@ -190,7 +190,7 @@ class Cost:
         )
 
     def times(self, factor: float) -> Cost:
-        """Returns the cost multiplied by the factor."""
+        """Return the cost multiplied by the factor."""
         return Cost(
             self.compute * factor,
             self.memory * factor,
@@ -201,7 +201,7 @@ class Cost:
 
     @classmethod
     def total(cls, parts: Collection[tuple[Cost, float]]) -> Cost:
-        """Returns the sum of costs, each multiplied by its factor."""
+        """Return the sum of costs, each multiplied by its factor."""
         return cls(
             sum(cost.compute * factor for cost, factor in parts),
             sum(cost.memory * factor for cost, factor in parts),
@@ -241,20 +241,20 @@ class LatencyModel:
         object.__setattr__(self, "block_s", self.block.seconds)
 
     def own(self, rows: float) -> float:
-        """Returns the rows of the rank that has most of the rows of a replica."""
+        """Return the rows of the rank that has most of the rows of a replica."""
         return max(min(rows, 1.0), rows / self.ranks)
 
     def turns(self, rows: float) -> float:
-        """Returns the micro-batches of so many rows; of a pipeline at least one for each stage, where there are as many
+        """Return the micro-batches of so many rows; of a pipeline at least one for each stage, where there are as many
         rows."""
         return max(1.0, math.ceil(rows * self.blocks), min(self.stages, rows))
 
     def seconds(self, rows: float) -> float:
-        """Returns the seconds of so many rows."""
+        """Return the seconds of so many rows."""
         return self.in_parts(rows, self.chunks)
 
     def in_parts(self, rows: float, chunks: int) -> float:
-        """Returns the seconds of so many rows, if each stage had so many chunks of the layers."""
+        """Return the seconds of so many rows, if each stage had so many chunks of the layers."""
         if rows == 0:
             return self.call
         more, (row, block) = chunks - self.chunks, self.passing
@@ -264,20 +264,20 @@ class LatencyModel:
         return self.call + busy + _before(self.stages, chunks, turns) * max(busy / turns, row * self.longest + block)
 
     def bubble(self, turns: float, turn: float) -> float:
-        """Returns the seconds in which stages wait: as long as the longest micro-batch takes to pass all of them (a
+        """Return the seconds in which stages wait: as long as the longest micro-batch takes to pass all of them (a
         flow shop whose machines are alike: Pinedo, Scheduling, section 6.1), or with several chunks of the layers on a
         stage to pass one chunk of each (arXiv 2104.04473, section 2.2.2). turn: seconds of a micro-batch, on
         average."""
         return self.before(turns) * max(turn, self.row_s * self.longest + self.block_s)
 
     def before(self, turns: float) -> float:
-        """Returns how many micro-batches take as long on a stage as the stage waits. With fewer micro-batches than
+        """Return how many micro-batches take as long on a stage as the stage waits. With fewer micro-batches than
         stages the first one returns to a stage for its next chunk of the layers when it has passed all stages, however
         many chunks there are: nothing fills the time until then."""
         return _before(self.stages, self.chunks, turns)
 
     def waits(self, rows: float) -> tuple[float, float, float]:
-        """Returns the seconds in which stages wait for each other; the part of these that is due to the longest
+        """Return the seconds in which stages wait for each other; the part of these that is due to the longest
         micro-batch being longer than others; and the seconds of one micro-batch."""
         if rows == 0:
             return 0.0, 0.0, 0.0
@@ -288,7 +288,7 @@ class LatencyModel:
         return waiting, waiting - self.before(turns) * turn, turn
 
     def cost(self, rows: float) -> Cost:
-        """Returns the cost of so many rows."""
+        """Return the cost of so many rows."""
         if rows == 0:
             return Cost(overhead=self.call)
         rows = self.own(rows)
@@ -299,14 +299,14 @@ class LatencyModel:
 
 
 def _before(stages: int, chunks: int, turns: float) -> float:
-    """Returns `LatencyModel.before` for so many stages and chunks."""
+    """Return `LatencyModel.before` for so many stages and chunks."""
     if chunks == 1:
         return stages - 1
     return max(0.0, stages - turns) + (min(turns, stages) - 1) / chunks
 
 
 def crowded(deployment: Deployment, rates: Rates) -> float:
-    """Returns by what factor work is slower that other ranks or threads do at the same time."""
+    """Return by what factor work is slower that other ranks or threads do at the same time."""
     return (1 + rates.crowd * (deployment.size > 1)) * (1 + rates.lock * (deployment.threads > 1))
 
 
@@ -336,7 +336,7 @@ def _row(
     recompute: bool,
     batches: tuple[Batch, ...],
 ) -> _Row:
-    """Returns what an average row takes: cached because many splits are fed the same."""
+    """Return what an average row takes: cached because many splits are fed the same."""
     total_rows = sum(batch.rows for batch in batches) or 1.0
     layers = heads = tokens = squares = blocks = longest = 0.0
     for batch in batches:
@@ -366,7 +366,7 @@ def latency(
     constants: Constants,
     batches: Sequence[Batch],
 ) -> LatencyModel:
-    """Returns the time of one replica's forward pass, or of its forward and backward passes; it does not depend on the
+    """Return the time of one replica's forward pass, or of its forward and backward passes; it does not depend on the
     number of replicas."""
     shape, rates = config.shape, constants.rates[deployment.engine, kind]
     passes, reduces = (1.0, 2) if kind == "forward" else (4.0, 6) if deployment.recompute else (3.0, 4)
@@ -427,7 +427,7 @@ def latency(
 def _gathering(
     kind: Literal["forward", "train"], config: ModelConfig, deployment: Deployment, constants: Constants
 ) -> tuple[float, float]:
-    """Returns the seconds in which FSDP ranks communicate for one micro-batch, and for each call: all parameters are
+    """Return the seconds in which FSDP ranks communicate for one micro-batch, and for each call: all parameters are
     gathered, layer by layer, and for training once more, or once for all its micro-batches; and gradients are reduced,
     narrow ones in float32 (arXiv 2304.11277)."""
     link, ranks = deployment.gathering(constants), deployment.fsdp
@@ -442,24 +442,24 @@ def _gathering(
 
 
 def held(config: ModelConfig, deployment: Deployment) -> float:
-    """Returns how many parameters the fullest rank keeps."""
+    """Return how many parameters the fullest rank keeps."""
     if deployment.fsdp > 1:
         return work.shard_parameters(config.shape, config.kind, deployment.fsdp) / deployment.tp
     return work.rank_parameters(config.shape, config.kind, deployment.pp, deployment.tp, deployment.ep)
 
 
 def trained(config: ModelConfig, deployment: Deployment) -> float:
-    """Returns how many of these parameters, and of its adapters, training changes."""
+    """Return how many of these parameters, and of its adapters, training changes."""
     return held(config, deployment) if config.shape.adapters is None else _carried(config, deployment, config.kind)
 
 
 def adapters(config: ModelConfig, deployment: Deployment) -> float:
-    """Returns how many numbers of adapters the fullest rank keeps."""
+    """Return how many numbers of adapters the fullest rank keeps."""
     return _carried(config, deployment, "causal_lm") if config.shape.adapters else 0
 
 
 def _carried(config: ModelConfig, deployment: Deployment, kind: ModelKind) -> float:
-    """Returns how many numbers travel of a model with adapters."""
+    """Return how many numbers travel of a model with adapters."""
     if deployment.parts == 1:
         return work.trained_parameters(config.shape, kind)
     return _laid_out(deployment.engine, config.shape, deployment.mesh.copied(1), kind)
@@ -467,7 +467,7 @@ def _carried(config: ModelConfig, deployment: Deployment, kind: ModelKind) -> fl
 
 @cache
 def _laid_out(name: str, shape: Shape, split: Mesh, kind: ModelKind) -> int:
-    """Returns how many numbers travel from the first rank of a split."""
+    """Return how many numbers travel from the first rank of a split."""
     return sum(math.prod(tensor.shape) for tensor in engine(name).carried(shape, split, 0, kind))
 
 
@@ -497,7 +497,7 @@ class Update:
     overhead: float
 
     def communication(self, copies: int) -> float:
-        """Returns the seconds in which replicas communicate."""
+        """Return the seconds in which replicas communicate."""
         copies *= self.alike
         one = self.one // self.alike
         between = between_copies(self.island, one, copies, self.share)
@@ -509,20 +509,20 @@ class Update:
         return seconds + 2 * wider.all_gather(self.common / 2, ranks)
 
     def memory(self, copies: int) -> float:
-        """Returns the seconds that a replica waits for its memory."""
+        """Return the seconds that a replica waits for its memory."""
         return (self.whole + self.shared / copies) / self.bandwidth
 
     def cost(self, copies: int) -> Cost:
-        """Returns the cost of a step of so many replicas."""
+        """Return the cost of a step of so many replicas."""
         return Cost(memory=self.memory(copies), communication=self.communication(copies), overhead=self.overhead)
 
     def seconds(self, copies: int) -> float:
-        """Returns the seconds of `cost`."""
+        """Return the seconds of `cost`."""
         return self.memory(copies) + self.communication(copies) + self.overhead
 
 
 def update(config: ModelConfig, deployment: Deployment, constants: Constants) -> Update:
-    """Returns the end of an optimizer step of a model that is trained on such a split."""
+    """Return the end of an optimizer step of a model that is trained on such a split."""
     rates = constants.rates[deployment.engine, "train"]
     weights = trained(config, deployment)
     stage = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
@@ -563,7 +563,7 @@ def sync(
     constants: Constants,
     apart: tuple[float, float] | None = None,
 ) -> Cost:
-    """Returns the cost of new weights from the group that trains to a group that generates.
+    """Return the cost of new weights from the group that trains to a group that generates.
 
     together: both are on the same devices, and each keeps what it already holds of them; what moves then is its shard
     less the overlap (HybridFlow, arXiv 2409.19256, table 2). Where tensors are split finer than in training, some
@@ -592,7 +592,7 @@ def sync(
 
 
 def adapters_held(config: ModelConfig, deployment: Deployment, item: int) -> float:
-    """Returns the bytes of adapters that an engine receives, and of what it keeps to compute with them; 0 without
+    """Return the bytes of adapters that an engine receives, and of what it keeps to compute with them; 0 without
     adapters. item: bytes of a number of the weights."""
     shape, spec = config.shape, deployment.spec
     if shape.adapters is None:
@@ -602,7 +602,7 @@ def adapters_held(config: ModelConfig, deployment: Deployment, item: int) -> flo
 
 
 def merging(config: ModelConfig, target: Deployment, constants: Constants) -> Cost:
-    """Returns the cost of merging received adapters into the weights of an engine: for each matrix the copy without
+    """Return the cost of merging received adapters into the weights of an engine: for each matrix the copy without
     adapters is read, their product is added in the adapters' dtype, and the sum is written to the weights."""
     if config.shape.adapters is None or not target.merges:
         return Cost()
@@ -615,6 +615,6 @@ def merging(config: ModelConfig, target: Deployment, constants: Constants) -> Co
 
 
 def link_of(deployment: Deployment, reach: int, constants: Constants) -> float:
-    """Returns the bytes a second of planned transfers among so many devices in a row."""
+    """Return the bytes a second of planned transfers among so many devices in a row."""
     island = deployment.island
     return (island.device.link if island.near(reach) else island.network) * constants.transfer

@@ -32,7 +32,7 @@ class Order:
 
     @classmethod
     def of(cls, after: Sequence[Sequence[int]], late: frozenset[int] = frozenset()) -> Order:
-        """Returns the order of tasks that wait for the given others."""
+        """Return the order of tasks that wait for the given others."""
         before: list[list[int]] = [[] for _ in after]
         for number, inputs in enumerate(after):
             for earlier in inputs:
@@ -50,7 +50,7 @@ class Order:
         )
 
     def served(self, pools: Pools, lasting: Sequence[bool]) -> Order:
-        """Returns the order with what follows from pools that serve requests in order: however long tasks take, of two
+        """Return the order with what follows from pools that serve requests in order: however long tasks take, of two
         tasks on one pool the one whose inputs end first runs first.
 
         pools: empty for a task whose pools are unknown. lasting: for each task whether it takes any time.
@@ -73,7 +73,7 @@ class Order:
                 after[number].add(earlier)
 
     def _requests_first(self, task: int, later: int, order: Order, lasting: Sequence[bool]) -> bool:
-        """Returns whether a task requests its pools before a later one does; of two at the same time the one with the
+        """Return whether a task requests its pools before a later one does; of two at the same time the one with the
         smaller number is first."""
         needed = {*self.after[task]}
         for last in self.after[later]:
@@ -84,7 +84,7 @@ class Order:
 
 
 def starts(order: Order, seconds: Sequence[float], pools: Pools) -> list[float]:
-    """Returns when each task starts."""
+    """Return when each task starts."""
     waiting = [len(inputs) for inputs in order.after]
     ready = [(0.0, number in order.late, number) for number, count in enumerate(waiting) if not count]
     heapify(ready)
@@ -108,7 +108,7 @@ def starts(order: Order, seconds: Sequence[float], pools: Pools) -> list[float]:
 
 
 def makespan(order: Order, seconds: Sequence[float], pools: Pools) -> float:
-    """Returns the seconds of the step."""
+    """Return the seconds of the step."""
     begins = starts(order, seconds, pools)
     return max((start + length for start, length in zip(begins, seconds, strict=True)), default=0.0)
 
@@ -118,7 +118,7 @@ Chains = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 def chains(order: Order, pools: Pools, count: int) -> Chains:
-    """Returns the tasks of each pool that run one after the other before a task can start; `count` is the number of
+    """Return the tasks of each pool that run one after the other before a task can start; `count` is the number of
     pools."""
     by_task = []
     for above in (*order.above, tuple(range(len(pools)))):
@@ -128,7 +128,7 @@ def chains(order: Order, pools: Pools, count: int) -> Chains:
 
 
 def bound(order: Order, seconds: Sequence[float], chained: Chains) -> float:
-    """Returns a lower bound of the time for any order of the tasks: on a pool, all tasks that come before a task run
+    """Return a lower bound of the time for any order of the tasks: on a pool, all tasks that come before a task run
     one after the other. The bound does not fall when a task takes longer."""
     earliest = [0.0] * len(seconds)
     ends = [0.0] * len(seconds)
@@ -145,7 +145,7 @@ def bound(order: Order, seconds: Sequence[float], chained: Chains) -> float:
 
 
 def _loaded(at: float, chained: Sequence[Sequence[int]], earliest: Sequence[float], seconds: Sequence[float]) -> float:
-    """Returns the earliest time when each pool can be done with its tasks, or `at` if that is later. Tasks that cannot
+    """Return the earliest time when each pool can be done with its tasks, or `at` if that is later. Tasks that cannot
     start before some time run after it, one after the other."""
     for chain in chained:
         total = 0.0
@@ -159,7 +159,7 @@ def _loaded(at: float, chained: Sequence[Sequence[int]], earliest: Sequence[floa
 def _followed(
     end: float, order: Order, chained: Sequence[Sequence[int]], earliest: Sequence[float], seconds: Sequence[float]
 ) -> float:
-    """Returns this bound for the whole step: after the last of some tasks of a pool comes at least the shortest tail of
+    """Return this bound for the whole step: after the last of some tasks of a pool comes at least the shortest tail of
     them (the bound of one machine with heads and tails, Carlier 1982)."""
     after = [0.0] * len(seconds)
     for number in reversed(order.sequence):

@@ -31,11 +31,11 @@ class Tokens:
     """Numbers of the masks that say what such rows see of the prefixes."""
 
     def share(self, parts: float) -> Tokens:
-        """Returns one of so many equal parts."""
+        """Return one of so many equal parts."""
         return Tokens(self.rows / parts, self.tokens / parts, self.squares / parts, self.scored / parts, self.longest)
 
     def shared_out(self, ranks: int) -> Tokens:
-        """Returns what the fullest of context-parallel ranks has: each row is cut into twice as many stretches as there
+        """Return what the fullest of context-parallel ranks has: each row is cut into twice as many stretches as there
         are ranks, and a rank has one from its front and one from its back, in turns. What is scored is at the ends of
         rows; rows keep their length."""
         if ranks == 1:
@@ -48,7 +48,7 @@ class Tokens:
         return replace(self, tokens=self.tokens / ranks, scored=rounds * scored + most)
 
     def padded(self) -> Tokens:
-        """Returns the rows padded to the longest, as engines without packed rows compute them."""
+        """Return the rows padded to the longest, as engines without packed rows compute them."""
         width = self.longest
         return Tokens(self.rows, self.rows * width, self.rows * width * width, self.scored, width)
 
@@ -58,7 +58,7 @@ class Tokens:
 
 @cache
 def layer_parameters(shape: Shape, layer: int = -1) -> int:
-    """Returns the parameters of one layer, all its experts included; without a number, of the last one, which has
+    """Return the parameters of one layer, all its experts included; without a number, of the last one, which has
     experts if any has."""
     layer %= shape.layers
     total = 0
@@ -73,33 +73,33 @@ def layer_parameters(shape: Shape, layer: int = -1) -> int:
 
 @cache
 def body_parameters(shape: Shape) -> int:
-    """Returns the parameters of all layers."""
+    """Return the parameters of all layers."""
     return numbers(parameter for parameter in parameters(shape) if "*" in parameter.name)
 
 
 @cache
 def tensor_count(shape: Shape, kind: ModelKind) -> int:
-    """Returns how many tensors training changes, in all layers."""
+    """Return how many tensors training changes, in all layers."""
     if shape.adapters:
         return sum(tensor.shape[0] if "*" in tensor.name else 1 for tensor in trained(shape, kind))
     return sum(1 for _ in tensors(shape, kind))
 
 
 def expert_parameters(shape: Shape) -> int:
-    """Returns the parameters of the experts of all layers together, without shared experts."""
+    """Return the parameters of the experts of all layers together, without shared experts."""
     return shape.sparse * shape.experts * 3 * shape.hidden * shape.ffn
 
 
 @cache
 def active_parameters(shape: Shape, kind: ModelKind = "causal_lm") -> int:
-    """Returns the parameters that one token uses, with only its own experts."""
+    """Return the parameters that one token uses, with only its own experts."""
     idle = expert_parameters(shape) // max(1, shape.experts) * (shape.experts - shape.experts_per_token)
     return count(shape, kind) - idle
 
 
 @cache
 def stage_parameters(shape: Shape, kind: ModelKind, pp: int) -> int:
-    """Returns the parameters of the fullest of equal pipeline stages. The first has the embedding, the last has the
+    """Return the parameters of the fullest of equal pipeline stages. The first has the embedding, the last has the
     last norm and the head; a tied head is a separate tensor there."""
     if pp == 1:
         return count(shape, kind)
@@ -114,13 +114,13 @@ def stage_parameters(shape: Shape, kind: ModelKind, pp: int) -> int:
 
 @cache
 def shard_parameters(shape: Shape, kind: ModelKind, parts: int) -> int:
-    """Returns the parameters of the fullest of so many ranks that shard the first dimension of each tensor
+    """Return the parameters of the fullest of so many ranks that shard the first dimension of each tensor
     (`rlgraph.ir.layout.chunk`)."""
     return sum(-(-tensor.shape[0] // parts) * math.prod(tensor.shape[1:]) for tensor in tensors(shape, kind))
 
 
 def rank_parameters(shape: Shape, kind: ModelKind, pp: int, tp: int, ep: int = 1) -> float:
-    """Returns the parameters of one rank of the fullest stage: layers are split over `tp`, and their experts over `ep`,
+    """Return the parameters of one rank of the fullest stage: layers are split over `tp`, and their experts over `ep`,
     too. Each rank has all weights that make the latent numbers of a token."""
     stage = -(-shape.layers // pp)
     experts = expert_parameters(shape) / max(1, shape.sparse) * min(stage, shape.sparse)
@@ -130,13 +130,13 @@ def rank_parameters(shape: Shape, kind: ModelKind, pp: int, tp: int, ep: int = 1
 
 @cache
 def adapter_parameters(shape: Shape) -> int:
-    """Returns the parameters of the adapters of all layers."""
+    """Return the parameters of the adapters of all layers."""
     return numbers(trained(shape)) if shape.adapters else 0
 
 
 @cache
 def adapters_held(shape: Shape, merged: bool, item: int, wide: int, room: int, tp: int, twice: bool) -> float:
-    """Returns the bytes that an engine which receives all adapters uses beside the weights, on each of the ranks that
+    """Return the bytes that an engine which receives all adapters uses beside the weights, on each of the ranks that
     split these.
 
     merged: of a matrix with a merged adapter the unmerged copy is kept. item, wide: bytes of a number of the weights
@@ -152,14 +152,14 @@ def adapters_held(shape: Shape, merged: bool, item: int, wide: int, room: int, t
 
 
 def adapted_parameters(shape: Shape) -> int:
-    """Returns the parameters of the matrices that have an adapter."""
+    """Return the parameters of the matrices that have an adapter."""
     sizes = {matrix.name: matrix.shape for matrix in matrices(shape)}
     return sum(math.prod(sizes[name]) for name in (shape.adapters.chosen(sizes) if shape.adapters else ()))
 
 
 @cache
 def trained_parameters(shape: Shape, kind: ModelKind, pp: int = 1) -> int:
-    """Returns the parameters of the fullest stage that training changes: they have gradients and moments, and are
+    """Return the parameters of the fullest stage that training changes: they have gradients and moments, and are
     synced."""
     return numbers(trained(shape, kind)) if shape.adapters else stage_parameters(shape, kind, pp)
 
@@ -168,7 +168,7 @@ def trained_parameters(shape: Shape, kind: ModelKind, pp: int = 1) -> int:
 
 
 def forward_flops(shape: Shape, kind: ModelKind, work: Tokens) -> float:
-    """Returns the FLOPs of the matrix products of a pass over rows, where a multiplication and an addition count as
+    """Return the FLOPs of the matrix products of a pass over rows, where a multiplication and an addition count as
     two: 2 for each weight and token, and those of attention. Embeddings are looked up and count nothing; norms and
     activations are left out (Kaplan et al., arXiv 2001.08361, section 2.1; Narayanan et al., arXiv 2104.04473,
     appendix)."""
@@ -176,18 +176,18 @@ def forward_flops(shape: Shape, kind: ModelKind, work: Tokens) -> float:
 
 
 def layers_flops(shape: Shape, work: Tokens) -> float:
-    """Returns the part of `forward_flops` in the layers."""
+    """Return the part of `forward_flops` in the layers."""
     return 2 * _weights(shape) * work.tokens + attention_flops(shape, work)
 
 
 def attention_flops(shape: Shape, work: Tokens) -> float:
-    """Returns the part of `layers_flops` in products of queries with keys, and of weights with values. It counts what
+    """Return the part of `layers_flops` in products of queries with keys, and of weights with values. It counts what
     the causal mask hides, as torch's counter does."""
     return 4.0 * shape.layers * shape.heads * shape.widest * work.squares
 
 
 def head_flops(shape: Shape, kind: ModelKind, work: Tokens) -> float:
-    """Returns the part of `forward_flops` in the head: at the scored tokens, or at each row's last token for a reward
+    """Return the part of `forward_flops` in the head: at the scored tokens, or at each row's last token for a reward
     model."""
     if kind == "reward_lm":
         return 2.0 * shape.hidden * work.rows
@@ -195,13 +195,13 @@ def head_flops(shape: Shape, kind: ModelKind, work: Tokens) -> float:
 
 
 def backward_flops(shape: Shape, kind: ModelKind, work: Tokens) -> float:
-    """Returns twice the forward FLOPs: each product has two gradients. Attention that keeps no weights computes them
+    """Return twice the forward FLOPs: each product has two gradients. Attention that keeps no weights computes them
     once more, which makes it two and a half times as much (Dao, arXiv 2307.08691, section 4.1)."""
     return 2 * forward_flops(shape, kind, work) + attention_flops(shape, work) / 2
 
 
 def training_flops(shape: Shape, kind: ModelKind, work: Tokens, again: bool = False) -> tuple[float, float]:
-    """Returns the FLOPs of a forward and a backward pass, of the layers and of the head. A product has a gradient of
+    """Return the FLOPs of a forward and a backward pass, of the layers and of the head. A product has a gradient of
     its input and one of its weights; where only adapters are trained, the latter exists for adapters alone. again:
     layers are recomputed."""
     passes = 4.0 if again else 3.0
@@ -214,12 +214,12 @@ def training_flops(shape: Shape, kind: ModelKind, work: Tokens, again: bool = Fa
 
 
 def adapter_flops(shape: Shape, work: Tokens) -> float:
-    """Returns the FLOPs of a forward pass through adapters that are not merged into the weights."""
+    """Return the FLOPs of a forward pass through adapters that are not merged into the weights."""
     return 2.0 * adapter_parameters(shape) * work.tokens
 
 
 def decode_flops(shape: Shape, context: float, absorbed: bool = False) -> float:
-    """Returns the FLOPs of one new token that sees so many, the head included. absorbed: the engine attends to the
+    """Return the FLOPs of one new token that sees so many, the head included. absorbed: the engine attends to the
     latent numbers that keys and values are made of, where a model has such, and makes no keys and values."""
     flops = forward_flops(shape, "causal_lm", Tokens(1, 1, context, 1, 1))
     if shape.latent is None:
@@ -229,13 +229,13 @@ def decode_flops(shape: Shape, context: float, absorbed: bool = False) -> float:
 
 
 def seen(shape: Shape, context: float) -> float:
-    """Returns how many of so many earlier tokens a new one sees, as a mean of all layers."""
+    """Return how many of so many earlier tokens a new one sees, as a mean of all layers."""
     return context - shape.windowed / shape.layers * max(0.0, context - shape.window)
 
 
 @cache
 def _weights(shape: Shape) -> int:
-    """Returns the weights of all layers with which a token is multiplied."""
+    """Return the weights of all layers with which a token is multiplied."""
     sparse = shape.sparse * shape.hidden * (shape.experts + 3 * shape.ffn * shape.experts_per_token)
     return sum(math.prod(matrix.shape) for matrix in matrices(shape)) + sparse
 
@@ -244,18 +244,18 @@ def _weights(shape: Shape) -> int:
 
 
 def kv_bytes(shape: Shape, itemsize: int) -> int:
-    """Returns the bytes of the keys and values of one token in all layers, or of the latents that these are made of."""
+    """Return the bytes of the keys and values of one token in all layers, or of the latents that these are made of."""
     if shape.latent:
         return shape.layers * shape.latent.cached * itemsize
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * itemsize
 
 
 def cached_bytes(shape: Shape, tp: int, itemsize: int) -> float:
-    """Returns `kv_bytes` on one rank, where layers are split over so many."""
+    """Return `kv_bytes` on one rank, where layers are split over so many."""
     return kv_bytes(shape, itemsize) / kv_ranks(shape, tp)
 
 
 def kv_ranks(shape: Shape, tp: int) -> int:
-    """Returns over how many tensor-parallel ranks the cache of a layer is split: latents, which heads share, are on
+    """Return over how many tensor-parallel ranks the cache of a layer is split: latents, which heads share, are on
     each rank."""
     return 1 if shape.latent else min(tp, shape.kv_heads)
