@@ -106,7 +106,7 @@ class MemoryModel(ABC):
     def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> None:
         self.config, self.deployment, self.batches = config, deployment, batches
         self._load_totals: dict[tuple[bool, Load], tuple[float, float, float, float]] = {}
-        """Caches `Needs.totals` by recomputation and load."""
+        """The cached values of `Needs.totals` by recomputation and load."""
 
     keeps: Sequence[str] = KEPT
     """What the host keeps of the model while it is off-loaded."""
