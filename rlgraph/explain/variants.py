@@ -20,15 +20,15 @@ from rlgraph.passes.cost.tasks import main_step
 from rlgraph.passes.placement.choose import Choice, Question
 
 BETTER = 1.1
-"""The factor by which a better device is faster in something."""
+"""The factor by which a better device is faster in some rate."""
 
 AS_GOOD = 0.98
-"""How much of everything it has at least: 80 GB are told as 81,559 and as 81,920 MiB."""
+"""The least share of each rate and of the memory that it has: 80 GB are reported as 81,559 and as 81,920 MiB."""
 
 ONE_STEP_OFF = "one step off"
 
 CPUS = 64
-"""Of a pool on which functions are tried."""
+"""The size of the pool on which functions are tried."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def others(choice: Choice) -> Iterator[Other]:
     answers = responses(choice)
     if answers:
         half = Lengths(tuple(value / 2 for value in answers.values))
-        told = f"{half.mean:.0f} tokens on average"
-        yield Other("half as long answers", told, with_lengths(asked, response=half), helps=False)
+        detail = f"{half.mean:.0f} tokens on average"
+        yield Other("half as long answers", detail, with_lengths(asked, response=half), helps=False)
     yield from _on_cpus(choice)
     yield from _one_step_off(choice)
     yield from _freed(asked)
@@ -81,12 +81,13 @@ def responses(choice: Choice) -> Lengths | None:
 
 
 def with_islands(asked: Question, islands: tuple[Island, ...]) -> Question:
-    """Return the question with other node groups (islands); what the user said of the links between them stays."""
+    """Return the question with other node groups (islands); the links between them that the user gave stay."""
     _, _, between = asked.cluster.text.partition("~")
     return replace(asked, cluster=read_cluster(write_text(islands, between.strip())))
 
 
 def with_nodes(asked: Question, number: int, nodes: int) -> Question:
+    """Return the question with another number of nodes in one node group."""
     return _with(asked, number, nodes=nodes)
 
 
@@ -106,13 +107,15 @@ def with_network(asked: Question, factor: float = 1.0, bandwidth: float | None =
     """Return the question with another network of all node groups (islands): so many times as fast, or of so many
     bytes a second."""
     islands = asked.cluster.islands
-    return with_islands(asked, tuple(replace(each, network=bandwidth or each.network * factor) for each in islands))
+    return with_islands(
+        asked, tuple(replace(island, network=bandwidth or island.network * factor) for island in islands)
+    )
 
 
 def with_memory(asked: Question, factor: float = 1.0, size: int | None = None) -> Question:
     """Return the question with another memory of all devices: so many times as much, or so many bytes."""
     devices = [
-        replace(each.device, memory=size or round(each.device.memory * factor)) for each in asked.cluster.islands
+        replace(island.device, memory=size or round(island.device.memory * factor)) for island in asked.cluster.islands
     ]
     islands = zip(asked.cluster.islands, devices, strict=True)
     return with_islands(asked, tuple(replace(island, device=device) for island, device in islands))
@@ -122,10 +125,10 @@ def next_device(device: Device) -> Listed | None:
     """Return the weakest accelerator of the table that is faster and has no less of anything."""
     if device.kind == "cpu":
         return None
-    own = _strength(device)
+    strength = _strength(device)
     better = []
     for listed in known().values():
-        rate, bandwidth, memory = (new / old for new, old in zip(_strength(listed.device), own, strict=True))
+        rate, bandwidth, memory = (new / old for new, old in zip(_strength(listed.device), strength, strict=True))
         if min(rate, bandwidth, memory) >= AS_GOOD and max(rate, bandwidth) >= BETTER:
             better.append(listed)
     return min(better, key=lambda listed: (*_strength(listed.device), listed.device.price), default=None)
@@ -137,21 +140,25 @@ def _strength(device: Device) -> tuple[float, float, float]:
 
 
 def _with(asked: Question, number: int, **fields: object) -> Question:
+    """Return the question with other fields of one node group."""
     islands = list(asked.cluster.islands)
     islands[number] = replace(islands[number], **fields)  # type: ignore[arg-type]
     return with_islands(asked, tuple(islands))
 
 
 def _clustered(name: str, question: Question) -> Other:
+    """Return a change of the cluster."""
     return Other(name, question.cluster.text, question)
 
 
 def _networks(cluster: Cluster, factor: float) -> str:
-    return " and ".join(dict.fromkeys(show(each.network * factor, "bandwidth") for each in cluster.islands))
+    """Return the bandwidths of the changed networks as words."""
+    return " and ".join(dict.fromkeys(show(island.network * factor, "bandwidth") for island in cluster.islands))
 
 
 def _memories(cluster: Cluster, factor: float) -> str:
-    return " and ".join(dict.fromkeys(show(each.device.memory * factor, "bytes") for each in cluster.islands))
+    """Return the memory sizes of the changed devices as words."""
+    return " and ".join(dict.fromkeys(show(island.device.memory * factor, "bytes") for island in cluster.islands))
 
 
 # The rows, and the schedule
@@ -166,10 +173,10 @@ def with_lengths(asked: Question, **lengths: Lengths) -> Question:
 def _on_cpus(choice: Choice) -> Iterator[Other]:
     """Yield the question with functions and environments that have no pool of cpus on one."""
     asked, problem = choice.question, choice.problem
-    functions = tuple(dict.fromkeys(each.code for each in problem.tasks if each.code and each.code not in problem.code))
+    functions = tuple(dict.fromkeys(task.code for task in problem.tasks if task.code and task.code not in problem.code))
     if functions:
         name = next(f"judges{number or ''}" for number in count() if f"judges{number or ''}" not in _pools(choice))
-        line = Placement(tuple(Work(each) for each in functions), name)
+        line = Placement(tuple(Work(function) for function in functions), name)
         pools, placements = (*asked.schedule.pools, Pool(name, 0, CPUS)), (*asked.schedule.placements, line)
         changed = replace(asked, schedule=replace(asked.schedule, pools=pools, placements=placements))
         detail = f"pool {name} = {CPUS} cpus, place {', '.join(functions)} on {name}"
@@ -184,7 +191,7 @@ def _one_step_off(choice: Choice) -> Iterator[Other]:
         trained = {problem.components[number].model for _, number in problem.syncs}
         phase = main_step(asked.program)
         older = replace(phase, graph=_lagging(phase.graph, trained), staleness=Staleness(1))
-        phases = tuple(older if each is phase else each for each in asked.program.phases)
+        phases = tuple(older if other is phase else other for other in asked.program.phases)
         changed = replace(asked, program=replace(asked.program, phases=phases))
         yield Other(ONE_STEP_OFF, "`step async(lag=1)`, another algorithm", changed, helps=False)
 
@@ -200,6 +207,7 @@ def _lagging(graph: Graph, models: Set[str]) -> Graph:
 
 
 def _pools(choice: Choice) -> set[str]:
+    """Return the names of the pools of the plan."""
     return {pool.name for pool in choice.plan.pools}
 
 
