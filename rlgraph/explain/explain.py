@@ -220,9 +220,9 @@ def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
         alternatives.append(Alternative(strategy.name, strategy.chosen, best.seconds, price, shared, "", spent))
     large = max(choice.question.cluster.devices, len(candidates(choice.problem, choice.question))) > LARGE
     # The best plan after a change mostly shares pools in one of the ways that were searched.
-    some = {strategy.shares for strategy in tried_strategies if strategy.problem is choice.problem} if large else None
-    told = compiled.told["predicted"]["seconds"]
-    tried = [replace(changed(choice, other, some, ends, told), said=other.said) for other in others(choice)]
+    near = {strategy.shares for strategy in tried_strategies if strategy.problem is choice.problem} if large else None
+    simulated_s = compiled.told["predicted"]["seconds"]
+    tried = [replace(changed(choice, other, near, ends, simulated_s), said=other.said) for other in others(choice)]
     # The rows of a large cluster take long to simulate.
     tried += [] if choice.question.cluster.devices > LARGE else _streamed(choice, ends)
     changes = sorted(tried, key=lambda change: -change.saves)

@@ -48,28 +48,28 @@ class Other:
 
 def others(choice: Choice) -> Iterator[Other]:
     """Yield the changes that one could make."""
-    asked = choice.question
-    for number, island in enumerate(asked.cluster.islands):
-        of = f" of {island.device.name}" if len(asked.cluster.islands) > 1 else ""
-        if asked.cluster.devices + island.per_node <= MOST_DEVICES:
-            yield _clustered(f"one more node{of}", with_nodes(asked, number, island.nodes + 1))
+    question = choice.question
+    for number, island in enumerate(question.cluster.islands):
+        of = f" of {island.device.name}" if len(question.cluster.islands) > 1 else ""
+        if question.cluster.devices + island.per_node <= MOST_DEVICES:
+            yield _clustered(f"one more node{of}", with_nodes(question, number, island.nodes + 1))
         if island.nodes > 1:
-            yield replace(_clustered(f"one node less{of}", with_nodes(asked, number, island.nodes - 1)), helps=False)
+            yield replace(_clustered(f"one node less{of}", with_nodes(question, number, island.nodes - 1)), helps=False)
         better = next_device(island.device)
         if better:
-            changed = with_device(asked, better, number)
+            changed = with_device(question, better, number)
             yield replace(_clustered(f"{better.device.name} in place of {island.device.name}", changed), helps=False)
-    if any(island.nodes > 1 for island in asked.cluster.islands):
-        yield Other("a network twice as fast", _networks(asked.cluster, 2), with_network(asked, 2))
-    yield Other("twice the memory on each device", _memories(asked.cluster, 2), with_memory(asked, 2))
+    if any(island.nodes > 1 for island in question.cluster.islands):
+        yield Other("a network twice as fast", _networks(question.cluster, 2), with_network(question, 2))
+    yield Other("twice the memory on each device", _memories(question.cluster, 2), with_memory(question, 2))
     answers = responses(choice)
     if answers:
         half = Lengths(tuple(value / 2 for value in answers.values))
         detail = f"{half.mean:.0f} tokens on average"
-        yield Other("half as long answers", detail, with_lengths(asked, response=half), helps=False)
+        yield Other("half as long answers", detail, with_lengths(question, response=half), helps=False)
     yield from _on_cpus(choice)
     yield from _one_step_off(choice)
-    yield from _freed(asked)
+    yield from _freed(question)
 
 
 def responses(choice: Choice) -> Lengths | None:
@@ -139,11 +139,11 @@ def _strength(device: Device) -> tuple[float, float, float]:
     return device.peak("bfloat16"), device.bandwidth, device.memory
 
 
-def _with(asked: Question, number: int, **fields: object) -> Question:
+def _with(question: Question, number: int, **fields: object) -> Question:
     """Return the question with other fields of one node group."""
-    islands = list(asked.cluster.islands)
+    islands = list(question.cluster.islands)
     islands[number] = replace(islands[number], **fields)  # type: ignore[arg-type]
-    return with_islands(asked, tuple(islands))
+    return with_islands(question, tuple(islands))
 
 
 def _clustered(name: str, question: Question) -> Other:
@@ -172,13 +172,13 @@ def with_lengths(asked: Question, **lengths: Lengths) -> Question:
 
 def _on_cpus(choice: Choice) -> Iterator[Other]:
     """Yield the question with functions and environments that have no pool of cpus on one."""
-    asked, problem = choice.question, choice.problem
+    question, problem = choice.question, choice.problem
     functions = tuple(dict.fromkeys(task.code for task in problem.tasks if task.code and task.code not in problem.code))
     if functions:
         name = next(f"judges{number or ''}" for number in count() if f"judges{number or ''}" not in _pools(choice))
         line = Placement(tuple(Work(function) for function in functions), name)
-        pools, placements = (*asked.schedule.pools, Pool(name, 0, CPUS)), (*asked.schedule.placements, line)
-        changed = replace(asked, schedule=replace(asked.schedule, pools=pools, placements=placements))
+        pools, placements = (*question.schedule.pools, Pool(name, 0, CPUS)), (*question.schedule.placements, line)
+        changed = replace(question, schedule=replace(question.schedule, pools=pools, placements=placements))
         detail = f"pool {name} = {CPUS} cpus, place {', '.join(functions)} on {name}"
         yield Other("functions on cpus of their own", detail, changed, helps=False, said=True)
 
@@ -186,13 +186,13 @@ def _on_cpus(choice: Choice) -> Iterator[Other]:
 def _one_step_off(choice: Choice) -> Iterator[Other]:
     """Yield, if a model is sampled from that the step trains, the question that samples with the weights of the step
     before, so that two steps are under way."""
-    asked, problem = choice.question, choice.problem
+    question, problem = choice.question, choice.problem
     if problem.syncs and not problem.older:
         trained = {problem.components[number].model for _, number in problem.syncs}
-        phase = main_step(asked.program)
+        phase = main_step(question.program)
         older = replace(phase, graph=_lagging(phase.graph, trained), staleness=Staleness(1))
-        phases = tuple(older if other is phase else other for other in asked.program.phases)
-        changed = replace(asked, program=replace(asked.program, phases=phases))
+        phases = tuple(older if other is phase else other for other in question.program.phases)
+        changed = replace(question, program=replace(question.program, phases=phases))
         yield Other(ONE_STEP_OFF, "`step async(lag=1)`, another algorithm", changed, helps=False)
 
 
@@ -211,16 +211,16 @@ def _pools(choice: Choice) -> set[str]:
     return {pool.name for pool in choice.plan.pools}
 
 
-def _freed(asked: Question) -> Iterator[Other]:
+def _freed(question: Question) -> Iterator[Other]:
     """Yield the question without each one line of the schedule, and without all of them if there are several."""
-    placements = asked.schedule.placements
+    placements = question.schedule.placements
     for line in placements:
         rest = tuple(other for other in placements if other is not line)
-        without = replace(asked, schedule=replace(asked.schedule, placements=rest))
+        without = replace(question, schedule=replace(question.schedule, placements=rest))
         yield Other(f"`{shown(line)}` left out", "", without, said=True)
-    if len(placements) > 1 or asked.schedule.pools:
-        free = replace(asked.schedule, pools=(), placements=(), sends=(), refreshes=())
-        yield Other("a schedule without pools and placements", "", replace(asked, schedule=free), said=True)
+    if len(placements) > 1 or question.schedule.pools:
+        free = replace(question.schedule, pools=(), placements=(), sends=(), refreshes=())
+        yield Other("a schedule without pools and placements", "", replace(question, schedule=free), said=True)
 
 
 def shown(line: Placement) -> str:

@@ -139,8 +139,8 @@ class TaskModel:
         return order(self.one * copies, self.constants)
 
     def _rows(self, copies: int) -> Cost:
-        mine = self.share(copies, 1)
-        return rows(self.tokens * mine / self.rows if self.rows else 0.0, self.deployment.island, self.constants)
+        thread_rows = self.share(copies, 1)
+        return rows(self.tokens * thread_rows / self.rows if self.rows else 0.0, self.deployment.island, self.constants)
 
 
 class Spread(TaskModel):
