@@ -23,8 +23,8 @@ from rlgraph.passes.cost.tasks import Task
 from rlgraph.passes.cost.time import Batch
 
 TIGHT = 0.95
-"""A device is reported as tight if more than this share of its usable memory is used: docs/why/memory.md has counts that
-are 5% off."""
+"""A device is reported as tight if more than this share of its usable memory is used: docs/why/memory.md has counts
+that are 5% off."""
 
 Parts = tuple[tuple[str, str, float], ...]
 """Bytes as triples: a model, what of it, and its bytes."""

@@ -50,8 +50,8 @@ def usual(limit: int) -> Lengths:
     """Return the lengths of answers of which only the limit is known: log-normal, and 1 of 100 is cut.
 
     The limit is twice the median up to 256 tokens, and sqrt(limit) / 8 times beyond: 4 times at 1,024, 16 times at
-    16,384. docs/reference/clusters.md has the published lengths that this lies between. A limit beyond `LONGEST` has the answers
-    of that limit.
+    16,384. docs/reference/clusters.md has the published lengths that this lies between. A limit beyond `LONGEST` has
+    the answers of that limit.
     """
     if not limit:
         return Lengths((0.0,))
