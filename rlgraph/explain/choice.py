@@ -21,13 +21,13 @@ def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
     """Yield a few lines: the step, each pool with what it does and how, and what fills its memory. predicted: as a plan
     file has it."""
     yield from headline(choice.question.cluster.text, sum(choice.found.devices), predicted)
-    kinds = sorted(work_seconds(choice).items(), key=lambda each: -each[1])
-    told = ", ".join(f"{name} {shown_seconds(seconds)}" for name, seconds in kinds)
-    yield f"work of all pools by the search, added up: {told}"
+    kinds = sorted(work_seconds(choice).items(), key=lambda kind: -kind[1])
+    text = ", ".join(f"{name} {shown_seconds(seconds)}" for name, seconds in kinds)
+    yield f"work of all pools by the search, added up: {text}"
     yield from show_fused(choice.plan, predicted)
     yield from show_ways(choice)
-    if told := hosted(choice).told(predicted["seconds"]):
-        yield told
+    if text := hosted(choice).told(predicted["seconds"]):
+        yield text
     full, asleep = memory(choice), hosts(choice)
     for group in choice.plan.groups:
         if group.code:
@@ -88,22 +88,23 @@ def headline(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterat
 
 
 def _rows(choice: Choice, pool: str) -> Iterator[str]:
+    """Yield a line for each component that runs in the pool."""
     cells = []
     problem = choice.problem
     for component, option in problem.every_part(choice.found.options):
         if choice.plan.role(component.model, component.operations[0]).pool == pool:
             deployment = option.deployment
             split = " x ".join(f"{axis}{size}" for axis, size in deployment.mesh.axes)
-            how = [deployment.engine, split]
+            details = [deployment.engine, split]
             if deployment.micro_tokens:
-                how.append(f"micro-batches of {deployment.micro_tokens} tokens")
+                details.append(f"micro-batches of {deployment.micro_tokens} tokens")
             if deployment.attention:
-                how.append(f"attention by {deployment.attention}")
+                details.append(f"attention by {deployment.attention}")
             if deployment.adapters:
-                how.append(f"adapters {deployment.adapters}")
+                details.append(f"adapters {deployment.adapters}")
             if deployment.gather:
-                how.append(f"gathered by {deployment.gather}")
-            how += ["recomputed"] * deployment.recompute + ["off-loaded"] * option.offload
+                details.append(f"gathered by {deployment.gather}")
+            details += ["recomputed"] * deployment.recompute + ["off-loaded"] * option.offload
             names = [choice.problem.tasks[number].name for number in component.tasks]
-            cells.append((component.name, shown_seconds(sum(option.seconds)), ", ".join(how), ", ".join(names)))
+            cells.append((component.name, shown_seconds(sum(option.seconds)), ", ".join(details), ", ".join(names)))
     yield from (f"  {line}" for line in table("<><<", cells))

@@ -59,11 +59,11 @@ def critical_path(problem: Problem, found: Found) -> tuple[Stretch, ...]:
     begun = starts(order, seconds, pools)
     chain = _chain(order, begun, seconds, pools)
     if problem.older:
-        fullest = max(colocation.busy, key=lambda own: sum(seconds[job] for job in own))
+        fullest = max(colocation.busy, key=lambda jobs: sum(seconds[job] for job in jobs))
         if sum(seconds[job] for job in fullest) * (problem.older + 1) >= sum(seconds[job] for job in chain):
             chain = sorted((job for job in fullest if seconds[job]), key=begun.__getitem__)
             for at, job in enumerate(chain):
-                begun[job] = sum(seconds[each] for each in chain[:at])
+                begun[job] = sum(seconds[earlier] for earlier in chain[:at])
     return tuple(
         _stretch(problem, found, job, begun[job], seconds[job], trips.get(job - len(syncs), 0.0)) for job in chain
     )
@@ -71,10 +71,10 @@ def critical_path(problem: Problem, found: Found) -> tuple[Stretch, ...]:
 
 def goes_to(path: Iterable[Stretch]) -> dict[str, float]:
     """Return the seconds by kind, the most first."""
-    found: dict[str, float] = {}
+    by_kind: dict[str, float] = {}
     for stretch in path:
-        found[stretch.kind] = found.get(stretch.kind, 0.0) + stretch.seconds
-    return dict(sorted(found.items(), key=lambda each: -each[1]))
+        by_kind[stretch.kind] = by_kind.get(stretch.kind, 0.0) + stretch.seconds
+    return dict(sorted(by_kind.items(), key=lambda item: -item[1]))
 
 
 def _chain(order: Order, begun: Sequence[float], seconds: Sequence[float], pools: Pools) -> list[int]:
@@ -84,35 +84,36 @@ def _chain(order: Order, begun: Sequence[float], seconds: Sequence[float], pools
     chain = [max(range(len(ends)), key=ends.__getitem__)] if ends else []
     while chain and begun[chain[-1]] > 0:
         job = chain[-1]
-        before = {*order.after[job], *(each for each in range(len(ends)) if set(pools[each]) & set(pools[job]))}
-        # Work without seconds ends when it starts: what took some time comes first.
-        ended = [each for each in sorted(before) if ends[each] == begun[job] and each not in chain]
+        before = {*order.after[job], *(sharer for sharer in range(len(ends)) if set(pools[sharer]) & set(pools[job]))}
+        # Work without seconds ends when it starts, so the longest work is taken.
+        ended = [earlier for earlier in sorted(before) if ends[earlier] == begun[job] and earlier not in chain]
         chain.append(max(ended, key=seconds.__getitem__))
     return chain[::-1]
 
 
-def _stretch(problem: Problem, found: Found, job: int, start: float, seconds: float, trips: float) -> Stretch:
+def _stretch(problem: Problem, solution: Found, job: int, start: float, seconds: float, trips: float) -> Stretch:
+    """Return a job as a stretch of the critical path."""
     count = len(problem.syncs)
     if job < count:
         component = problem.components[problem.syncs[job][1]]
-        return Stretch(f"weights of {component.model}", "weights", start, seconds, _brought(problem, found, job))
+        return Stretch(f"weights of {component.model}", "weights", start, seconds, _sync_parts(problem, solution, job))
     task, number = problem.tasks[job - count], problem.component_of[job - count]
     if number is None:
-        own = {"overhead": seconds - trips, "communication": trips}
-        return Stretch(task.name, "host", start, seconds, {name: each for name, each in own.items() if each})
-    parts = parts_of(problem, number, found.options[number], job - count)
+        host_parts = {"overhead": seconds - trips, "communication": trips}
+        return Stretch(task.name, "host", start, seconds, {name: part for name, part in host_parts.items() if part})
+    parts = parts_of(problem, number, solution.options[number], job - count)
     if answered := problem.answered.get(job - count):
         parts["overhead"] = parts.get("overhead", 0.0) + answered
     if trips:
         parts["communication"] = parts.get("communication", 0.0) + trips
-    if any(number in piece for piece in found.pieces):
-        # Others work while its stages would wait, and all of them have one order.
+    if any(number in piece for piece in solution.pieces):
+        # Others work while its stages would wait, and all of them share one request.
         over = sum(parts.values()) - seconds
         for name in ("bubble", "overhead"):
             less = min(max(over, 0.0), parts.get(name, 0.0))
             over -= less
-            parts = {each: own - less * (each == name) for each, own in parts.items()}
-        parts = {name: own for name, own in parts.items() if own > 0}
+            parts = {part: spent - less * (part == name) for part, spent in parts.items()}
+        parts = {name: spent for name, spent in parts.items() if spent > 0}
     return Stretch(task.name, kind_of(task), start, seconds, parts)
 
 
@@ -123,29 +124,31 @@ def kind_of(task: Task) -> str:
 
 def parts_of(problem: Problem, number: int, option: Option, at: int) -> dict[str, float]:
     """Return what the seconds of a task go to if its component is run with this option."""
-    component, own = next(part for part in problem.parts(number, option) if at in part[0].tasks)
-    found = _parts(problem, component, own, at)
-    if isinstance(option, Apart) and own is option.reader and at == component.tasks[0]:
-        # It waits for the weights.
-        brought = time.sync(component.config, option.trainer.deployment, own.deployment, True, problem.constants)
+    component, chosen = next(part for part in problem.parts(number, option) if at in part[0].tasks)
+    parts = _parts(problem, component, chosen, at)
+    if isinstance(option, Apart) and chosen is option.reader and at == component.tasks[0]:
+        # The reader waits for the weights.
+        brought = time.sync(component.config, option.trainer.deployment, chosen.deployment, True, problem.constants)
         for name, seconds in asdict(brought).items():
             if seconds:
-                found[name] = found.get(name, 0.0) + seconds
-    return found
+                parts[name] = parts.get(name, 0.0) + seconds
+    return parts
 
 
 def _parts(problem: Problem, component: Component, option: Option, at: int) -> dict[str, float]:
+    """Return what the seconds of a task go to, without the wait for weights."""
     task, deployment = problem.tasks[at], option.deployment
-    found = task_model(task.op, component.config, deployment, problem.constants, task.batches)
-    cost = asdict(found.cost(deployment.dp))
+    model = task_model(task.op, component.config, deployment, problem.constants, task.batches)
+    cost = asdict(model.cost(deployment.dp))
     if option.offload:
         cost["offload"] = option.moved[component.tasks.index(at)] / task.times
     return {name: seconds * task.times for name, seconds in cost.items() if seconds}
 
 
-def _brought(problem: Problem, found: Found, sync: int) -> dict[str, float]:
+def _sync_parts(problem: Problem, solution: Found, sync: int) -> dict[str, float]:
+    """Return what the seconds of a weight synchronization go to."""
     source, target = problem.syncs[sync]
-    ends = found.options[source], found.options[target]
-    home = problem.colocation(found.blocks).home
+    ends = solution.options[source], solution.options[target]
+    home = problem.colocation(solution.blocks).home
     cost = asdict(problem.transfer(source, *ends, home[source] == home[target]))
     return {name: seconds for name, seconds in cost.items() if seconds}

@@ -111,6 +111,7 @@ class Explanation:
 
     @property
     def price(self) -> float:
+        """Return the price of a step in US dollars."""
         return _price(self.choice.problem, self.choice.found)
 
     @property
@@ -127,9 +128,9 @@ class Explanation:
     def helpful(self) -> list[Change]:
         """Return the changes that would help most, of those that leave the algorithm as it is; and as many of those
         that are made in a schedule."""
-        helpful = [each for each in self.changes if each.saves > WORTH and each.name != ONE_STEP_OFF]
-        said = [each for each in helpful if each.said]
-        return [each for each in helpful if each in helpful[:MOST] or each in said[:MOST]]
+        helpful = [change for change in self.changes if change.saves > WORTH and change.name != ONE_STEP_OFF]
+        in_schedule = [change for change in helpful if change.said]
+        return [change for change in helpful if change in helpful[:MOST] or change in in_schedule[:MOST]]
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -151,47 +152,49 @@ class Explanation:
             "host": {"seconds": self.host.seconds, "functions": dict(self.host.functions)},
             "critical_path": [
                 {
-                    "name": each.name,
-                    "kind": each.kind,
-                    "start": each.start,
-                    "seconds": each.seconds,
-                    "parts": dict(each.parts),
+                    "name": stretch.name,
+                    "kind": stretch.kind,
+                    "start": stretch.start,
+                    "seconds": stretch.seconds,
+                    "parts": dict(stretch.parts),
                 }
-                for each in self.path
+                for stretch in self.path
             ],
             "alternatives": [
                 {
-                    "name": each.name,
-                    "chosen": each.chosen,
-                    "seconds": each.seconds,
-                    "price": each.price,
-                    "pools": each.pools,
-                    "refused": each.refused or None,
-                    "goes_to": dict(each.goes_to),
+                    "name": alternative.name,
+                    "chosen": alternative.chosen,
+                    "seconds": alternative.seconds,
+                    "price": alternative.price,
+                    "pools": alternative.pools,
+                    "refused": alternative.refused or None,
+                    "goes_to": dict(alternative.goes_to),
                 }
-                for each in self.alternatives
+                for alternative in self.alternatives
             ],
             "changes": [
                 {
-                    "name": each.name,
-                    "detail": each.detail,
-                    "seconds": each.seconds,
-                    "price": each.price,
-                    "saves": None if each.seconds is None else each.saves,
-                    "over": each.over,
-                    "said": each.said,
+                    "name": change.name,
+                    "detail": change.detail,
+                    "seconds": change.seconds,
+                    "price": change.price,
+                    "saves": None if change.seconds is None else change.saves,
+                    "over": change.over,
+                    "said": change.said,
                 }
-                for each in self.changes
+                for change in self.changes
             ],
         }
 
     def to_svg(self) -> str:
         """Return an SVG with a bar for each way to share pools."""
         rows = []
-        for each in self.alternatives:
-            parts = tuple((kind, each.goes_to[kind]) for kind in KINDS if kind in each.goes_to)
-            total = "" if each.seconds is None else shown_seconds(each.seconds)
-            rows.append(Row(each.name, each.pools or each.refused, parts, total, each.chosen))
+        for alternative in self.alternatives:
+            parts = tuple((kind, alternative.goes_to[kind]) for kind in KINDS if kind in alternative.goes_to)
+            total = "" if alternative.seconds is None else shown_seconds(alternative.seconds)
+            rows.append(
+                Row(alternative.name, alternative.pools or alternative.refused, parts, total, alternative.chosen)
+            )
         note = f"a step on {self.choice.question.cluster.text}, by ways to share devices"
         return bars(self.program, note, rows, "s")
 
@@ -206,23 +209,23 @@ def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
     choice = compiled.choice
     ends = monotonic() + (choice.question.search_seconds if seconds is None else seconds)
     alternatives = []
-    known = strategies(choice, ends)
-    for strategy in known:
-        found = strategy.found
-        if found is None:
+    tried_strategies = strategies(choice, ends)
+    for strategy in tried_strategies:
+        best = strategy.found
+        if best is None:
             alternatives.append(Alternative(strategy.name, False, None, None, "", strategy.refused, {}))
             continue
-        spent = goes_to(critical_path(strategy.problem, found))
-        price, shared = _price(strategy.problem, found), pools(strategy.problem, found)
-        alternatives.append(Alternative(strategy.name, strategy.chosen, found.seconds, price, shared, "", spent))
+        spent = goes_to(critical_path(strategy.problem, best))
+        price, shared = _price(strategy.problem, best), pools(strategy.problem, best)
+        alternatives.append(Alternative(strategy.name, strategy.chosen, best.seconds, price, shared, "", spent))
     large = max(choice.question.cluster.devices, len(candidates(choice.problem, choice.question))) > LARGE
-    # What is best after a change mostly shares pools in one of the ways that are known by then.
-    some = {strategy.shares for strategy in known if strategy.problem is choice.problem} if large else None
-    told = compiled.told["predicted"]["seconds"]
-    tried = [replace(changed(choice, other, some, ends, told), said=other.said) for other in others(choice)]
+    # The best plan after a change mostly shares pools in one of the ways that were searched.
+    near = {strategy.shares for strategy in tried_strategies if strategy.problem is choice.problem} if large else None
+    simulated_s = compiled.told["predicted"]["seconds"]
+    tried = [replace(changed(choice, other, near, ends, simulated_s), said=other.said) for other in others(choice)]
     # The rows of a large cluster take long to simulate.
     tried += [] if choice.question.cluster.devices > LARGE else _streamed(choice, ends)
-    changes = sorted(tried, key=lambda each: -each.saves)
+    changes = sorted(tried, key=lambda change: -change.saves)
     path = critical_path(choice.problem, choice.found)
     return Explanation(compiled.name, choice, compiled.told["predicted"], path, tuple(alternatives), tuple(changes))
 
@@ -230,137 +233,145 @@ def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
 def changed(
     choice: Choice, other: Other, near: Set[Sharing] | None = None, ends: float = inf, told: float | None = None
 ) -> Change:
-    """The best plan after a change; of some ways to share pools, where they are given, and as it is found until `ends`.
-    told: seconds of a step of the choice by the simulator, where work overlaps in it."""
+    """Return the best plan after a change; of some ways to share pools, if these are given, and the best that is found
+    until `ends`. told: seconds of a step of the choice by the simulator, where work overlaps in it."""
     problem = problem_of(other.question)
-    every = candidates(problem, other.question)
-    some = [blocks for blocks in every if near is None or sharing(blocks) in near]
+    all_blocks = candidates(problem, other.question)
+    near_blocks = [blocks for blocks in all_blocks if near is None or sharing(blocks) in near]
     try:
         fuse = how_fused(problem, other.question)
-        found = Search(problem, some, COARSE, ends - monotonic(), SPARE, fuse=fuse).best()
+        best = Search(problem, near_blocks, COARSE, ends - monotonic(), SPARE, fuse=fuse).best()
     except OutOfTime:
         return Change(other.name, other.detail, None, None, -inf, over=True)
-    if other.helps and (found is None or found.value > choice.found.value):
-        found, problem = choice.found, choice.problem
-    if found is None:
+    if other.helps and (best is None or best.value > choice.found.value):
+        best, problem = choice.found, choice.problem
+    if best is None:
         return Change(other.name, other.detail, None, None, -inf)
-    if problem.older and not choice.problem.older and found.value < choice.found.value:
-        # Beside a step that is alone: what a steady state leaves out is not told as a saving.
-        made = Choice(planned(other.question, problem, found), found, problem, other.question)
-        made = better(made, replace(choice, question=other.question), steps=STEPS)
-        seconds = made.simulated or made.found.seconds
-        value = problem.value(seconds, made.found.blocks, made.found.devices)
-        found = replace(made.found, seconds=seconds, value=value)
+    if problem.older and not choice.problem.older and best.value < choice.found.value:
+        # The other step is alone: what a steady state leaves out is not a saving.
+        alternative = Choice(planned(other.question, problem, best), best, problem, other.question)
+        alternative = better(alternative, replace(choice, question=other.question), steps=STEPS)
+        seconds = alternative.simulated or alternative.found.seconds
+        value = problem.value(seconds, alternative.found.blocks, alternative.found.devices)
+        best = replace(alternative.found, seconds=seconds, value=value)
         beside = told or choice.found.seconds
-        was = choice.problem.value(beside, choice.found.blocks, choice.found.devices)
-        return Change(other.name, other.detail, seconds, _price(problem, found), 1 - value / was, beside=beside)
-    saves = 1 - found.value / choice.found.value if choice.found.value else 0.0
-    return Change(other.name, other.detail, found.seconds, _price(problem, found), saves)
+        before = choice.problem.value(beside, choice.found.blocks, choice.found.devices)
+        return Change(other.name, other.detail, seconds, _price(problem, best), 1 - value / before, beside=beside)
+    saves = 1 - best.value / choice.found.value if choice.found.value else 0.0
+    return Change(other.name, other.detail, best.seconds, _price(problem, best), saves)
 
 
 def _streamed(choice: Choice, ends: float) -> Iterator[Change]:
     """Yield a change for each table that could stream in the chosen plan."""
-    problem, found = choice.problem, choice.found
-    for each in unsaid(choice, ends):
-        saves = 1 - each.seconds / each.whole if each.whole else 0.0
-        price = _price(problem, replace(found, seconds=each.seconds))
-        line = f"`stream {each.table}(block={each.block})`"
-        yield Change(line, "", each.seconds, price, saves, beside=each.whole, said=True)
+    problem, best = choice.problem, choice.found
+    for stream in unsaid(choice, ends):
+        saves = 1 - stream.seconds / stream.whole if stream.whole else 0.0
+        price = _price(problem, replace(best, seconds=stream.seconds))
+        line = f"`stream {stream.table}(block={stream.block})`"
+        yield Change(line, "", stream.seconds, price, saves, beside=stream.whole, said=True)
 
 
-def _price(problem: Problem, found: Found) -> float:
-    return found.seconds * problem.price(found.blocks, found.devices)
+def _price(problem: Problem, best: Found) -> float:
+    """Return the price of a step in US dollars."""
+    return best.seconds * problem.price(best.blocks, best.devices)
 
 
 # For people
 
 
-def _lines(found: Explanation) -> Iterator[str]:
-    yield from show_choice(found.choice, found.predicted)
+def _lines(explanation: Explanation) -> Iterator[str]:
+    """Yield the lines of an explanation."""
+    yield from show_choice(explanation.choice, explanation.predicted)
     yield ""
-    whole = sum(found.goes_to.values())
-    how = ", one work after the other" if "in_turn_seconds" in found.predicted else ""
-    if (older := found.choice.problem.older) > 0:
-        alone = whole > (1 + LEAST) * found.seconds
-        how = f", of which {older + 1} are under way" if alone else " on the pool that has most to do"
-    yield f"what the step goes to{how}: {_shares(found.goes_to, whole)}"
-    yield from show_parted(found.choice)
-    longest = sorted(found.path, key=lambda each: -each.seconds)[:LONGEST]
+    total = sum(explanation.goes_to.values())
+    overlap = ", one work after the other" if "in_turn_seconds" in explanation.predicted else ""
+    if (older := explanation.choice.problem.older) > 0:
+        alone = total > (1 + LEAST) * explanation.seconds
+        overlap = f", of which {older + 1} are under way" if alone else " on the pool that has most to do"
+    yield f"what the step goes to{overlap}: {_shares(explanation.goes_to, total)}"
+    yield from show_parted(explanation.choice)
+    longest = sorted(explanation.path, key=lambda stretch: -stretch.seconds)[:LONGEST]
     rows = [
-        (each.name, shown_seconds(each.seconds), _percent(each.seconds, whole), _bounds(each))
-        for each in sorted(longest, key=lambda each: each.start)
-        if each.seconds > LEAST * whole
+        (stretch.name, shown_seconds(stretch.seconds), _percent(stretch.seconds, total), _bounds(stretch))
+        for stretch in sorted(longest, key=lambda stretch: stretch.start)
+        if stretch.seconds > LEAST * total
     ]
     yield from table("<>><", [("critical path", "seconds", "", "bound by"), *rows])
-    if len(found.alternatives) > 1:
+    if len(explanation.alternatives) > 1:
         yield ""
-        rows = [_alternative(found, each) for each in found.alternatives]
+        rows = [_alternative(explanation, alternative) for alternative in explanation.alternatives]
         yield from table("<>><", [("ways to share devices", "seconds", "", "pools (devices)"), *rows])
     yield ""
-    yield from _advice(found)
+    yield from _advice(explanation)
 
 
-def _alternative(found: Explanation, each: Alternative) -> tuple[str, str, str, str]:
-    if each.seconds is None:
-        return each.name, "-", "", each.refused
-    if each.chosen:
-        return each.name, shown_seconds(each.seconds), "chosen", each.pools
-    value = each.seconds if found.choice.question.goal == "time" else each.price or 0.0
-    best = found.choice.found.value
-    # Of large clusters a plan that is near enough was chosen: what is looked at alone may come a little nearer.
+def _alternative(explanation: Explanation, alternative: Alternative) -> tuple[str, str, str, str]:
+    """Return the row of an alternative in a table."""
+    if alternative.seconds is None:
+        return alternative.name, "-", "", alternative.refused
+    if alternative.chosen:
+        return alternative.name, shown_seconds(alternative.seconds), "chosen", alternative.pools
+    value = alternative.seconds if explanation.choice.question.goal == "time" else alternative.price or 0.0
+    best = explanation.choice.found.value
+    # For large clusters the search stops at a plan that is near enough; an alternative may come a little nearer.
     loses = max(0.0, value / best - 1) if best else 0.0
-    unit = "" if found.choice.question.goal == "time" else " price"
-    return each.name, shown_seconds(each.seconds), f"+{loses:.1%}{unit}", each.pools
+    unit = "" if explanation.choice.question.goal == "time" else " price"
+    return alternative.name, shown_seconds(alternative.seconds), f"+{loses:.1%}{unit}", alternative.pools
 
 
-def _advice(found: Explanation) -> Iterator[str]:
-    helpful = found.helpful
-    most, seconds = next(iter(found.goes_to.items()), ("", 0.0))
+def _advice(explanation: Explanation) -> Iterator[str]:
+    """Yield the lines about what would help."""
+    helpful = explanation.helpful
+    most, seconds = next(iter(explanation.goes_to.items()), ("", 0.0))
     if not helpful:
-        tried = ", ".join(each.name for each in found.changes if each.seconds is not None)
+        tried = ", ".join(change.name for change in explanation.changes if change.seconds is not None)
         yield f"nothing that was tried saves more than {WORTH:.0%}: {tried}" if tried else "nothing was tried"
     else:
-        of = "that" if found.choice.problem.older else "the step"
-        yield f"{most} is {_percent(seconds, sum(found.goes_to.values()))} of {of}; what would help most:"
-    for each in helpful:
-        yield f"  {_called(each)} would {_effect(found, each)}"
-    for each in found.changes:
-        less = each.name.startswith("one node less") and found.choice.question.goal == "time"
-        if (less or each.name == ONE_STEP_OFF) and each not in helpful and not each.over:
-            yield f"{_called(each)} would {_effect(found, each)}"
-    if over := [each.name for each in found.changes if each.over]:
+        of = "that" if explanation.choice.problem.older else "the step"
+        yield f"{most} is {_percent(seconds, sum(explanation.goes_to.values()))} of {of}; what would help most:"
+    for change in helpful:
+        yield f"  {_change_name(change)} would {_effect(explanation, change)}"
+    for change in explanation.changes:
+        less = change.name.startswith("one node less") and explanation.choice.question.goal == "time"
+        if (less or change.name == ONE_STEP_OFF) and change not in helpful and not change.over:
+            yield f"{_change_name(change)} would {_effect(explanation, change)}"
+    if over := [change.name for change in explanation.changes if change.over]:
         yield f"{OVER} before these were searched: {', '.join(over)}"
 
 
-def _called(change: Change) -> str:
+def _change_name(change: Change) -> str:
+    """Return the name of a change, with its detail if that is short."""
     return f"{change.name} ({change.detail})" if 0 < len(change.detail) <= LONG_TEXT else change.name
 
 
-def _effect(found: Explanation, change: Change) -> str:
+def _effect(explanation: Explanation, change: Change) -> str:
     """Return a change's effect as words: `save 14% of the time, and cost 3% more a step`."""
     if change.seconds is None or change.price is None:
         return "not fit"
-    before = change.beside or found.seconds
-    was = found.price * before / found.seconds
-    time, price = 1 - change.seconds / before, 1 - change.price / was if was else 0.0
-    slower = _told(time, "take as long", f"take {-time:.0%} longer", f"save {time:.0%} of the time")
-    return f"{slower}, and {_told(price, 'cost as much', f'cost {-price:.0%} more', f'cost {price:.0%} less')} a step"
+    before = change.beside or explanation.seconds
+    price_before = explanation.price * before / explanation.seconds
+    time, price = 1 - change.seconds / before, 1 - change.price / price_before if price_before else 0.0
+    slower = _compare(time, "take as long", f"take {-time:.0%} longer", f"save {time:.0%} of the time")
+    return (
+        f"{slower}, and {_compare(price, 'cost as much', f'cost {-price:.0%} more', f'cost {price:.0%} less')} a step"
+    )
 
 
-def _told(saved: float, same: str, more: str, less: str) -> str:
+def _compare(saved: float, same: str, more: str, less: str) -> str:
+    """Return the words for a saved share of something."""
     return same if abs(saved) < LEAST else more if saved < 0 else less
 
 
 def _bounds(stretch: Stretch) -> str:
     """Return what takes at least a tenth of a work's time, the most first."""
-    told = sorted(stretch.parts.items(), key=lambda each: -each[1])
-    most = [(name, seconds) for name, seconds in told if seconds > stretch.seconds / 10]
+    parts = sorted(stretch.parts.items(), key=lambda item: -item[1])
+    most = [(name, seconds) for name, seconds in parts if seconds > stretch.seconds / 10]
     return ", ".join(f"{BOUNDS[name]} {_percent(seconds, stretch.seconds)}" for name, seconds in most)
 
 
-def _shares(spent: Mapping[str, float], whole: float) -> str:
-    return ", ".join(f"{kind} {_percent(seconds, whole)}" for kind, seconds in spent.items() if seconds > LEAST * whole)
+def _shares(spent: Mapping[str, float], total: float) -> str:
+    return ", ".join(f"{kind} {_percent(seconds, total)}" for kind, seconds in spent.items() if seconds > LEAST * total)
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole else "0%"
+def _percent(part: float, total: float) -> str:
+    return f"{part / total:.0%}" if total else "0%"

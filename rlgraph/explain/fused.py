@@ -12,12 +12,12 @@ from rlgraph.ir.plan import Plan
 def show_fused(plan: Plan, predicted: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each such pipeline, with what it saves where it is predicted. predicted: as a plan file has
     it."""
-    told = predicted.get("fused") or {}
-    for each in plan.fused:
-        ways = f", {', '.join(each.turned)} the other way round" if each.turned else ""
-        line = f"train {', '.join(each.models)} in one pipeline{ways}"
-        if found := told.get(", ".join(each.models)):
-            shown = {name: shown_seconds(found[name]) for name in ("seconds", "in_turn_seconds", "bound_seconds")}
+    fused = predicted.get("fused") or {}
+    for pipeline in plan.fused:
+        ways = f", {', '.join(pipeline.turned)} the other way round" if pipeline.turned else ""
+        line = f"train {', '.join(pipeline.models)} in one pipeline{ways}"
+        if times := fused.get(", ".join(pipeline.models)):
+            shown = {name: shown_seconds(times[name]) for name in ("seconds", "in_turn_seconds", "bound_seconds")}
             line += f": {shown['seconds']} a mini-batch, and {shown['in_turn_seconds']} one after the other"
             line += f"; nothing is shorter than {shown['bound_seconds']}"
         yield line

@@ -37,11 +37,11 @@ COLUMNS = 34
 def lanes(compiled: Compilation) -> Lanes:
     """Return the plan of a compiled program, be it chosen, given by a schedule or read from a file. Raise ProgramError
     if there is none."""
-    return _Maker(compiled).lanes()
+    return _LanesBuilder(compiled).lanes()
 
 
 @dataclass
-class _Drawn:
+class _PhaseDrawing:
     """A phase's picture while it is being made."""
 
     phase: Phase
@@ -53,32 +53,37 @@ class _Drawn:
     """The model, operation and group of each box that works with a model."""
 
 
-class _Maker:
+class _LanesBuilder:
+    """Builds the picture of a plan."""
+
     def __init__(self, compiled: Compilation) -> None:
         self.compiled, self.program, self.plan = compiled, compiled.program, compiled.plan
         self.models = {model.name: model for model in self.program.models}
         self.types = {name: kind for phase in self.program.phases for name, kind in phase.graph.values().items()}
         self.place = {pool.name: at for at, pool in enumerate(self.plan.pools)}
         self.lane_of = {group.name: self.place[group.pool] for group in self.plan.groups}
-        told = compiled.told.get("predicted", {})
-        self.predicted = told if {"seconds", "gap", "tokens"} <= told.keys() else {}
+        predicted = compiled.told.get("predicted", {})
+        self.predicted = predicted if {"seconds", "gap", "tokens"} <= predicted.keys() else {}
         self.count = 0
         self.busy: dict[tuple[str, str], float] = {}
         """The seconds of a step in which a group works with a model."""
 
     def lanes(self) -> Lanes:
-        drawn = [self.phase(phase) for phase in self.program.phases]
-        for each in weights(self.program, self.compiled.placed):
-            self.weights(each, drawn)
-        stages = [_stage(each) for each in drawn]
+        """Return the picture of all phases and pools."""
+        drawings = [self.phase(phase) for phase in self.program.phases]
+        for moved in weights(self.program, self.compiled.placed):
+            self.weights(moved, drawings)
+        stages = [_stage(drawing) for drawing in drawings]
         pools = tuple(self.lane(pool) for pool in self.plan.pools)
         return Lanes(self.program.name, tuple(self.notes()), pools, tuple(stages))
 
     def id(self) -> str:
+        """Return a new id of a box."""
         self.count += 1
         return f"w{self.count}"
 
     def notes(self) -> Iterator[str]:
+        """Yield the notes below the title."""
         used = sum(pool.devices for pool in self.plan.pools)
         if self.predicted:
             yield from headline(self.plan.cluster, used, self.predicted)
@@ -89,6 +94,7 @@ class _Maker:
     # Lanes
 
     def lane(self, pool: Pool) -> Lane:
+        """Return the lane of a pool."""
         if pool.name == HOST:
             return Lane(HOST, "1 process")
         note = sized(pool)
@@ -106,61 +112,64 @@ class _Maker:
         return Lane(pool.name, note, (filled + during,), full["bytes"] / full["capacity"], held)
 
     def deployed(self, model: str, group: Group, pool: Pool) -> Deployed:
+        """Return a model on a group as its lane shows it."""
         title = self.plan.part(model, group.name)
-        how = [f"{group.engine}, {group.mesh}"]
+        details = [f"{group.engine}, {group.mesh}"]
         if group.mesh.size < pool.devices:
-            how[0] += f" on {group.mesh.size} of {pool.devices}"
+            details[0] += f" on {group.mesh.size} of {pool.devices}"
         holding = self.plan.holding(model, group.name)
         more = [f"micro-batches of {holding.micro_tokens} tokens"] if holding.micro_tokens else []
         more += [f"attention by {holding.attention}"] if holding.attention else []
         more += [f"adapters {holding.adapters}"] if holding.adapters else []
         more += [f"gathered by {holding.gather}"] if holding.gather else []
         more += ["recomputed"] * holding.recompute + ["off-loaded"] * holding.offload
-        how += [", ".join(more)] if more else []
+        details += [", ".join(more)] if more else []
         seconds = self.busy.get((model, group.name))
-        told = "" if seconds is None else shown_seconds(seconds)
-        return Deployed(title, tuple(how), told, role_of(self.models[model]))
+        duration = "" if seconds is None else shown_seconds(seconds)
+        return Deployed(title, tuple(details), duration, role_of(self.models[model]))
 
     # Work
 
-    def phase(self, phase: Phase) -> _Drawn:
-        found = walked(phase, self.plan)
-        drawn = _Drawn(phase)
+    def phase(self, phase: Phase) -> _PhaseDrawing:
+        """Return the drawing of a phase with its works and ways."""
+        walk = walked(phase, self.plan)
+        drawing = _PhaseDrawing(phase)
         small = {name for graph in _graphs(phase.graph) for name in minor(graph)}
         elsewhere = {name for group in self.compiled.plan.groups for name in group.code}
         step = tasks(self.program, phase, assumed(self.compiled), elsewhere)
-        # The cost model has a task for each work but those that take no time.
-        number_of = {at: n for n, at in enumerate(a for a, (w, _) in enumerate(found.works) if not NODES[w.op].free)}
+        # The cost model has a task for each work, except for works that take no time.
+        number_of = {at: n for n, at in enumerate(a for a, (w, _) in enumerate(walk.works) if not NODES[w.op].free)}
         seconds = self.seconds(step) if phase is main_step(self.program) else {}
-        made = {value.name: at for at, (node, _) in enumerate(found.works) for value in node.outputs}
-        for at, (node, group) in enumerate(found.works):
+        maker_of = {value.name: at for at, (node, _) in enumerate(walk.works) for value in node.outputs}
+        for at, (node, group) in enumerate(walk.works):
             reports = node.op == "report"
             if node.name in small or (NODES[node.op].free and not reports):
                 continue
             task = step[number_of[at]] if at in number_of else None
             took = seconds.get(number_of[at]) if at in number_of else None
             work = self.work(node, group, task, took)
-            drawn.works.append(work)
-            drawn.boxes[at] = work.id
+            drawing.works.append(work)
+            drawing.boxes[at] = work.id
             if task and task.model:
-                drawn.who[work.id] = task.model, task.op, group
+                drawing.who[work.id] = task.model, task.op, group
                 if took is not None:
                     key = task.model, group
                     self.busy[key] = self.busy.get(key, 0.0) + took
             if reports:
-                drawn.boxes |= dict.fromkeys((made[name] for name in node.inputs if name in small), work.id)
+                drawing.boxes |= dict.fromkeys((maker_of[name] for name in node.inputs if name in small), work.id)
             if node.op == "update":
                 source = self.handle(node, 1)
-                trained = [box for box, who in drawn.who.items() if who[:2] == (source, "train")]
+                trained = [box for box, who in drawing.who.items() if who[:2] == (source, "train")]
                 lane = self.lane_of[self.plan.owner(source).name]
                 role = role_of(self.models[source])
-                drawn.ways += [Way(box, work.id, lane, line="weights", role=role) for box in trained[-1:]]
-        drawn.ways += self.ways(drawn, found)
-        return drawn
+                drawing.ways += [Way(box, work.id, lane, line="weights", role=role) for box in trained[-1:]]
+        drawing.ways += self.ways(drawing, walk)
+        return drawing
 
     def work(self, node: Node, group: str, task: Task | None, seconds: float | None) -> Work:
+        """Return the box of a work."""
         lane = self.lane_of[group]
-        kind, title, note = self.said(node, task)
+        kind, title, note = self.labels(node, task)
         if node.op == "update":
             target, source = (self.handle(node, at) for at in (0, 1))
             lane, title, note = self.lane_of[self.plan.owner(target).name], f"update {target}", f"from {source}"
@@ -170,12 +179,12 @@ class _Maker:
         owner = self.handle(node, 0) if node.op == "update" else owner
         role = role_of(self.models[owner]) if owner else ""
         text = "\n".join(print_node(node))
-        told = captions.short(", ".join(part for part in (note, often) if part), COLUMNS)
+        caption = captions.short(", ".join(part for part in (note, often) if part), COLUMNS)
         return Work(
             self.id(),
             lane,
             captions.short(title, COLUMNS),
-            told,
+            caption,
             kind,
             role,
             "" if seconds is None else shown_seconds(seconds),
@@ -185,21 +194,22 @@ class _Maker:
             node.span.source.path,
         )
 
-    def said(self, node: Node, task: Task | None) -> tuple[BoxKind, str, str]:
+    def labels(self, node: Node, task: Task | None) -> tuple[BoxKind, str, str]:
         """Return the kind, title and note of a box."""
         if task and task.model:
             return "op", task.name, "" if node.op == "train" else f"{task.model}.{node.op}"
         if node.op == "report":
             names = node.attr("names", ())
             return "report", "report", ", ".join(map(str, names if isinstance(names, tuple) else ()))
-        made = ", ".join(value.name for value in node.outputs if not isinstance(value.type, Handle)) or node.name
+        outputs = ", ".join(value.name for value in node.outputs if not isinstance(value.type, Handle)) or node.name
         if node.op == "call":
-            return "call", made, str(node.attr("func"))
+            return "call", outputs, str(node.attr("func"))
         if node.op in ("read", "tensor"):
-            return ("data", made, "") if node.op == "read" else ("tensor", made, "")
-        return "table", made, node.op
+            return ("data", outputs, "") if node.op == "read" else ("tensor", outputs, "")
+        return "table", outputs, node.op
 
     def handle(self, node: Node, at: int) -> str:
+        """Return the name of the model or other state that is an input of a node."""
         kind = self.types[node.inputs[at]]
         assert isinstance(kind, Handle)
         return kind.name
@@ -223,16 +233,16 @@ class _Maker:
 
     # Ways
 
-    def ways(self, drawn: _Drawn, found: Walked) -> Iterator[Way]:
+    def ways(self, drawing: _PhaseDrawing, walk: Walked) -> Iterator[Way]:
         """Yield what is transferred, once to each group, and also what waits for what within a group."""
         sent: dict[tuple[str, str], list[Edge]] = {}
         near: dict[tuple[str, str], None] = {}
         seen: set[Edge] = set()
-        for chooser, later in found.waits:
-            if chooser in drawn.boxes and later in drawn.boxes:
-                near[drawn.boxes[chooser], drawn.boxes[later]] = None
-        for use in found.uses:
-            ends = drawn.boxes.get(-1 if use.maker is None else use.maker, ""), drawn.boxes.get(use.user, "")
+        for chooser, later in walk.waits:
+            if chooser in drawing.boxes and later in drawing.boxes:
+                near[drawing.boxes[chooser], drawing.boxes[later]] = None
+        for use in walk.uses:
+            ends = drawing.boxes.get(-1 if use.maker is None else use.maker, ""), drawing.boxes.get(use.user, "")
             if not all(ends) or ends[0] == ends[1]:
                 continue
             if use.edge.source == use.edge.target:
@@ -240,50 +250,51 @@ class _Maker:
             elif use.edge not in seen:
                 seen.add(use.edge)
                 sent.setdefault(ends, []).append(use.edge)
-        lane = {work.id: work.lane for work in drawn.works}
+        lane = {work.id: work.lane for work in drawing.works}
         for (maker, user), edges in sent.items():
-            told = tuple(sizes([edge.type for edge in edges]))
-            yield Way(maker, user, lane[maker], tuple(edge.value for edge in edges), told)
+            volumes = tuple(sizes([edge.type for edge in edges]))
+            yield Way(maker, user, lane[maker], tuple(edge.value for edge in edges), volumes)
         for maker, user in _shortest(near, sent):
             yield Way(maker, user, lane[maker])
 
-    def weights(self, each: Weights, drawn: Sequence[_Drawn]) -> None:
+    def weights(self, sent: Weights, drawings: Sequence[_PhaseDrawing]) -> None:
         """Add the weights that are transferred before the first work that needs them, or to the `update` that sends
         them."""
-        role = role_of(self.models[each.model])
-        told = "of unknown size"
-        if not isinstance(each.moves, str):
-            moved = size(each.moves.moved) if each.moves.moved else "copied on its devices"
-            # Nothing of a device that nobody has named, nor in a dtype that nobody has.
-            known = [] if each.assumed and each.moves.moved else [moved]
-            known += [shown_seconds(each.moves.seconds)] if self.plan.cluster else []
-            told = ", ".join(known)
-        for stage in drawn:
-            goal = next((box for box, who in stage.who.items() if (who[0], who[2]) == (each.model, each.target)), None)
-            if each.title.startswith("update") or goal is None:
+        role = role_of(self.models[sent.model])
+        caption = "of unknown size"
+        if not isinstance(sent.moves, str):
+            volume = size(sent.moves.moved) if sent.moves.moved else "copied on its devices"
+            # No seconds without a cluster's devices, and no bytes where the dtype is only assumed.
+            figures = [] if sent.assumed and sent.moves.moved else [volume]
+            figures += [shown_seconds(sent.moves.seconds)] if self.plan.cluster else []
+            caption = ", ".join(figures)
+        for stage in drawings:
+            goal = next((box for box, who in stage.who.items() if (who[0], who[2]) == (sent.model, sent.target)), None)
+            if sent.title.startswith("update") or goal is None:
                 continue
             at = next(at for at, work in enumerate(stage.works) if work.id == goal)
-            text = f"{each.title}: {each.source} -> {each.target}"
-            work = Work(self.id(), self.lane_of[each.target], each.title, told, "next", role, text=text)
+            text = f"{sent.title}: {sent.source} -> {sent.target}"
+            work = Work(self.id(), self.lane_of[sent.target], sent.title, caption, "next", role, text=text)
             stage.works.insert(at, work)
-            stage.ways.append(Way("", work.id, self.lane_of[each.source], line="weights", role=role))
+            stage.ways.append(Way("", work.id, self.lane_of[sent.source], line="weights", role=role))
             stage.ways.append(Way(work.id, goal, work.lane, line="weights", role=role))
             return
-        for stage in drawn:
+        for stage in drawings:
             for at, work in enumerate(stage.works):
-                if work.title == f"update {each.model}":
-                    stage.works[at] = replace(work, note=": ".join(filter(None, (work.note, told))))
+                if work.title == f"update {sent.model}":
+                    stage.works[at] = replace(work, note=": ".join(filter(None, (work.note, caption))))
 
 
-def _stage(drawn: _Drawn) -> Stage:
-    works = tuple(replace(work, text="\n".join([work.text, *_given(work, drawn)])) for work in drawn.works)
-    return Stage(drawn.phase.name, captions.phase(drawn.phase), works, tuple(drawn.ways))
+def _stage(drawing: _PhaseDrawing) -> Stage:
+    """Return a phase as its picture needs it."""
+    works = tuple(replace(work, text="\n".join([work.text, *_transferred(work, drawing)])) for work in drawing.works)
+    return Stage(drawing.phase.name, captions.phase(drawing.phase), works, tuple(drawing.ways))
 
 
-def _given(work: Work, drawn: _Drawn) -> Iterator[str]:
+def _transferred(work: Work, drawing: _PhaseDrawing) -> Iterator[str]:
     """Yield what is transferred to a box, for its tooltip."""
-    titles = {each.id: each.title for each in drawn.works}
-    for way in drawn.ways:
+    titles = {box.id: box.title for box in drawing.works}
+    for way in drawing.ways:
         if way.target == work.id and way.names:
             yield f"from `{titles[way.source]}`: {', '.join(way.names)} ({', '.join(way.sizes)})"
 
@@ -303,14 +314,17 @@ def _shortest(near: Iterable[tuple[str, str]], sent: Iterable[tuple[str, str]]) 
         after.setdefault(maker, set()).add(user)
 
     def reaches(start: str, goal: str) -> bool:
-        return any(each == goal or reaches(each, goal) for each in after.get(start, ()))
+        return any(follower == goal or reaches(follower, goal) for follower in after.get(start, ()))
 
     for maker, user in near:
-        if (maker, user) not in sent and not any(reaches(each, user) for each in after[maker] if each != user):
+        if (maker, user) not in sent and not any(
+            reaches(follower, user) for follower in after[maker] if follower != user
+        ):
             yield maker, user
 
 
 def _often(times: float) -> str:
+    """Return how often a task is done as words; empty for once a step."""
     if times == 1:
         return ""
     return f"{times:.3g} times" if times > 1 else f"every {1 / times:.3g} steps"

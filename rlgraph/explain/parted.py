@@ -13,10 +13,11 @@ def show_parted(choice: Choice) -> Iterator[str]:
     for component, option in choice.problem.every_part(choice.found.options):
         deployment = option.deployment
         if deployment.chunks > 1 and deployment.pp > 1:
-            taken = [task.seconds(option.copies) for task in option.strategy.tasks]
-            one = [task.in_parts(option.copies, 1) for task in option.strategy.tasks]
+            chunked = [task.seconds(option.copies) for task in option.strategy.tasks]
+            unchunked = [task.in_parts(option.copies, 1) for task in option.strategy.tasks]
             several, single = (
-                sum(each * often for each, often in zip(own, option.often, strict=True)) for own in (taken, one)
+                sum(seconds * often for seconds, often in zip(tasks, option.often, strict=True))
+                for tasks in (chunked, unchunked)
             )
             where = f"{deployment.chunks} parts of the layers on each of {deployment.pp} stages"
             yield f"{component.name} has {where}: {shown_seconds(several)} in place of {shown_seconds(single)} with one"

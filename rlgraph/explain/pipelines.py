@@ -46,15 +46,15 @@ def pipelines(compiled: Compilation) -> Iterator[Pipelined]:
         if task.model and task.model in predictor.configs and NODES[task.op].trains:
             fed[task.model] = max(fed.get(task.model, ()), task.batches, key=_rows)
     fed = {model: batches for model, batches in fed.items() if _rows(batches)}
-    streamed, seen = added_up(program, plan), set[str]()
+    streamed, done = added_up(program, plan), set[str]()
     for model in fed:
         shared = plan.fused_with(model)
-        own = [each for each in (shared.models if shared else (model,)) if each in fed]
-        stages = max(plan.role(each, "train").mesh.length("pp") for each in own)
-        if model in seen or stages == 1:
+        models = [name for name in (shared.models if shared else (model,)) if name in fed]
+        stages = max(plan.role(name, "train").mesh.length("pp") for name in models)
+        if model in done or stages == 1:
             continue
-        seen.update(own)
-        works = [(each, fed[each]) for each in own]
+        done.update(models)
+        works = [(name, fed[name]) for name in models]
         fusion = predictor.fused(works)
         held = sum(size for _, _, size in in_flight(predictor, works, fusion))
         yield Pipelined(fusion, held, model in streamed)
@@ -67,8 +67,8 @@ def _rows(batches: Sequence[Batch]) -> float:
 def picture(compiled: Compilation, id: str = "", always: bool = True) -> str:
     """Return all pipelines as SVG, one below the other; if there are none, the reason, or nothing if not `always`. id:
     the picture's id."""
-    known = roles(compiled.program)
-    charts = [chart(each.fusion, known, told(each)) for each in pipelines(compiled)]
+    model_roles = roles(compiled.program)
+    charts = [chart(pipelined.fusion, model_roles, told(pipelined)) for pipelined in pipelines(compiled)]
     if not charts and not always:
         return ""
     if charts:

@@ -1,4 +1,5 @@
-"""What the work of a plan takes: a plan file has the whole step's seconds, and the cost model those of its parts."""
+"""Predicts the seconds of the work of a plan: a plan file has those of the whole step, and the cost model those of its
+parts."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ def predictor_of(compiled: Compilation) -> Predictor | None:
     """Return the predictor of a plan's times; None where nothing is predicted of it: nobody chose it for a cluster, or
     with constants that are not here."""
     if compiled.target is not None:
-        asked = compiled.choice.question
-        return Predictor(compiled.plan, compiled.choice.configs, asked.cluster, asked.constants)
+        question = compiled.choice.question
+        return Predictor(compiled.plan, compiled.choice.configs, question.cluster, question.constants)
     if "seconds" not in compiled.told.get("predicted", {}):
         return None
     program, plan, cluster = compiled.program, compiled.plan, read_cluster(compiled.plan.cluster)
@@ -26,19 +27,19 @@ def predictor_of(compiled: Compilation) -> Predictor | None:
     if compiled.assumptions.get("constants") != constants.source:
         return None
     shapes = compiled.placed.shapes
-    known = {
+    shaped = {
         model.name: (model, shape) for model in program.models if isinstance(shape := shapes.get(model.name), Shape)
     }
     return Predictor(
-        plan, {name: config_of(model, shape, program) for name, (model, shape) in known.items()}, cluster, constants
+        plan, {name: config_of(model, shape, program) for name, (model, shape) in shaped.items()}, cluster, constants
     )
 
 
 def seconds_of(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
     """Return the seconds of each task with a model by its number; empty if nothing is predicted."""
-    predictor, found = predictor_of(compiled), dict[int, float]()
+    predictor, by_task = predictor_of(compiled), dict[int, float]()
     if predictor is None:
-        return found
+        return by_task
     plan = compiled.plan
     for number, task in enumerate(step):
         if task.model is None or task.model not in predictor.configs:
@@ -46,9 +47,11 @@ def seconds_of(compiled: Compilation, step: Sequence[Task]) -> dict[int, float]:
         group = plan.role(task.model, task.op)
         deployment = predictor.deployment(task.model, group)
         model = task_model(task.op, predictor.configs[task.model], deployment, predictor.constants, task.batches)
-        own = [
-            at for at, each in enumerate(step) if each.model == task.model and plan.role(each.model, each.op) == group
+        same_group = [
+            at
+            for at, other in enumerate(step)
+            if other.model == task.model and plan.role(other.model, other.op) == group
         ]
         moved = predictor.onload(task.model, group.name, task.op, task.batches).seconds
-        found[number] = model.seconds(deployment.dp) * task.times + moved * stays(step, number, own)
-    return found
+        by_task[number] = model.seconds(deployment.dp) * task.times + moved * stays(step, number, same_group)
+    return by_task

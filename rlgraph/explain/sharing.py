@@ -47,38 +47,40 @@ def strategies(choice: Choice, ends: float = inf) -> list[PlacementStrategy]:
     """Return the strategies that apply to the program, the first of two that are the same. The last one is what was
     chosen, if it is none of them, as where a model is read in another pool than it is trained. ends: of their
     searches, by the monotonic clock."""
-    problem, own = choice.problem, sharing(choice.found.blocks)
-    last = PlacementStrategy("what was chosen", own, problem, choice.found, chosen=True)
+    problem, chosen = choice.problem, sharing(choice.found.blocks)
+    last = PlacementStrategy("what was chosen", chosen, problem, choice.found, chosen=True)
     if choice.question.apart:
-        asked = replace(choice.question, apart=())
-        choice, own = replace(choice, problem=problem_of(asked), question=asked), frozenset()
+        question = replace(choice.question, apart=())
+        choice, chosen = replace(choice, problem=problem_of(question), question=question), frozenset()
         problem = choice.problem
-    every = candidates(problem, choice.question)
-    found, seen = [], set[Sharing]()
+    partitions = candidates(problem, choice.question)
+    tried, seen = [], set[Sharing]()
     for name, wanted in _named(problem.components, choice.question.program).items():
         if wanted in seen:
             continue
         seen.add(wanted)
-        only = [blocks for blocks in every if sharing(blocks) == wanted]
-        if wanted == own:
-            found.append(PlacementStrategy(name, own, problem, choice.found, chosen=True))
-        elif not only:
-            found.append(PlacementStrategy(name, wanted, problem, None, _unallowed(choice, wanted)))
+        allowed = [blocks for blocks in partitions if sharing(blocks) == wanted]
+        if wanted == chosen:
+            tried.append(PlacementStrategy(name, chosen, problem, choice.found, chosen=True))
+        elif not allowed:
+            tried.append(PlacementStrategy(name, wanted, problem, None, _unallowed(choice, wanted)))
         else:
-            found.append(_searched(name, wanted, choice, only, ends))
-    return found if own in seen else [*found, last]
+            tried.append(_searched(name, wanted, choice, allowed, ends))
+    return tried if chosen in seen else [*tried, last]
 
 
-def _searched(name: str, wanted: Sharing, choice: Choice, only: Sequence[Blocks], ends: float) -> PlacementStrategy:
+def _searched(name: str, wanted: Sharing, choice: Choice, allowed: Sequence[Blocks], ends: float) -> PlacementStrategy:
+    """Return the strategy with the best plan of a search, or the reason why there is none."""
     try:
-        best = search_until(ends, choice.problem, choice.question, only)
+        best = search_until(ends, choice.problem, choice.question, allowed)
     except OutOfTime:
         return PlacementStrategy(name, wanted, choice.problem, None, OVER)
-    refused = "" if best else f"does not fit: {_unfit(choice.problem, only[0])}"
+    refused = "" if best else f"does not fit: {_unfit(choice.problem, allowed[0])}"
     return PlacementStrategy(name, wanted, choice.problem, best, refused)
 
 
 def sharing(blocks: Blocks) -> Sharing:
+    """Return the components of each pool."""
     return frozenset(frozenset(block.components) for block in blocks)
 
 
@@ -91,16 +93,17 @@ def pools(problem: Problem, found: Found) -> str:
 def held(problem: Problem, numbers: Sequence[int]) -> list[str]:
     """Return the models of a pool; for a model with a component elsewhere, its work here."""
     components = [problem.components[number] for number in numbers]
-    own = Counter(component.model for component in components)
-    whole = Counter(component.model for component in problem.components)
+    here = Counter(component.model for component in components)
+    everywhere = Counter(component.model for component in problem.components)
     names = [
-        component.model if own[component.model] == whole[component.model] else _component_name(component)
+        component.model if here[component.model] == everywhere[component.model] else _component_name(component)
         for component in components
     ]
     return list(dict.fromkeys(names))
 
 
 def _component_name(component: Component) -> str:
+    """Return a name that tells a component from the others of its model."""
     named = component.work == "generate" or component.apart
     return component.name if named else f"{component.model}.{component.work}"
 
@@ -113,21 +116,22 @@ def _named(components: Sequence[Component], program: Program) -> dict[str, Shari
     generating = {component.model for component in components if component.work == "generate"}
     copies = {model.name for model in program.models if model.copy_of in generating and model.frozen}
     generation = {number for number, component in enumerate(components) if component.work == "generate"}
-    beside = {number for number, component in enumerate(components) if component.model in generating | copies}
-    every = set(range(len(components)))
-    found = {
-        "all colocated": [every],
-        "split": [beside, every - beside],
+    policies = {number for number, component in enumerate(components) if component.model in generating | copies}
+    everything = set(range(len(components)))
+    by_name = {
+        "all colocated": [everything],
+        "split": [policies, everything - policies],
         "standalone": list(by_model.values()),
-        "disaggregated": [generation, every - generation],
+        "disaggregated": [generation, everything - generation],
     }
-    return {name: frozenset(map(frozenset, held)) for name, held in found.items() if all(held)}
+    return {name: frozenset(map(frozenset, numbers)) for name, numbers in by_name.items() if all(numbers)}
 
 
 # What cannot be
 
 
 def _unallowed(choice: Choice, wanted: Sharing) -> str:
+    """Return why no candidate shares pools so."""
     if len(wanted) > choice.question.cluster.devices:
         return f"does not fit: {len(wanted)} pools on {choice.question.cluster.devices} devices"
     return "the schedule says otherwise"
@@ -146,8 +150,8 @@ def _unfit(problem: Problem, blocks: Blocks) -> str:
         needed.append((max(size or 0 for size in fewest), block))
     total = sum(size for size, _ in needed)
     if total > problem.cluster.devices:
-        told = ", ".join(f"{size} for {_names(problem, block.components)}" for size, block in needed)
-        return f"{total} devices are needed ({told}), and there are {problem.cluster.devices}"
+        counts = ", ".join(f"{size} for {_names(problem, block.components)}" for size, block in needed)
+        return f"{total} devices are needed ({counts}), and there are {problem.cluster.devices}"
     crowd = max((block for _, block in needed), key=lambda block: _least(problem, blocks, block.components))
     room = usable(problem.island(crowd), problem.constants)
     names, least = _names(problem, crowd.components), _least(problem, blocks, crowd.components)
@@ -163,10 +167,11 @@ def _least(problem: Problem, blocks: Blocks, components: Sequence[int]) -> float
     """Return the bytes on a device of a pool that has all devices, with each component at its smallest."""
     island = problem.island(next(block for block in blocks if block.components == components))
     options = [problem.options.of(problem.components[number], island, island.devices) for number in components]
-    stay = [min(option.resident for option in own) for own in options]
-    peaks = [min(option.peak for option in own) for own in options]
-    return max(peak + sum(stay) - mine for peak, mine in zip(peaks, stay, strict=True))
+    stay = [min(option.resident for option in group) for group in options]
+    peaks = [min(option.peak for option in group) for group in options]
+    return max(peak + sum(stay) - resident for peak, resident in zip(peaks, stay, strict=True))
 
 
 def _names(problem: Problem, components: Sequence[int]) -> str:
+    """Return the models of a pool as words."""
     return ", ".join(f"`{name}`" for name in held(problem, components))

@@ -42,15 +42,15 @@ def simulate(
     """Simulate steps of a compiled program's plan, from the middle of a run.
 
     cluster: what it runs on, such as "16x8:a100-80gb"; None: the one that the plan was made for, or CPUs of this
-    machine. workload: how long rows are, and how many of them filters leave. constants: of the cost model; None: the
-    defaults for the devices. calibration: constants, and rates of a device, that were measured. Raises ProgramError.
+    machine. workload: how long rows are, and how many of them filters keep. constants: those of the cost model; None:
+    the defaults for the devices. calibration: measured constants, and rates of a device. Raise ProgramError.
     """
     workload = workload or assumed(compiled)
     _check(steps, workload)
     plan = _laid_out(compiled.plan)
     if isinstance(cluster, str):
         cluster = read_cluster(cluster)
-    said = compiled.file is not None or cluster is not None and compiled.planned
+    checks_memory = compiled.file is not None or cluster is not None and compiled.planned
     cluster = cluster or _cluster_of(plan)
     needed = max(pool.first + pool.devices for pool in plan.pools)
     if needed > cluster.devices:
@@ -58,7 +58,7 @@ def simulate(
         raise ProgramError(
             Diagnostic("E0960", message, compiled.schedule.span, "give a larger `--cluster`, or smaller pools")
         )
-    if said and (wrong := too_full(compiled, cluster, workload, constants, plan)):
+    if checks_memory and (wrong := too_full(compiled, cluster, workload, constants, plan)):
         raise ProgramError(wrong)
     if calibration is not None:
         cluster, constants = calibration.on(cluster), calibration.constants
@@ -66,11 +66,11 @@ def simulate(
         constants = compiled.target.constants
     constants = constants or defaults(cluster.islands[0].device.kind)
     predictor = Predictor(plan, model_configs(compiled), cluster, constants)
-    found = simulated(compiled, plan, cluster, predictor, workload, steps, seed, constants.source)
+    result = simulated(compiled, plan, cluster, predictor, workload, steps, seed, constants.source)
     if steps == 1:
-        return found
+        return result
     free = SimBackend(compiled.program, plan, predictor, workload, seed, turns=False)
-    return replace(found, cycle=longest_cycle(free))
+    return replace(result, cycle=longest_cycle(free))
 
 
 def simulated(
@@ -85,15 +85,15 @@ def simulated(
 ) -> Simulation:
     """Simulate steps of a plan with any predictor of the seconds."""
     backend = SimBackend(compiled.program, plan, predictor, workload, seed)
-    found = run_steps(backend, steps)
-    works, (first, after) = backend.works, found.works
-    began, ended = found.began, found.ends[-1]
-    rows, tokens, trained = (sum(each[name] for each in found.told) for name in ("rows", "tokens", "trained"))
+    run = run_steps(backend, steps)
+    works, (first, after) = backend.works, run.works
+    began, ended = run.began, run.ends[-1]
+    rows, tokens, trained = (sum(step[name] for step in run.told) for name in ("rows", "tokens", "trained"))
     ages: dict[int, float] = {}
-    for name, told in (item for each in found.told for item in each.items()):
+    for name, value in (item for step in run.told for item in step.items()):
         if name.startswith("age/"):
             age = int(name.removeprefix("age/"))
-            ages[age] = ages.get(age, 0.0) + told
+            ages[age] = ages.get(age, 0.0) + value
     return Simulation(
         compiled.name,
         plan,
@@ -101,13 +101,13 @@ def simulated(
         (*works[first:after], *(work for work in works[after:] if work.start < ended)),
         tuple(_time_of(pool, plan, works, began, ended) for pool in plan.pools),
         began,
-        found.ends,
+        run.ends,
         rows,
         tokens,
         trained,
         ages,
-        found.warm_up,
-        found.steady,
+        run.warm_up,
+        run.steady,
         under_way(works, began, ended),
         untrained(works, began, ended),
         source=source,
@@ -116,6 +116,7 @@ def simulated(
 
 
 def _time_of(pool: Pool, plan: Plan, works: Sequence[Work], began: float, ended: float) -> PoolTime:
+    """Return the busy and idle times of a pool."""
     if not plan.separate(pool):
         return pool_time(pool.name, works, began, ended)
     groups = [group for group in plan.groups if group.pool == pool.name]
@@ -128,6 +129,7 @@ def _time_of(pool: Pool, plan: Plan, works: Sequence[Work], began: float, ended:
 
 
 def _check(steps: int, workload: Workload) -> None:
+    """Raise ProgramError if the steps or the workload cannot be simulated."""
     if steps < 1:
         raise ProgramError(Diagnostic("E0964", f"{steps} steps cannot be simulated", NO_SPAN, "simulate 1 or more"))
     for name, share, most in (("foresight", workload.foresight, "1"), ("alike", workload.alike, "less than 1")):
@@ -151,18 +153,19 @@ def _laid_out(plan: Plan) -> Plan:
 
 
 def _cluster_of(plan: Plan) -> Cluster:
+    """Return the cluster of a plan; without one, a machine with as many CPUs as it has devices."""
     return read_cluster(plan.cluster or f"1x{max(1, sum(pool.devices for pool in plan.pools))}:cpu")
 
 
 def model_configs(compiled: Compilation) -> Mapping[str, ModelConfig]:
     """Return the configurations of the models that are used. Raise ProgramError if one has no known shape."""
-    found = {}
+    configs = {}
     for model in compiled.program.models:
         shape = compiled.placed.shapes.get(model.name)
         if isinstance(shape, Shape):
-            found[model.name] = config_of(model, shape, compiled.program)
+            configs[model.name] = config_of(model, shape, compiled.program)
         elif model.name in dict(compiled.plan.owners):
             message = f"the work of `{model.name}` cannot be predicted: {shape or 'its configuration is not here'}"
             hint = "take a well-known model, or a folder with its `config.json`"
             raise ProgramError(Diagnostic("E0962", message, model.span, hint))
-    return found
+    return configs

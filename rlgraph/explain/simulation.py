@@ -68,6 +68,7 @@ class Simulation:
 
     @property
     def steps(self) -> int:
+        """Return the number of steps."""
         return len(self.ends)
 
     @property
@@ -89,6 +90,7 @@ class Simulation:
 
     @property
     def rows_per_second(self) -> float:
+        """Return the sampled and encoded rows over the time of the steps."""
         return self.rows / (self.ends[-1] - self.began)
 
     @property
@@ -106,7 +108,7 @@ class Simulation:
     @property
     def fullest(self) -> PoolTime:
         """Return the pool that is at work for longest."""
-        return max(self.pools, key=lambda each: each.busy)
+        return max(self.pools, key=lambda pool: pool.busy)
 
     @property
     def bound(self) -> float:
@@ -167,12 +169,12 @@ class Simulation:
             "price_per_million_tokens": self.price_per_million,
             "pools": [
                 {
-                    "pool": each.pool,
-                    "busy": each.busy / self.steps,
-                    "idle": each.idle / self.steps,
-                    "waited": [{**asdict(wait), "seconds": seconds / self.steps} for wait, seconds in each.waited],
+                    "pool": time.pool,
+                    "busy": time.busy / self.steps,
+                    "idle": time.idle / self.steps,
+                    "waited": [{**asdict(wait), "seconds": seconds / self.steps} for wait, seconds in time.waited],
                 }
-                for each in self.pools
+                for time in self.pools
             ],
             "host": {"seconds": self.hosted(calls=False), "functions": self.hosted(calls=True)},
             "critical_path": [
@@ -217,12 +219,12 @@ class Simulation:
         return gantt(self.program, note, [step, *self._pipelines()])
 
     def _pipelines(self) -> Iterator[Chart]:
-        """Return, for each training on several stages, its longest in the last step, stage by stage."""
+        """Yield, for each training on several stages, its longest work in the last step, stage by stage."""
         longest: dict[str, Work] = {}
         for work in self.works:
             if work.stages is not None and self.last <= work.start < self.ends[-1]:
-                known = longest.setdefault(work.name, work)
-                longest[work.name] = work if work.seconds > known.seconds else known
+                before = longest.setdefault(work.name, work)
+                longest[work.name] = work if work.seconds > before.seconds else before
         for work in longest.values():
             assert work.stages is not None
             fusion = work.stages()
@@ -238,7 +240,7 @@ class Simulation:
         trace.write(Path(path))
 
     def write_svg(self, path: str | Path) -> None:
-        """Raise UsageMistake if the timeline cannot be written."""
+        """Write the picture of the last step. Raise UsageMistake if it cannot be written."""
         try:
             Path(path).write_text(self.to_svg(), "utf-8")
         except OSError as error:
@@ -250,105 +252,108 @@ class Simulation:
 
 
 def _merged(bars: list[Bar]) -> list[Bar]:
-    """What workers of one pool do side by side of one work, as one bar."""
-    found: list[Bar] = []
+    """Return the bars with those of one work, which workers of a pool do side by side, as one bar."""
+    merged: list[Bar] = []
     for bar in sorted(bars, key=lambda bar: (bar.lane, bar.name, bar.start)):
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last is not None and (last.lane, last.name) == (bar.lane, bar.name) and bar.start <= last.end:
-            found[-1] = replace(last, end=max(last.end, bar.end), critical=last.critical or bar.critical)
+            merged[-1] = replace(last, end=max(last.end, bar.end), critical=last.critical or bar.critical)
         else:
-            found.append(bar)
-    return found
+            merged.append(bar)
+    return merged
 
 
 # For people
 
 
-def _lines(found: Simulation) -> Iterator[str]:
-    how = " in steady state" if found.steady else ""
-    yield f"{found.program} on {found.cluster.text}: {shown_seconds(found.seconds)} a step{how} by the simulator"
+def _lines(sim: Simulation) -> Iterator[str]:
+    """Yield the lines of the text."""
+    state = " in steady state" if sim.steady else ""
+    yield f"{sim.program} on {sim.cluster.text}: {shown_seconds(sim.seconds)} a step{state} by the simulator"
     yield ""
-    sizes = {pool.name: pool.devices or pool.cpus for pool in found.plan.pools}
+    sizes = {pool.name: pool.devices or pool.cpus for pool in sim.plan.pools}
     rows = [("", "pool", "devices", "busy", "", "", "idle", "", "waiting for")]
-    for each in found.pools:
-        whole = each.busy + each.idle
-        count = str(sizes[each.pool]) if each.pool != HOST else "-"
-        busy, idle = shown_seconds(each.busy / found.steps), shown_seconds(each.idle / found.steps)
-        shares = _share(each.busy, whole), _share(each.idle, whole)
-        rows.append(("", each.pool, count, busy, shares[0], "", idle, shares[1], _waits(each, found.steps)))
+    for time in sim.pools:
+        total_s = time.busy + time.idle
+        count = str(sizes[time.pool]) if time.pool != HOST else "-"
+        busy, idle = shown_seconds(time.busy / sim.steps), shown_seconds(time.idle / sim.steps)
+        shares = _share(time.busy, total_s), _share(time.idle, total_s)
+        rows.append(("", time.pool, count, busy, shares[0], "", idle, shares[1], _waits(time, sim.steps)))
     yield from table("><<>><>><", rows)
-    calls = found.hosted(calls=True)
-    if calls > NOTED * found.seconds:
-        share = _share(calls, found.seconds)
+    calls = sim.hosted(calls=True)
+    if calls > NOTED * sim.seconds:
+        share = _share(calls, sim.seconds)
         yield f"the host calls functions for {shown_seconds(calls)} of a step ({share}): a pool of cpus takes them over"
     yield ""
-    total = found.ends[-1] - found.last
+    total = sim.ends[-1] - sim.last
     path = [("", "start", "seconds", "", "critical path", "on", "began after")]
-    for first, times, seconds in _folded(found.path, found.last):
+    for first, times, seconds in _folded(sim.path, sim.last):
         name, on = first.name + (f" x{times}" if times > 1 else ""), " and ".join(dict.fromkeys(first.pools))
-        began, took = shown_seconds(max(0.0, first.start - found.last)), shown_seconds(seconds)
-        path.append(("", began, took, _share(seconds, total), name, on, _because(first, found.last)))
+        began, took = shown_seconds(max(0.0, first.start - sim.last)), shown_seconds(seconds)
+        path.append(("", began, took, _share(seconds, total), name, on, _because(first, sim.last)))
     yield from table(">>>><<<", path)
     yield ""
     yield (
-        f"{found.tokens / found.steps:,.0f} tokens in {found.rows / found.steps:,.0f} rows a step: "
-        f"{found.tokens_per_second:,.0f} tokens/s, {found.rows_per_second:,.4g} rows/s"
+        f"{sim.tokens / sim.steps:,.0f} tokens in {sim.rows / sim.steps:,.0f} rows a step: "
+        f"{sim.tokens_per_second:,.0f} tokens/s, {sim.rows_per_second:,.4g} rows/s"
     )
-    if found.price:
-        yield f"${found.price:,.2f} an hour: ${found.price_per_million:,.4g} for a million tokens"
-    if found.cycle is not None:
-        yield from _steady(found)
-    yield f"constants of the cost model: {found.source}"
+    if sim.price:
+        yield f"${sim.price:,.2f} an hour: ${sim.price_per_million:,.4g} for a million tokens"
+    if sim.cycle is not None:
+        yield from _steady(sim)
+    yield f"constants of the cost model: {sim.source}"
 
 
-def _steady(found: Simulation) -> Iterator[str]:
-    """Of several steps."""
+def _steady(sim: Simulation) -> Iterator[str]:
+    """Yield the lines about a simulation of several steps."""
     judged = {None: "too few to say whether they are steady", False: "not steady: simulate more", True: "steady"}
     yield (
-        f"{counted(found.steps, 'step')} after {found.warm_up} of warm-up, which took {shown_seconds(found.began)}: "
-        f"{judged[found.steady]}; {found.under_way:.2g} under way on average"
+        f"{counted(sim.steps, 'step')} after {sim.warm_up} of warm-up, which took {shown_seconds(sim.began)}: "
+        f"{judged[sim.steady]}; {sim.under_way:.2g} under way on average"
     )
-    full, cycle = found.fullest, shown_seconds(found.cycle or 0.0)
+    full, cycle = sim.fullest, shown_seconds(sim.cycle or 0.0)
     yield (
-        f"bound: {shown_seconds(found.bound)} a step, {_share(found.bound, found.seconds)} of it: `{full.pool}` works "
-        f"{shown_seconds(full.busy / found.steps)} for it, the longest cycle of dependences takes {cycle}"
+        f"bound: {shown_seconds(sim.bound)} a step, {_share(sim.bound, sim.seconds)} of it: `{full.pool}` works "
+        f"{shown_seconds(full.busy / sim.steps)} for it, the longest cycle of dependences takes {cycle}"
     )
-    rows = sum(found.ages.values())
+    rows = sum(sim.ages.values())
     if rows:
-        told = ", ".join(f"{age} in {_share(found.ages[age], rows)} of the rows" for age in sorted(found.ages))
-        age, batches = f"{mean_age(found.ages):.3g} on average", f"{found.batches:.2g}"
-        yield f"staleness: {told}; {age}, with {batches} batches being sampled or waiting"
-    if found.trained != found.rows:
-        yield f"{found.trained / found.steps:,.0f} of {found.rows / found.steps:,.0f} rows a step are trained on"
+        ages = ", ".join(f"{age} in {_share(sim.ages[age], rows)} of the rows" for age in sorted(sim.ages))
+        age, batches = f"{mean_age(sim.ages):.3g} on average", f"{sim.batches:.2g}"
+        yield f"staleness: {ages}; {age}, with {batches} batches being sampled or waiting"
+    if sim.trained != sim.rows:
+        yield f"{sim.trained / sim.steps:,.0f} of {sim.rows / sim.steps:,.0f} rows a step are trained on"
 
 
 def mean_age(ages: Mapping[int, float]) -> float:
+    """Return the mean of how many versions rows are behind."""
     rows = sum(ages.values())
     return sum(age * count for age, count in ages.items()) / rows if rows else 0.0
 
 
 def _folded(path: tuple[Work, ...], began: float) -> list[tuple[Work, int, float]]:
     """Report works of one name in one place once: the first, how many there are, and their seconds of the step."""
-    together: dict[tuple[str, tuple[str, ...]], list[Work]] = {}
+    grouped: dict[tuple[str, tuple[str, ...]], list[Work]] = {}
     for work in path:
-        together.setdefault((work.name, work.pools), []).append(work)
-    return [(works[0], len(works), sum(work.within(began, work.end) for work in works)) for works in together.values()]
+        grouped.setdefault((work.name, work.pools), []).append(work)
+    return [(works[0], len(works), sum(work.within(began, work.end) for work in works)) for works in grouped.values()]
 
 
 def _because(work: Work, began: float) -> str:
+    """Return the reason why a work began when it did."""
     if work.after is None or work.start <= began:
         return "the step's start"
     return f"{work.after.name}, which had the pool" if work.queued else work.after.name
 
 
 def _waits(time: PoolTime, steps: int) -> str:
-    """The longest waits, down to a hundredth of the idle time."""
-    told = [(wait, seconds) for wait, seconds in time.waited[:3] if seconds > time.idle / 100]
-    return ", ".join(f"{wait} {shown_seconds(seconds / steps)}" for wait, seconds in told)
+    """Return the longest waits, down to a hundredth of the idle time."""
+    longest = [(wait, seconds) for wait, seconds in time.waited[:3] if seconds > time.idle / 100]
+    return ", ".join(f"{wait} {shown_seconds(seconds / steps)}" for wait, seconds in longest)
 
 
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole else "0%"
+def _share(part: float, total: float) -> str:
+    return f"{part / total:.0%}" if total else "0%"
 
 
 def _devices(pool: Pool) -> str:

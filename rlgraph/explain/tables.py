@@ -1,4 +1,4 @@
-"""Tables as people read them."""
+"""Lays out tables for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rlgraph.ir.plan import Pool
 
 
 def table(sides: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """A line for each row. sides: of each column `<` where its texts begin in one place, `>` where they end in one."""
+    """Yield a line for each row. sides: `<` for each column whose texts are aligned left, `>` for each that is aligned
+    right."""
     cells = list(rows)
     widths = [max(len(row[column]) for row in cells) for column in range(len(sides))] if cells else []
     for row in cells:
@@ -17,5 +18,5 @@ def table(sides: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def sized(pool: Pool) -> str:
-    """`8 devices`, `64 cpus`."""
+    """Return the size of a pool in words: `8 devices`, `64 cpus`."""
     return counted(pool.cpus, "cpu") if pool.cpus else counted(pool.devices, "device")

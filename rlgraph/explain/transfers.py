@@ -51,7 +51,7 @@ class Weights:
 def show_transfers(program: Program, placed: Placed) -> str:
     """Return a paragraph for the weights of each model and each group that follows it, then a line for each value."""
     plan = placed.plan
-    parts = [_shown(each, plan) for each in weights(program, placed)]
+    parts = [_shown(sent, plan) for sent in weights(program, placed)]
     rows = [_row(edge, plan) for edge in edges(program, plan)]
     if rows:
         parts.append("rows\n" + "".join(f"  {line}\n" for line in table("<<<<", rows)))
@@ -62,9 +62,9 @@ def show_transfers(program: Program, placed: Placed) -> str:
 
 
 def weights(program: Program, placed: Placed) -> list[Weights]:
-    """Yield all transfers of weights: after a model was trained, then those of each `update`."""
+    """Return all transfers of weights: those after a model was trained, then those of each `update`."""
     plan = placed.plan
-    found = [
+    transfers = [
         Weights(
             f"weights of {model}",
             model,
@@ -80,31 +80,34 @@ def weights(program: Program, placed: Placed) -> list[Weights]:
         if ends[0] != ends[1]:
             moves = _moves(program, placed, source, *ends)
             assumed = _assumed(program, plan, source)
-            found.append(Weights(f"update of {target} from {source}", target, *ends, moves, assumed))
-    return found
+            transfers.append(Weights(f"update of {target} from {source}", target, *ends, moves, assumed))
+    return transfers
 
 
 def _assumed(program: Program, plan: Plan, model: str) -> str:
-    own = program.model(model)
-    said = plan.cluster or dict(program.original(own).options).get("dtype")
-    return "" if said else program.dtype(own)
+    """Return the dtype in which bytes are counted if neither the program nor a cluster says one; else nothing."""
+    declared = program.model(model)
+    named = plan.cluster or dict(program.original(declared).options).get("dtype")
+    return "" if named else program.dtype(declared)
 
 
-def _shown(found: Weights, plan: Plan) -> str:
-    source, target, moves = plan.group(found.source), plan.group(found.target), found.moves
-    head = f"{found.title}: {source.name} ({source.mesh}) -> {target.name} ({target.mesh})\n"
+def _shown(sent: Weights, plan: Plan) -> str:
+    """Return the paragraph for the weights that one group sends to another."""
+    source, target, moves = plan.group(sent.source), plan.group(sent.target), sent.moves
+    head = f"{sent.title}: {source.name} ({source.mesh}) -> {target.name} ({target.mesh})\n"
     if isinstance(moves, str):
         return f"{head}  its layout is not known: {moves}\n"
     places = [*_devices(plan, source), *_devices(plan, target)]
     sites = sites_of(dict(enumerate(places)), read_cluster(plan.cluster)) if plan.cluster else None
     numbers = f"ranks of {source.name} from 0, those of {target.name} from {source.mesh.size}"
     lines = [numbers, *describe(moves, sites=sites, timed=bool(plan.cluster)).splitlines()]
-    if found.assumed:
-        lines.append(f"bytes are counted in {found.assumed}: the program says no `dtype` of `{found.model}`")
+    if sent.assumed:
+        lines.append(f"bytes are counted in {sent.assumed}: the program says no `dtype` of `{sent.model}`")
     return head + "".join(f"  {line}\n" for line in lines)
 
 
 def _moves(program: Program, placed: Placed, model: str, source: str, target: str) -> Transfer | str:
+    """Return the transfer of weights, or the reason why it is not known."""
     plan, shape = placed.plan, placed.shapes.get(model)
     if not isinstance(shape, Shape):
         return str(shape or "its configuration is not here")
@@ -122,7 +125,8 @@ def _moves(program: Program, placed: Placed, model: str, source: str, target: st
 def transfer(
     plan: Plan, source: Group, target: Group, shape: Shape, kind: ModelKind, itemsize: int, model: str = ""
 ) -> Transfer:
-    """Of a model's weights from one group to another, whose ranks are numbered after those of the first."""
+    """Return the transfer of a model's weights from one group to another, whose ranks are numbered after those of the
+    first."""
     sides: list[dict[int, tuple[Local, ...]]] = []
     places: list[int] = []
     for group in (source, target):
@@ -135,6 +139,7 @@ def transfer(
 
 
 def _devices(plan: Plan, group: Group) -> list[int]:
+    """Return the devices of the ranks of a group."""
     return [_device(plan, group, rank) for rank in range(group.mesh.size)]
 
 
@@ -154,8 +159,9 @@ def _device(plan: Plan, group: Group, rank: int) -> int:
 
 
 def _row(edge: Edge, plan: Plan) -> tuple[str, ...]:
+    """Return the row of an edge in a table."""
     source, target = plan.group(edge.source), plan.group(edge.target)
-    # Of each copy one rank has results, and all need what they work on.
+    # One rank of each replica has the results, and all its ranks need their inputs.
     senders = _copies(source, tuple((rank,) for rank in source.speakers(edge.turned)))
     receivers = _copies(target, target.copies())
     return edge.value, f"{source.name} -> {target.name}", f"{senders} -> {receivers}", ", ".join(sizes([edge.type]))
@@ -178,27 +184,28 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def sizes(kinds: Sequence[Type]) -> list[str]:
-    """Return the bytes of values as far as their types tell: how many tokens there are is known in the run."""
-    columns = [column for kind in kinds for column in _sent(kind)]
-    found: dict[str, int] = {}
+    """Return the bytes of values as far as their types tell: the number of tokens is known only in the run."""
+    columns = [column for kind in kinds for column in _stored(kind)]
+    totals: dict[str, int] = {}
     for column in columns:
         if column.dtype in _BYTES:
-            each = _each(column.axis)
-            found[each] = found.get(each, 0) + _BYTES[column.dtype]
-    shown = [f"{counted(size, 'byte')} {each}" for each, size in found.items()]
+            unit = _unit(column.axis)
+            totals[unit] = totals.get(unit, 0) + _BYTES[column.dtype]
+    shown = [f"{counted(size, 'byte')} {unit}" for unit, size in totals.items()]
     unsized = any(isinstance(kind, Table) for kind in kinds) or any(column.dtype not in _BYTES for column in columns)
     return [*shown, *(["columns of the data"] if unsized else [])]
 
 
-def _sent(kind: Type) -> list[Tensor]:
+def _stored(kind: Type) -> list[Tensor]:
     """Return the tensors that a value is made of."""
     if isinstance(kind, Table):
-        own = dict(kind.extra)
-        return [column for name, column in kind.columns().items() if name in own or name in _SENT]
+        extra = dict(kind.extra)
+        return [column for name, column in kind.columns().items() if name in extra or name in _SENT]
     return [kind] if isinstance(kind, Tensor) else []
 
 
-def _each(axis: Axis | None) -> str:
+def _unit(axis: Axis | None) -> str:
+    """Return what there is one number for, as words."""
     if axis is None:
         return "in all"
     return f"a {axis.name}" if axis.inner else f"a row of {axis.name}"

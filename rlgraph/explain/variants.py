@@ -20,15 +20,15 @@ from rlgraph.passes.cost.tasks import main_step
 from rlgraph.passes.placement.choose import Choice, Question
 
 BETTER = 1.1
-"""The factor by which a better device is faster in something."""
+"""The factor by which a better device is faster in some rate."""
 
 AS_GOOD = 0.98
-"""How much of everything it has at least: 80 GB are told as 81,559 and as 81,920 MiB."""
+"""The least share of each rate and of the memory that it has: 80 GB are reported as 81,559 and as 81,920 MiB."""
 
 ONE_STEP_OFF = "one step off"
 
 CPUS = 64
-"""Of a pool on which functions are tried."""
+"""The size of the pool on which functions are tried."""
 
 
 @dataclass(frozen=True)
@@ -48,28 +48,28 @@ class Other:
 
 def others(choice: Choice) -> Iterator[Other]:
     """Yield the changes that one could make."""
-    asked = choice.question
-    for number, island in enumerate(asked.cluster.islands):
-        of = f" of {island.device.name}" if len(asked.cluster.islands) > 1 else ""
-        if asked.cluster.devices + island.per_node <= MOST_DEVICES:
-            yield _clustered(f"one more node{of}", with_nodes(asked, number, island.nodes + 1))
+    question = choice.question
+    for number, island in enumerate(question.cluster.islands):
+        of = f" of {island.device.name}" if len(question.cluster.islands) > 1 else ""
+        if question.cluster.devices + island.per_node <= MOST_DEVICES:
+            yield _clustered(f"one more node{of}", with_nodes(question, number, island.nodes + 1))
         if island.nodes > 1:
-            yield replace(_clustered(f"one node less{of}", with_nodes(asked, number, island.nodes - 1)), helps=False)
+            yield replace(_clustered(f"one node less{of}", with_nodes(question, number, island.nodes - 1)), helps=False)
         better = next_device(island.device)
         if better:
-            changed = with_device(asked, better, number)
+            changed = with_device(question, better, number)
             yield replace(_clustered(f"{better.device.name} in place of {island.device.name}", changed), helps=False)
-    if any(island.nodes > 1 for island in asked.cluster.islands):
-        yield Other("a network twice as fast", _networks(asked.cluster, 2), with_network(asked, 2))
-    yield Other("twice the memory on each device", _memories(asked.cluster, 2), with_memory(asked, 2))
+    if any(island.nodes > 1 for island in question.cluster.islands):
+        yield Other("a network twice as fast", _networks(question.cluster, 2), with_network(question, 2))
+    yield Other("twice the memory on each device", _memories(question.cluster, 2), with_memory(question, 2))
     answers = responses(choice)
     if answers:
         half = Lengths(tuple(value / 2 for value in answers.values))
-        told = f"{half.mean:.0f} tokens on average"
-        yield Other("half as long answers", told, with_lengths(asked, response=half), helps=False)
+        detail = f"{half.mean:.0f} tokens on average"
+        yield Other("half as long answers", detail, with_lengths(question, response=half), helps=False)
     yield from _on_cpus(choice)
     yield from _one_step_off(choice)
-    yield from _freed(asked)
+    yield from _freed(question)
 
 
 def responses(choice: Choice) -> Lengths | None:
@@ -81,12 +81,13 @@ def responses(choice: Choice) -> Lengths | None:
 
 
 def with_islands(asked: Question, islands: tuple[Island, ...]) -> Question:
-    """Return the question with other node groups (islands); what the user said of the links between them stays."""
+    """Return the question with other node groups (islands); the links between them that the user gave stay."""
     _, _, between = asked.cluster.text.partition("~")
     return replace(asked, cluster=read_cluster(write_text(islands, between.strip())))
 
 
 def with_nodes(asked: Question, number: int, nodes: int) -> Question:
+    """Return the question with another number of nodes in one node group."""
     return _with(asked, number, nodes=nodes)
 
 
@@ -106,13 +107,15 @@ def with_network(asked: Question, factor: float = 1.0, bandwidth: float | None =
     """Return the question with another network of all node groups (islands): so many times as fast, or of so many
     bytes a second."""
     islands = asked.cluster.islands
-    return with_islands(asked, tuple(replace(each, network=bandwidth or each.network * factor) for each in islands))
+    return with_islands(
+        asked, tuple(replace(island, network=bandwidth or island.network * factor) for island in islands)
+    )
 
 
 def with_memory(asked: Question, factor: float = 1.0, size: int | None = None) -> Question:
     """Return the question with another memory of all devices: so many times as much, or so many bytes."""
     devices = [
-        replace(each.device, memory=size or round(each.device.memory * factor)) for each in asked.cluster.islands
+        replace(island.device, memory=size or round(island.device.memory * factor)) for island in asked.cluster.islands
     ]
     islands = zip(asked.cluster.islands, devices, strict=True)
     return with_islands(asked, tuple(replace(island, device=device) for island, device in islands))
@@ -122,10 +125,10 @@ def next_device(device: Device) -> Listed | None:
     """Return the weakest accelerator of the table that is faster and has no less of anything."""
     if device.kind == "cpu":
         return None
-    own = _strength(device)
+    strength = _strength(device)
     better = []
     for listed in known().values():
-        rate, bandwidth, memory = (new / old for new, old in zip(_strength(listed.device), own, strict=True))
+        rate, bandwidth, memory = (new / old for new, old in zip(_strength(listed.device), strength, strict=True))
         if min(rate, bandwidth, memory) >= AS_GOOD and max(rate, bandwidth) >= BETTER:
             better.append(listed)
     return min(better, key=lambda listed: (*_strength(listed.device), listed.device.price), default=None)
@@ -136,22 +139,26 @@ def _strength(device: Device) -> tuple[float, float, float]:
     return device.peak("bfloat16"), device.bandwidth, device.memory
 
 
-def _with(asked: Question, number: int, **fields: object) -> Question:
-    islands = list(asked.cluster.islands)
+def _with(question: Question, number: int, **fields: object) -> Question:
+    """Return the question with other fields of one node group."""
+    islands = list(question.cluster.islands)
     islands[number] = replace(islands[number], **fields)  # type: ignore[arg-type]
-    return with_islands(asked, tuple(islands))
+    return with_islands(question, tuple(islands))
 
 
 def _clustered(name: str, question: Question) -> Other:
+    """Return a change of the cluster."""
     return Other(name, question.cluster.text, question)
 
 
 def _networks(cluster: Cluster, factor: float) -> str:
-    return " and ".join(dict.fromkeys(show(each.network * factor, "bandwidth") for each in cluster.islands))
+    """Return the bandwidths of the changed networks as words."""
+    return " and ".join(dict.fromkeys(show(island.network * factor, "bandwidth") for island in cluster.islands))
 
 
 def _memories(cluster: Cluster, factor: float) -> str:
-    return " and ".join(dict.fromkeys(show(each.device.memory * factor, "bytes") for each in cluster.islands))
+    """Return the memory sizes of the changed devices as words."""
+    return " and ".join(dict.fromkeys(show(island.device.memory * factor, "bytes") for island in cluster.islands))
 
 
 # The rows, and the schedule
@@ -165,13 +172,13 @@ def with_lengths(asked: Question, **lengths: Lengths) -> Question:
 
 def _on_cpus(choice: Choice) -> Iterator[Other]:
     """Yield the question with functions and environments that have no pool of cpus on one."""
-    asked, problem = choice.question, choice.problem
-    functions = tuple(dict.fromkeys(each.code for each in problem.tasks if each.code and each.code not in problem.code))
+    question, problem = choice.question, choice.problem
+    functions = tuple(dict.fromkeys(task.code for task in problem.tasks if task.code and task.code not in problem.code))
     if functions:
         name = next(f"judges{number or ''}" for number in count() if f"judges{number or ''}" not in _pools(choice))
-        line = Placement(tuple(Work(each) for each in functions), name)
-        pools, placements = (*asked.schedule.pools, Pool(name, 0, CPUS)), (*asked.schedule.placements, line)
-        changed = replace(asked, schedule=replace(asked.schedule, pools=pools, placements=placements))
+        line = Placement(tuple(Work(function) for function in functions), name)
+        pools, placements = (*question.schedule.pools, Pool(name, 0, CPUS)), (*question.schedule.placements, line)
+        changed = replace(question, schedule=replace(question.schedule, pools=pools, placements=placements))
         detail = f"pool {name} = {CPUS} cpus, place {', '.join(functions)} on {name}"
         yield Other("functions on cpus of their own", detail, changed, helps=False, said=True)
 
@@ -179,13 +186,13 @@ def _on_cpus(choice: Choice) -> Iterator[Other]:
 def _one_step_off(choice: Choice) -> Iterator[Other]:
     """Yield, if a model is sampled from that the step trains, the question that samples with the weights of the step
     before, so that two steps are under way."""
-    asked, problem = choice.question, choice.problem
+    question, problem = choice.question, choice.problem
     if problem.syncs and not problem.older:
         trained = {problem.components[number].model for _, number in problem.syncs}
-        phase = main_step(asked.program)
+        phase = main_step(question.program)
         older = replace(phase, graph=_lagging(phase.graph, trained), staleness=Staleness(1))
-        phases = tuple(older if each is phase else each for each in asked.program.phases)
-        changed = replace(asked, program=replace(asked.program, phases=phases))
+        phases = tuple(older if other is phase else other for other in question.program.phases)
+        changed = replace(question, program=replace(question.program, phases=phases))
         yield Other(ONE_STEP_OFF, "`step async(lag=1)`, another algorithm", changed, helps=False)
 
 
@@ -200,19 +207,20 @@ def _lagging(graph: Graph, models: Set[str]) -> Graph:
 
 
 def _pools(choice: Choice) -> set[str]:
+    """Return the names of the pools of the plan."""
     return {pool.name for pool in choice.plan.pools}
 
 
-def _freed(asked: Question) -> Iterator[Other]:
+def _freed(question: Question) -> Iterator[Other]:
     """Yield the question without each one line of the schedule, and without all of them if there are several."""
-    placements = asked.schedule.placements
+    placements = question.schedule.placements
     for line in placements:
         rest = tuple(other for other in placements if other is not line)
-        without = replace(asked, schedule=replace(asked.schedule, placements=rest))
+        without = replace(question, schedule=replace(question.schedule, placements=rest))
         yield Other(f"`{shown(line)}` left out", "", without, said=True)
-    if len(placements) > 1 or asked.schedule.pools:
-        free = replace(asked.schedule, pools=(), placements=(), sends=(), refreshes=())
-        yield Other("a schedule without pools and placements", "", replace(asked, schedule=free), said=True)
+    if len(placements) > 1 or question.schedule.pools:
+        free = replace(question.schedule, pools=(), placements=(), sends=(), refreshes=())
+        yield Other("a schedule without pools and placements", "", replace(question, schedule=free), said=True)
 
 
 def shown(line: Placement) -> str:

@@ -1,4 +1,4 @@
-"""The sweeps of `what_if`: the best plan for each value of something that the cluster or the rows have.
+"""Finds the best plan for each value of a property of the cluster or the rows, in the sweeps of `what_if`.
 
     devices=16,32,64         of the whole cluster, as whole nodes of its first group; or nodes=2,4,8
     network=100Gb/s,400Gb/s  of each device; memory=40GB,80GB the same
@@ -6,7 +6,8 @@
     prompt_tokens=256,512    response_tokens=mean=200,p99=900; mean=400,p99=1800: lengths with commas go with semicolons
     kept=0.25,0.5,1
 
-All else stays as the program was compiled for it, and the plan is searched for anew.
+Everything else stays as the program was compiled for it, and each plan is searched for anew.
+
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Point:
     price: float | None = None
     """The price of a step in US dollars."""
     tokens: float = 0.0
-    """Of a step: rows that are sampled or encoded, with their prompts."""
+    """Tokens of the rows that a step samples or encodes, with their prompts."""
     devices: int = 0
     """The number of devices that the plan uses."""
     gap: float = 0.0
@@ -61,6 +62,7 @@ class Point:
 
     @property
     def tokens_per_second(self) -> float | None:
+        """Return the tokens of a step over its seconds."""
         return self.tokens / self.seconds if self.seconds else None
 
     @property
@@ -71,11 +73,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The best plans over the values of one thing."""
+    """The best plans over the values of one property."""
 
     program: str
     cluster: str
-    """That the program was compiled for."""
+    """The cluster that the program was compiled for."""
     name: str
     points: tuple[Point, ...]
     goal: str = field(default="time")
@@ -92,28 +94,28 @@ class Sweep:
             "name": self.name,
             "points": [
                 {
-                    "value": each.value,
-                    "fits": None if each.over else each.seconds is not None,
-                    "seconds": each.seconds,
-                    "tokens_per_second": each.tokens_per_second,
-                    "price": each.price,
-                    "price_per_million_tokens": each.price_per_million,
-                    "devices": each.devices,
-                    "gap": each.gap,
-                    "pools": each.pools,
+                    "value": point.value,
+                    "fits": None if point.over else point.seconds is not None,
+                    "seconds": point.seconds,
+                    "tokens_per_second": point.tokens_per_second,
+                    "price": point.price,
+                    "price_per_million_tokens": point.price_per_million,
+                    "devices": point.devices,
+                    "gap": point.gap,
+                    "pools": point.pools,
                 }
-                for each in self.points
+                for point in self.points
             ],
         }
 
     def to_svg(self) -> str:
-        """Seconds and price over the values."""
-        numbers = [each.number for each in self.points if each.number is not None]
+        """Return a picture of seconds and price over the values."""
+        numbers = [point.number for point in self.points if point.number is not None]
         places = tuple(numbers) if len(numbers) == len(self.points) else ()
-        axis = Axis(self.name, tuple(each.value for each in self.points), places, self.name in LOGARITHMIC)
+        axis = Axis(self.name, tuple(point.value for point in self.points), places, self.name in LOGARITHMIC)
         panels = [
-            Panel("seconds a step", tuple(each.seconds for each in self.points)),
-            Panel("US dollars for a million tokens", tuple(each.price_per_million for each in self.points)),
+            Panel("seconds a step", tuple(point.seconds for point in self.points)),
+            Panel("US dollars for a million tokens", tuple(point.price_per_million for point in self.points)),
         ]
         return lines(self.program, f"best plan for each value, compiled for {self.cluster}", axis, panels)
 
@@ -123,26 +125,27 @@ class Sweep:
 
 
 def what_if(compiled: Compilation, text: str, seconds: float | None = None) -> Sweep:
-    """The best plan of a program that was compiled for a cluster, for each value: `devices=16,32,64`. seconds: of all
-    searches together; None: as long as its plan was searched for at most. Raises ProgramError with a caret under what
-    is wrong."""
-    asked = compiled.choice.question
-    ends = monotonic() + (asked.search_seconds if seconds is None else seconds)
+    """Return the best plan of a program that was compiled for a cluster, for each value: `devices=16,32,64`. seconds:
+    for all searches together; None: the limit of the search for its plan. Raise ProgramError with a caret under what is
+    wrong."""
+    question = compiled.choice.question
+    ends = monotonic() + (question.search_seconds if seconds is None else seconds)
     name, values = _read(text)
-    points = [_point(ends, value.text, *_PARAMETERS[name](asked, value)) for value in values]
-    return Sweep(compiled.name, asked.cluster.text, name, tuple(points), asked.goal)
+    points = [_point(ends, value.text, *_PARAMETERS[name](question, value)) for value in values]
+    return Sweep(compiled.name, question.cluster.text, name, tuple(points), question.goal)
 
 
 def _point(ends: float, value: str, question: Question, number: float | None) -> Point:
+    """Return the best plan for one value."""
     try:
         choice = choose_until(ends, question)
     except OutOfTime:
         return Point(value, number, over=True)
     if choice is None:
         return Point(value, number)
-    found, problem = choice.found, choice.problem
-    price, read = found.seconds * problem.price(found.blocks, found.devices), tokens(choice)
-    return Point(value, number, found.seconds, price, read, sum(found.devices), found.gap, pools(problem, found))
+    best, problem = choice.found, choice.problem
+    price, step_tokens = best.seconds * problem.price(best.blocks, best.devices), tokens(choice)
+    return Point(value, number, best.seconds, price, step_tokens, sum(best.devices), best.gap, pools(problem, best))
 
 
 # What can be changed
@@ -153,19 +156,20 @@ def _devices(asked: Question, value: Word) -> tuple[Question, float]:
     others = sum(island.devices for island in rest)
     count = _whole(value)
     if (count - others) % first.per_node or count <= others:
-        beside = f", beside {others} in other groups" if others else ""
+        elsewhere = f", beside {others} in other groups" if others else ""
         near = others + max(1, round((count - others) / first.per_node)) * first.per_node
         raise _wrong(
-            f"{count} devices are no whole nodes", value, f"a node has {first.per_node}{beside}: {near} for example"
+            f"{count} devices are no whole nodes", value, f"a node has {first.per_node}{elsewhere}: {near} for example"
         )
-    return _few(asked, value, (count - others) // first.per_node), float(count)
+    return _node_question(asked, value, (count - others) // first.per_node), float(count)
 
 
 def _nodes(asked: Question, value: Word) -> tuple[Question, float]:
-    return _few(asked, value, _whole(value)), float(value.text)
+    return _node_question(asked, value, _whole(value)), float(value.text)
 
 
-def _few(asked: Question, value: Word, nodes: int) -> Question:
+def _node_question(asked: Question, value: Word, nodes: int) -> Question:
+    """Return the question for so many nodes. Raise ProgramError if these are too many."""
     first, *rest = asked.cluster.islands
     if nodes * first.per_node + sum(island.devices for island in rest) > MOST_DEVICES:
         raise _wrong("these are too many devices", value, f"a cluster has at most {MOST_DEVICES:,}")
@@ -226,12 +230,14 @@ _PARAMETERS: Mapping[str, Callable[[Question, Word], tuple[Question, float | Non
     "response_tokens": _responses,
     "kept": _kept,
 }
+"""For each name, a function that returns the question for a value, and the value in base units."""
 
 
 # Reading
 
 
 def _read(text: str) -> tuple[str, list[Word]]:
+    """Return the name and the values in a text."""
     source = Source("--what-if", " ".join(text.splitlines()))
     name, sign, rest = source.text.partition("=")
     word = _word(source, 0, len(name))
@@ -266,13 +272,13 @@ def _whole(value: Word) -> int:
 
 def _quantity(value: Word, kind: QuantityKind) -> float:
     try:
-        found = parse(value.text, kind)
+        quantity = parse(value.text, kind)
     except ValueError as error:
         message, _, hint = str(error).partition(": ")
         raise _wrong(message, value, hint) from None
-    if not found:
+    if not quantity:
         raise _wrong(f"`{value.text}` is nothing", value, "it has to be more than 0")
-    return found
+    return quantity
 
 
 def _lengths(value: Word) -> Lengths:
@@ -280,12 +286,12 @@ def _lengths(value: Word) -> Lengths:
     try:
         return read_lengths(value.text)
     except ProgramError as error:
-        told = error.diagnostics[0]
-        raise _wrong(told.message, value, told.hint) from None
+        fault = error.diagnostics[0]
+        raise _wrong(fault.message, value, fault.hint) from None
 
 
-def _listing(every: Mapping[str, object]) -> str:
-    return f"there are {', '.join(f'`{name}`' for name in every)}"
+def _listing(options: Mapping[str, object]) -> str:
+    return f"there are {', '.join(f'`{name}`' for name in options)}"
 
 
 def _wrong(message: str, word: Word, hint: str) -> ProgramError:
@@ -296,16 +302,16 @@ def _wrong(message: str, word: Word, hint: str) -> ProgramError:
 
 
 def _lines(sweep: Sweep) -> Iterator[str]:
-    what = "fastest" if sweep.goal == "time" else "cheapest"
-    yield f"{sweep.program}, compiled for {sweep.cluster}: the {what} plan for each value of {sweep.name}"
+    best = "fastest" if sweep.goal == "time" else "cheapest"
+    yield f"{sweep.program}, compiled for {sweep.cluster}: the {best} plan for each value of {sweep.name}"
     yield ""
     rows = [(sweep.name, "seconds", "tokens/s", "$ a step", "$ a million", "pools (devices)")]
-    for each in sweep.points:
-        if each.seconds is None:
-            rows.append((each.value, "-", "-", "-", "-", OVER if each.over else "does not fit"))
+    for point in sweep.points:
+        if point.seconds is None:
+            rows.append((point.value, "-", "-", "-", "-", OVER if point.over else "does not fit"))
             continue
-        rate, price = each.tokens_per_second or 0.0, each.price_per_million or 0.0
+        rate, price = point.tokens_per_second or 0.0, point.price_per_million or 0.0
         rows.append(
-            (each.value, f"{each.seconds:,.4g}", f"{rate:,.0f}", f"{each.price:,.3g}", f"{price:,.3g}", each.pools)
+            (point.value, f"{point.seconds:,.4g}", f"{rate:,.0f}", f"{point.price:,.3g}", f"{price:,.3g}", point.pools)
         )
     yield from table("<>>>><", rows)

@@ -1,1 +1,1 @@
-"""The fit of the cost model's constants to work that was measured on this machine."""
+"""This package fits the cost model's constants to work that was measured on this machine."""

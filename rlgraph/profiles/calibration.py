@@ -1,4 +1,4 @@
-"""The reader of calibration files, which `rlgraph profile` writes; errors name the place that is wrong."""
+"""Reads calibration files, which `rlgraph profile` writes; errors name the place that is wrong."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ KIND = Kind(
 
 SECTIONS = ("machine", "device", "constants", "host", "rates", "errors")
 SHARES = ("compute", "memory", "collective", "transfer")
+"""The shares of a peak: more than 0, and also over 1, since caches are faster than the measured bandwidth."""
 OPTIONAL = ("hides", "attention", "adapted")
 """The rates of an engine that are not measured, but that a file may give."""
-"""Of a peak: more than 0. A bandwidth that was measured lies under that of caches."""
 MOST_SHARE, MOST_SECONDS, MOST_RATE = 100.0, 3600.0, 1e19
 """The largest values that are accepted: a larger one is a typing error."""
 
@@ -37,61 +37,67 @@ MOST_SHARE, MOST_SECONDS, MOST_RATE = 100.0, 3600.0, 1e19
 def read_calibration(path: str | Path) -> Calibration:
     """Return the calibration in a file. Raise ProgramError with everything that is wrong with the file."""
     try:
-        return _Reading(KIND.open(Path(path)), str(path)).calibration()
+        return _CalibrationReader(KIND.open(Path(path)), str(path)).calibration()
     except ProgramError as error:
         raise KIND.recoded(error) from None
 
 
-class _Reading:
+class _CalibrationReader:
+    """Reads the parts of a calibration and reports what is wrong with them."""
+
     def __init__(self, document: Document, path: str) -> None:
         self.document, self.top, self.path = document, document.top, path
 
     def calibration(self) -> Calibration:
+        """Return the calibration. Raise ProgramError with everything that is wrong."""
         if not self.top.fields(KIND.field, *SECTIONS, optional=("held_out",)):
             self.document.done()
         device = self.device(self.top.field("device"))
         rates = dict(self.rates(self.top.field("rates")))
-        host = self.numbers(self.top.field("host"), tuple(each.name for each in fields(Host)))
+        host = self.numbers(self.top.field("host"), tuple(member.name for member in fields(Host)))
         scalars = self.numbers(self.top.field("constants"), SCALARS)
         machine = {name: node.text() for name, node in self.top.field("machine").entries()}
         errors = {name: self.number(node, 0.0, MOST_SHARE) for name, node in self.top.field("errors").entries()}
         held_out = {}
         if isinstance(self.top.value, dict) and "held_out" in self.top.value:
             for name, node in self.top.field("held_out").entries():
-                held_out[name] = HeldOut(**self.numbers(node, tuple(each.name for each in fields(HeldOut))))
+                held_out[name] = HeldOut(**self.numbers(node, tuple(member.name for member in fields(HeldOut))))
         self.document.done()
         constants = constants_of(rates, Host(**host), scalars, self.path, defaults(kind_of(device.name)))
         return Calibration(constants, device, machine, errors, held_out)
 
     def device(self, node: JsonNode) -> Measured:
+        """Return the measured device."""
         if not node.fields("name", "flops", "bandwidth"):
             return Measured("", {}, 1.0)
         flops = node.field("flops")
         flops.fields("float32", optional=DTYPES)
-        rates = {name: self.number(each, 1.0, MOST_RATE) for name, each in flops.entries() if name in DTYPES}
+        rates = {name: self.number(rate, 1.0, MOST_RATE) for name, rate in flops.entries() if name in DTYPES}
         return Measured(node.field("name").text(), rates, self.number(node.field("bandwidth"), 1.0, MOST_RATE))
 
     def rates(self, node: JsonNode) -> Iterator[tuple[tuple[str, WorkKind], Rates]]:
+        """Yield the rates of each engine and kind of work."""
         for engine, kinds in node.entries():
             kinds.fields(optional=get_args(WorkKind))
             for kind, numbers in kinds.entries():
                 if kind in get_args(WorkKind):
-                    needed = tuple(each.name for each in fields(Rates) if each.name not in OPTIONAL)
+                    needed = tuple(member.name for member in fields(Rates) if member.name not in OPTIONAL)
                     yield (engine, kind), Rates(**self.numbers(numbers, needed, OPTIONAL))  # type: ignore[misc]
 
     def numbers(self, node: JsonNode, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, float]:
         """Return all of these numbers; missing ones are reported, and replaced by numbers that do no harm."""
         if not node.fields(*names, optional=optional):
             return dict.fromkeys(names, 1.0)
-        there = [name for name, _ in node.entries() if name in optional]
-        return {name: self.number(node.field(name), *_bounds(name)) for name in (*names, *there)}
+        given = [name for name, _ in node.entries() if name in optional]
+        return {name: self.number(node.field(name), *_bounds(name)) for name in (*names, *given)}
 
     def number(self, node: JsonNode, least: float, most: float) -> float:
+        """Return a number within bounds; a wrong one is reported, and replaced by one that does no harm."""
         value = node.value
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             node.say("E0953", f"{node.shown} is no number")
         elif not least <= value <= most:
-            # A whole number may be larger than any other one.
+            # An integer may be larger than the largest float.
             shown = f"{value:g}" if abs(value) <= sys.float_info.max else "too large for a number"
             node.say("E0953", f"{node.shown} is {shown}, and has to be {least:g} to {most:g}")
         else:
@@ -100,6 +106,7 @@ class _Reading:
 
 
 def _bounds(name: str) -> tuple[float, float]:
+    """Return the least and the greatest value of a number."""
     if name in SHARES:
         return 1e-6, MOST_SHARE
     if name in OPTIONAL:

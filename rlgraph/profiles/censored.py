@@ -1,7 +1,7 @@
-"""The distribution of lengths some of which are only known to be longer: answers that were cut at a limit.
+"""Estimates the distribution of lengths some of which are only known to be longer: answers that were cut at a limit.
 
-What was seen is taken as it was seen, by the estimator of Kaplan and Meier (1958), which is the plain distribution
-where nothing was cut. Beyond the longest limit nobody saw anything: there it is a log-normal's, fitted by maximum
+Observed lengths are used as they are, by the estimator of Kaplan and Meier (1958), which is the plain distribution if
+nothing was cut. Beyond the longest limit nothing was observed: there it is a log-normal distribution, fitted by maximum
 likelihood, where a row that was cut counts as one that is longer.
 """
 
@@ -18,7 +18,7 @@ from statistics import NormalDist
 from rlgraph.passes.cost.lengths import LONGEST, STEPS, Lengths
 
 ROUNDS = 1000
-"""The most rounds of the fit, which takes more the more rows were cut."""
+"""The most rounds of the fit, which needs more the more rows were cut."""
 PIECES = 1024
 """The number of equal shares of the rows that were cut at the longest limit."""
 
@@ -34,6 +34,7 @@ class Censored:
 
     @property
     def rows(self) -> int:
+        """Return the number of rows."""
         return len(self.ended) + len(self.cut)
 
     @property
@@ -47,26 +48,26 @@ class Censored:
         spread."""
         if len(set(self.ended)) < 2:
             return None
-        known = [math.log(max(length, 1)) for length in self.ended]
-        first, second = sum(known), sum(value * value for value in known)
+        logarithms = [math.log(max(length, 1)) for length in self.ended]
+        first, second = sum(logarithms), sum(value * value for value in logarithms)
         limits = [(math.log(max(length, 1)), count) for length, count in Counter(self.cut).items()]
-        mean = first / len(known)
-        found = NormalDist(mean, math.sqrt(max(second / len(known) - mean * mean, 1e-12)))
+        mean = first / len(logarithms)
+        normal = NormalDist(mean, math.sqrt(max(second / len(logarithms) - mean * mean, 1e-12)))
         for _ in range(ROUNDS if limits else 0):
             # Expectation-maximization: each row that was cut has the moments of a normal that lies above its limit.
             total, squares = first, second
             for limit, count in limits:
-                step = (limit - found.mean) / found.stdev
+                step = (limit - normal.mean) / normal.stdev
                 hazard = _hazard(step)
-                middle = found.mean + found.stdev * hazard
+                middle = normal.mean + normal.stdev * hazard
                 total += count * middle
-                squares += count * (found.stdev**2 * (1 + step * hazard - hazard * hazard) + middle * middle)
+                squares += count * (normal.stdev**2 * (1 + step * hazard - hazard * hazard) + middle * middle)
             mean = total / self.rows
             better = NormalDist(mean, math.sqrt(max(squares / self.rows - mean * mean, 1e-12)))
-            if abs(better.mean - found.mean) + abs(better.stdev - found.stdev) < 1e-9:
+            if abs(better.mean - normal.mean) + abs(better.stdev - normal.stdev) < 1e-9:
                 break
-            found = better
-        return found
+            normal = better
+        return normal
 
     @cached_property
     def distance(self) -> float:
@@ -76,13 +77,14 @@ class Censored:
         if fit is None:
             return most
         for length, mass in self._seen():
-            # Whole numbers stand for what lies half a token around them.
+            # A whole number represents the interval of half a token around it.
             most = max(most, abs(below - fit.cdf(math.log(max(length - 0.5, 0.5)))))
             below += mass
             most = max(most, abs(below - fit.cdf(math.log(length + 0.5))))
         return most
 
     def lengths(self) -> Lengths:
+        """Return the estimated distribution of the lengths."""
         if not self.cut:
             return Lengths.of(self.ended)
         return Lengths.of(_quantiles([*self._seen(), *self._beyond()]))
@@ -105,7 +107,7 @@ class Censored:
         limit, fit = max(self.cut), self.lognormal
         over = 0.0 if fit is None else 1 - fit.cdf(math.log(max(limit, 1)))
         for piece in range(PIECES):
-            # Where no fit reaches, all that is known is the limit.
+            # Without a fit only the limit is known.
             longer = float(limit)
             if fit is not None and over > 1e-12:
                 longer = math.exp(min(fit.inv_cdf(1 - over * (1 - (piece + 0.5) / PIECES)), math.log(LONGEST)))
@@ -133,7 +135,7 @@ def _quantiles(atoms: Sequence[tuple[float, float]]) -> Iterator[float]:
             if mass <= 1e-12 and share > 0:
                 following = next(parts, None)
                 if following is None:
-                    # The last piece, but for the rounding of sums.
+                    # This was the last piece, but for the rounding of sums.
                     total, share = total + share * length, 0.0
                 else:
                     length, mass = following[0], following[1] * scale

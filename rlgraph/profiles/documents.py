@@ -1,4 +1,4 @@
-"""The reader of files that a command of rlgraph wrote and somebody may have edited, and its error messages."""
+"""Reads files that a command of rlgraph wrote and somebody may have edited, and makes their error messages."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class Kind:
         if not document.top.has(self.field):
             message = f"this is no {self.name}: it has no field `{self.field}`"
             raise ProgramError(Diagnostic(self.codes["E0950"], message, whole(str(path)), self.hint))
-        found = document.top.field(self.field)
-        if found.value != self.version or isinstance(found.value, bool):
-            message = f"this {self.name} has version {str(found.value)[:30]}, "
+        node = document.top.field(self.field)
+        if node.value != self.version or isinstance(node.value, bool):
+            message = f"this {self.name} has version {str(node.value)[:30]}, "
             message += f"and this rlgraph reads version {self.version}"
-            document.say(found.path, self.codes["version"], message, f"make it again: {self.hint}")
+            document.say(node.path, self.codes["version"], message, f"make it again: {self.hint}")
             document.done()
         return document
 
     def recoded(self, error: ProgramError) -> ProgramError:
         """Return a document's errors with the codes of this kind."""
-        return ProgramError([self._recoded(found) for found in error.diagnostics])
+        return ProgramError([self._recoded(diagnostic) for diagnostic in error.diagnostics])
 
-    def _recoded(self, found: Diagnostic) -> Diagnostic:
-        hint = self.hint if found.code == "E0950" else found.hint
-        return replace(found, code=self.codes.get(found.code, found.code), hint=hint)
+    def _recoded(self, diagnostic: Diagnostic) -> Diagnostic:
+        hint = self.hint if diagnostic.code == "E0950" else diagnostic.hint
+        return replace(diagnostic, code=self.codes.get(diagnostic.code, diagnostic.code), hint=hint)
 
     def _bytes(self, path: Path) -> bytes:
         try:

@@ -1,7 +1,7 @@
-"""The fit of the cost model's constants to measured seconds: the ones with which the model errs least.
+"""Fits the cost model's constants to measured seconds: the result has the least error.
 
 With the shares of the peak and of the bandwidth taken as their inverses, the model's seconds are nearly linear in its
-constants. So the slopes at some constants give a linear least-squares problem, whose solution is a better place to take
+constants. So the slopes at some constants give a linear least-squares problem, whose solution is a better point to take
 slopes at, and so on (Gauss and Newton).
 """
 
@@ -15,7 +15,7 @@ ROUNDS = 8
 STEP = 1e-3
 """The relative step of a constant over which a slope is taken."""
 SMALL = 1e-12
-"""The seconds that stand in for zero where a slope is taken."""
+"""The least step of a constant over which a slope is taken."""
 
 Model = Callable[[np.ndarray], np.ndarray]
 """A function from constants, [K], to the seconds of each piece of work, [N]."""
@@ -28,17 +28,17 @@ def fit(model: Model, seconds: Sequence[float] | np.ndarray, start: np.ndarray, 
     seconds: [N], measured. start: [K], above 0.
     """
     measured = np.asarray(seconds)
-    found, best, error = start, start, np.inf
+    constants, best, error = start, start, np.inf
     for _ in range(ROUNDS):
-        slopes = _slopes(model, found) / measured[:, None]
-        missing = 1 - model(found) / measured + slopes @ (found - least)
+        slopes = _slopes(model, constants) / measured[:, None]
+        missing = 1 - model(constants) / measured + slopes @ (constants - least)
         if not (np.isfinite(slopes).all() and np.isfinite(missing).all()):
-            # The last step led out of what can be reckoned: what was best before stays.
+            # The last step led to values that are not finite: the best one before is kept.
             break
-        found = least + nonnegative(slopes, missing)
-        now = float(np.square(model(found) / measured - 1).sum())
-        if now < error:
-            best, error = found, now
+        constants = least + nonnegative(slopes, missing)
+        current_error = float(np.square(model(constants) / measured - 1).sum())
+        if current_error < error:
+            best, error = constants, current_error
     return best
 
 
@@ -58,27 +58,27 @@ def nonnegative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
     sizes = np.linalg.norm(matrix, axis=0)
     scaled = matrix / np.where(sizes > 0, sizes, 1.0)
     count = matrix.shape[1]
-    free, found = np.zeros(count, dtype=bool), np.zeros(count)
+    free, values = np.zeros(count, dtype=bool), np.zeros(count)
     for _ in range(10 * count):
-        pull = scaled.T @ (target - scaled @ found)
+        pull = scaled.T @ (target - scaled @ values)
         pull[free | (sizes == 0)] = -np.inf
         if pull.max(initial=-np.inf) <= 1e-9:
             break
         free[pull.argmax()] = True
-        found = _feasible(scaled, target, free, found)
-    solution: np.ndarray = found / np.where(sizes > 0, sizes, 1.0)
+        values = _feasible(scaled, target, free, values)
+    solution: np.ndarray = values / np.where(sizes > 0, sizes, 1.0)
     return solution
 
 
-def _feasible(matrix: np.ndarray, target: np.ndarray, free: np.ndarray, found: np.ndarray) -> np.ndarray:
+def _feasible(matrix: np.ndarray, target: np.ndarray, free: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return the solution in the free places; those that would become negative on the way to it are freed no longer."""
     while True:
-        wanted = np.zeros_like(found)
+        wanted = np.zeros_like(values)
         wanted[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
         below = free & (wanted <= 0)
         if not below.any():
             return wanted
-        way = float(np.min(found[below] / (found[below] - wanted[below]), initial=1.0))
-        found = found + way * (wanted - found)
-        free &= found > 1e-15
-        found[~free] = 0.0
+        way = float(np.min(values[below] / (values[below] - wanted[below]), initial=1.0))
+        values = values + way * (wanted - values)
+        free &= values > 1e-15
+        values[~free] = 0.0

@@ -1,12 +1,13 @@
-"""The writer and reader of files of lengths, which `rlgraph lengths` counts; errors name the place that is wrong.
+"""Writes and reads files of lengths, which `rlgraph lengths` counts; errors name the place that is wrong.
 
     {"rlgraph_lengths": 1,
      "source": "runs/grpo-1",
      "prompts": {"rows": 1024, "cut": 0, "values": [31, 35.2, ...]},
      "answers": {"rows": 8192, "cut": 311, "values": [58, 71.5, ...]}}
 
-`values` are the mean lengths of equal shares of the rows, ascending: of each row where they are few. `cut` says of how
-many it is only known that they are longer. One of the two may be null.
+`values` are the mean lengths of equal shares of the rows, ascending: of each row where they are few. `cut` is the
+number of rows of which it is only known that they are longer. One of the two parts may be null.
+
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PARTS = ("prompts", "answers")
 
 @dataclass(frozen=True)
 class Fitted:
-    """The lengths of prompts and of answers; None for what was not there."""
+    """The lengths of prompts and of answers; None for what the source does not have."""
 
     source: str
     prompts: Censored | None
@@ -47,24 +48,25 @@ class Fitted:
 
     def to_text(self) -> str:
         """Return the text of the file."""
-        parts = {name: _part(found) for name, found in self.parts()}
+        parts = {name: _part(censored) for name, censored in self.parts()}
         return json.dumps({KIND.field: VERSION, "source": self.source, **parts}, ensure_ascii=False) + "\n"
 
     def parts(self) -> Iterator[tuple[str, Censored | None]]:
+        """Yield the prompts and the answers with their names."""
         yield "prompts", self.prompts
         yield "answers", self.answers
 
     def to_json(self) -> dict[str, Any]:
         """Return what is known of both, as plain data."""
-        return {name: None if found is None else _summary(found) for name, found in self.parts()}
+        return {name: None if censored is None else _summary(censored) for name, censored in self.parts()}
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [
             ("", "rows", "mean", "median", "p90", "p99", "longest", "cut", "log-normal", "distance")
         ]
-        for name, found in self.parts():
-            if found is not None:
-                rows.append((name, *_shown(found)))
+        for name, censored in self.parts():
+            if censored is not None:
+                rows.append((name, *_shown(censored)))
         return "\n".join(table("<>>>>>>><>", rows))
 
 
@@ -76,14 +78,15 @@ def fit_lengths(
     limit: int | None = None,
     model: str | None = None,
 ) -> Fitted:
-    """Of the folder of a run that was recorded or of a recording, or of the rows of a `.jsonl` or `.parquet` file.
+    """Return the lengths in the folder of a recorded run or of a recording, or in the rows of a `.jsonl` or `.parquet`
+    file.
 
-    prompt, answer: which columns of a file are counted, `prompt` and `response` if not given. limit: answers of so many
-    tokens were cut there. model: whose tokenizer counts texts. Raises RlgraphError.
+    prompt, answer: the columns of a file that are counted, `prompt` and `response` if not given. limit: answers of so
+    many tokens were cut there. model: whose tokenizer counts texts. Raise RlgraphError.
     """
     path = Path(source)
-    found = counting.recorded(path) if path.is_dir() else counting.counted(path, prompt, answer, limit, model)
-    return Fitted(str(source), *found)
+    lengths = counting.recorded(path) if path.is_dir() else counting.counted(path, prompt, answer, limit, model)
+    return Fitted(str(source), *lengths)
 
 
 def read_fitted(path: str | Path) -> tuple[Lengths | None, Lengths | None]:
@@ -103,14 +106,16 @@ def read_fitted(path: str | Path) -> tuple[Lengths | None, Lengths | None]:
     return prompts, answers
 
 
-def _part(found: Censored | None) -> dict[str, Any] | None:
-    if found is None:
+def _part(censored: Censored | None) -> dict[str, Any] | None:
+    """Return the part of a file for these lengths."""
+    if censored is None:
         return None
-    values = [round(value, 2) for value in found.lengths().values]
-    return {"rows": found.rows, "cut": len(found.cut), "values": values}
+    values = [round(value, 2) for value in censored.lengths().values]
+    return {"rows": censored.rows, "cut": len(censored.cut), "values": values}
 
 
 def _lengths(node: JsonNode) -> Lengths | None:
+    """Return the lengths of a part of a file, or None if it is null; what is wrong is reported."""
     if node.value is None or not node.fields("rows", "cut", "values"):
         return None
     rows = node.field("rows").number(1, LONGEST)
@@ -130,31 +135,33 @@ def _lengths(node: JsonNode) -> Lengths | None:
     return Lengths(tuple(values) or (0.0,))
 
 
-def _summary(found: Censored) -> dict[str, Any]:
+def _summary(censored: Censored) -> dict[str, Any]:
     """Return a summary of the lengths up to the longest seen; a row that was cut counts with its limit."""
-    seen, fit = found.lengths().capped(found.longest), found.lognormal
+    capped, fit = censored.lengths().capped(censored.longest), censored.lognormal
     return {
-        "rows": found.rows,
-        "cut": len(found.cut),
-        "mean": seen.mean,
-        **{name: seen.at(share) for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))},
-        "longest": found.longest,
+        "rows": censored.rows,
+        "cut": len(censored.cut),
+        "mean": capped.mean,
+        **{name: capped.at(share) for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))},
+        "longest": censored.longest,
         "lognormal": None if fit is None else {"p50": _at(fit, 0.5), "p99": _at(fit, 0.99)},
-        "distance": None if fit is None else found.distance,
+        "distance": None if fit is None else censored.distance,
     }
 
 
 def _at(fit: NormalDist, share: float) -> float:
+    """Return the length at a quantile of a fit, at most `LONGEST`."""
     from math import exp, log
 
     return exp(min(fit.inv_cdf(share), log(LONGEST)))
 
 
-def _shown(found: Censored) -> Iterator[str]:
-    told = _summary(found)
-    yield f"{found.rows:,}"
-    yield from (f"{told[name]:,.0f}" for name in ("mean", "p50", "p90", "p99", "longest"))
-    yield f"{len(found.cut) / found.rows:.1%}"
-    fit = told["lognormal"]
+def _shown(censored: Censored) -> Iterator[str]:
+    """Yield the cells of a row in a table."""
+    summary = _summary(censored)
+    yield f"{censored.rows:,}"
+    yield from (f"{summary[name]:,.0f}" for name in ("mean", "p50", "p90", "p99", "longest"))
+    yield f"{len(censored.cut) / censored.rows:.1%}"
+    fit = summary["lognormal"]
     yield "none" if fit is None else f"p50={fit['p50']:.0f},p99={fit['p99']:.0f}"
-    yield "" if fit is None else f"{found.distance:.1%}"
+    yield "" if fit is None else f"{censored.distance:.1%}"

@@ -1,7 +1,7 @@
-"""The observation of some steps of a run, and of how long each node of them took.
+"""Observes some steps of a run, and how long each node of them took.
 
-On a machine that others use, a process waits for a core now and then. Linux counts how long; that time is taken off, so
-that what is left is what the machine would take alone. Of processes on Ray it is that of their main threads.
+On a machine that others use, a process waits for a core now and then. Linux counts how long; that time is subtracted,
+so that the rest is what the machine would take alone. For processes on Ray it is that of their main threads.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rlgraph.runs.backends import open_backend
 from rlgraph.runs.options import Options
 
 MOST_WAITED = 0.9
-"""Of a piece of work, the share that can have been waiting for a core: Linux counts both in steps of its own, and work
-that took no time at all would be fitted to."""
+"""The largest share of a piece of work that can have been waiting for a core: Linux counts both in ticks of its own,
+and the fit must not get work of no seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class TimedWork:
 
     @property
     def seconds(self) -> float:
+        """Return the seconds without those in which the process had no core."""
         return self.end - self.start - self.waited
 
 
@@ -59,16 +60,17 @@ class TimedStep:
 
     @property
     def seconds(self) -> float:
+        """Return the seconds without those in which processes had no core."""
         return self.whole - self.waited
 
     @property
     def beside(self) -> float:
         """Return the seconds in which nothing was done."""
         busy, until = 0.0, 0.0
-        for each in sorted(self.done, key=lambda found: found.start):
-            busy += max(0.0, each.end - max(each.start, until))
-            until = max(until, each.end)
-        return max(0.0, self.whole - busy - (self.waited - sum(each.waited for each in self.done)))
+        for work in sorted(self.done, key=lambda work: work.start):
+            busy += max(0.0, work.end - max(work.start, until))
+            until = max(until, work.end)
+        return max(0.0, self.whole - busy - (self.waited - sum(work.waited for work in self.done)))
 
 
 class Cores:
@@ -95,6 +97,7 @@ class Cores:
 
 
 def _waited(path: str) -> float:
+    """Return the seconds that a file of schedule statistics says its thread has waited."""
     try:
         with open(path) as file:
             return int(file.read().split()[1]) / 1e9
@@ -103,7 +106,7 @@ def _waited(path: str) -> float:
 
 
 class Stopwatch(Silent):
-    """An observer that keeps what was done since it was last asked."""
+    """An observer that keeps the works that were done since it was last asked."""
 
     def __init__(self) -> None:
         self.cores = Cores()
@@ -117,18 +120,21 @@ class Stopwatch(Silent):
     def span(
         self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
     ) -> int:
+        """Record a piece of work in this thread."""
         thread = threading.get_ident()
         self._inside[thread] = max(self._inside.get(thread, 0.0), end - start)
         return 0
 
     def firing(self, node: Node, pool: str = "") -> None:
+        """Record that this thread begins with a node."""
         self._begun[threading.get_ident()] = self.cores.waits()
         self._behind.discard(threading.get_ident())
 
     def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
+        """Record that this thread has done a node."""
         inside = self._inside.pop(threading.get_ident(), seconds)
         if threading.get_ident() in self._behind:
-            # The order was there before its weights: nobody waited for it.
+            # The request arrived before its weights, so that its own time delayed nothing.
             seconds = inside
         if not NODES[node.op].loop:
             waited = self.cores.since(self._begun[threading.get_ident()])
@@ -137,19 +143,22 @@ class Stopwatch(Silent):
     def synced(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
     ) -> None:
+        """Record a synchronization of weights."""
         self._inside.pop(threading.get_ident(), None)
         self._behind.add(threading.get_ident())
         self.add(f"sync {model}", "sync", seconds, seconds)
 
     def add(self, name: str, op: str, seconds: float, inside: float, waited: float = 0.0) -> None:
+        """Add a work that ends now."""
         now = time.perf_counter()
         inside = min(inside, seconds)
         waited = min(waited, MOST_WAITED * inside)
         self._done.append(TimedWork(name, op, now - seconds, now, inside - waited, waited))
 
     def taken(self) -> tuple[TimedWork, ...]:
-        found, self._done = tuple(self._done), []
-        return found
+        """Return the works that were done since the last call."""
+        works, self._done = tuple(self._done), []
+        return works
 
 
 @dataclass
@@ -167,13 +176,13 @@ class TimedRun:
             before = cores.waits()
             step = next(self.steps)
             done, waited = self.watch.taken(), 0.0 if cores.others else cores.since(before)
-            waited = max(waited, sum(each.waited for each in done))
+            waited = max(waited, sum(work.waited for work in done))
             self.seen.append(TimedStep(step.seconds, waited, done))  # type: ignore[attr-defined]
 
 
 @contextmanager
 def observed(compiled: Compilation, options: Options) -> Iterator[TimedRun]:
-    """Yield a run whose nodes are timed. Raise ProgramError and RunError as any run."""
+    """Yield a run whose nodes are timed. Raise ProgramError and RunError like any run."""
     watch = Stopwatch()
     with open_backend(compiled, options, watch) as (backend, _):
         watch.cores.others = _processes(backend)
@@ -182,7 +191,7 @@ def observed(compiled: Compilation, options: Options) -> Iterator[TimedRun]:
         try:
             yield TimedRun(steps, watch)
         finally:
-            # What is under way ends before the processes do.
+            # Steps in flight end before the processes do.
             steps.close()
 
 
@@ -192,19 +201,19 @@ def _processes(backend: object) -> list[int]:
         return []
     import ray
 
-    found: list[int] = ray.get([handle.pid.remote() for handle in backend.processes.handles.values()])
-    return found
+    ids: list[int] = ray.get([handle.pid.remote() for handle in backend.processes.handles.values()])
+    return ids
 
 
 def by_turn(seen: Sequence[TimedStep]) -> dict[tuple[str, str, int], list[TimedWork]]:
     """Return the works of steps by name, by operation, and by their repetition in the step."""
-    found: dict[tuple[str, str, int], list[TimedWork]] = {}
+    works: dict[tuple[str, str, int], list[TimedWork]] = {}
     for step in seen:
         turns: dict[tuple[str, str], int] = {}
-        for each in step.done:
-            turn = turns[each.name, each.op] = turns.get((each.name, each.op), -1) + 1
-            found.setdefault((each.name, each.op, turn), []).append(each)
-    return found
+        for work in step.done:
+            turn = turns[work.name, work.op] = turns.get((work.name, work.op), -1) + 1
+            works.setdefault((work.name, work.op, turn), []).append(work)
+    return works
 
 
 def title(node: Node) -> str:

@@ -1,4 +1,4 @@
-"""Small programs that work with random models of known shapes on rows of known lengths, to see how long that takes."""
+"""Small programs that run random models of known shapes on rows of known lengths, to measure how long that takes."""
 
 from __future__ import annotations
 
@@ -67,9 +67,11 @@ class Probe:
 
     @property
     def text(self) -> str:
+        """Return the program."""
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
+        """Yield the lines of the program."""
         yield "algorithm probe"
         for number, size in enumerate(self.sizes):
             yield f'model m{number} = causal_lm({size.source}, dtype="{self.dtype}")'
@@ -84,12 +86,13 @@ class Probe:
                 )
 
     def _point(self, model: str, frozen: str, place: str, point: ProbeWork) -> Iterator[str]:
+        """Yield the lines of a point of one model."""
         yield (
             f"g{place} = {model}.generate(prompts, n={point.samples}, max_tokens={point.tokens}, "
             f"min_tokens={point.tokens})"
         )
         if not point.parts:
-            # Nobody would sample what nobody wants.
+            # Without a use of its rows the sampling would be removed.
             yield f"report l{place} = mean(g{place}.length)"
             return
         yield f"p{place} = {frozen}.logprobs(g{place})"

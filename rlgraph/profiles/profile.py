@@ -1,8 +1,8 @@
-"""`rlgraph profile`: what the engines of this machine take for work of known sizes, and the cost model's constants from
-that.
+"""`rlgraph profile`: measures how long the engines of this machine take for work of known sizes, and fits the cost
+model's constants to that.
 
-Each engine does the points of a few small models, all of them several times in turn; of each piece of work the time
-counts that three quarters of its repetitions need at least: others may be at work on the machine.
+Each engine does the points of a few small models, all of them several times in turn; for each piece of work the time
+counts that three quarters of its repetitions exceed: the machine may have other work.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ SIZES: Mapping[DeviceKind, tuple[ProbeModel, ...]] = {
         ProbeModel(2048, 8, 32768, heads=16),
     ),
 }
-"""The shapes of the models. One is deep and narrow: else what goes with layers would be taken for what goes with
+"""The shapes of the models. One is deep and narrow: otherwise the cost of layers would be mistaken for that of
 products."""
 POINTS: Mapping[DeviceKind, tuple[ProbeWork, ...]] = {
     "cpu": (ProbeWork(1, 8), ProbeWork(16, 8, 2), ProbeWork(4, 40, 2), ProbeWork(16, 32, 0)),
     "gpu": (ProbeWork(1, 32), ProbeWork(8, 32, 2), ProbeWork(8, 256, 2), ProbeWork(32, 64, 0)),
 }
-"""On a GPU small ones would only show what a call takes. As many rows of other lengths tell what a row takes at its
-beginning from what each token of it does."""
+"""Small points on a GPU would only show the cost of a call. As many rows of other lengths separate the cost of a row
+from that of its tokens."""
 DTYPE: Mapping[DeviceKind, str] = {"cpu": "float32", "gpu": "bfloat16"}
 ROUNDS, WARM = 5, 1
 TRIES = 12
@@ -62,7 +62,7 @@ TIMEOUT = 300.0
 ALONE, ONE, RANKS, COPIES = "this process", "one process for each engine", "two tensor-parallel ranks", "two copies"
 
 OPERATIONS: Mapping[WorkKind, str] = {"generate": "generate", "forward": "logprobs", "train": "train"}
-RATES = tuple(each.name for each in fields(Rates) if each.name not in OPTIONAL)
+RATES = tuple(rate.name for rate in fields(Rates) if rate.name not in OPTIONAL)
 INVERSE = ("compute", "memory")
 """The shares that are fitted as their inverses."""
 LEAST = {"compute": 0.2, "memory": 0.1}
@@ -102,11 +102,11 @@ def profile(
     note: Note = lambda text: None,
     beside: Beside = lambda what: (),
 ) -> Calibration:
-    """Measure this machine.
+    """Measure this machine and return its calibration.
 
-    engines: those to measure; None: all that are installed. threads: of the embedded engine, beside one. quick:
-    fewer repetitions, and one split of each engine alone. note: is told what is under way. beside: for what is measured
-    next, other runs that go on step by step between its repetitions.
+    engines: those to measure; None: all that are installed. threads: of the embedded engine, in a run besides one
+    thread. quick: fewer repetitions, and one split of each engine alone. note: is called with what is being measured.
+    beside: returns, for what is measured next, other runs that progress step by step between its repetitions.
     """
     wanted = [name for name in registry.engines() if name in (engines or registry.installed())]
     note("matrix products and memory")
@@ -133,6 +133,7 @@ def profile(
 
 
 def _setups(wanted: Sequence[str], threads: int, quick: bool, models: int) -> Iterator[ProbeSetup]:
+    """Yield the runs that measure the engines."""
     plain = registry.embedded().name
     if plain in wanted or not wanted:
         alone = _schedule([plain], models, "")
@@ -148,7 +149,8 @@ def _setups(wanted: Sequence[str], threads: int, quick: bool, models: int) -> It
 
 
 def _schedule(wanted: Sequence[str], models: int, axis: str) -> str:
-    """Each engine does what it can; of copies, the last model is the embedded engine's alone."""
+    """Return a schedule in which each engine does what it can; with replicas, the last model runs on the embedded
+    engine alone."""
     split = f", {axis}=2" if axis else ""
     lines = [f"pool all = {2 if axis else 1} devices"]
     for number in range(models):
@@ -170,42 +172,43 @@ def _best(wanted: Sequence[str], operation: str) -> str:
 def _in_turn(
     probe: Probe, setups: Sequence[ProbeSetup], folder: Path, rounds: int, note: Note, beside: Beside
 ) -> list[tuple[ProbeSetup, Compilation, list[TimedStep]]]:
-    """Run them step by step in turn, so that what disturbs one disturbs all."""
-    found = []
+    """Run the setups step by step in turn, so that what disturbs one disturbs all."""
+    runs = []
     with ExitStack() as stack:
         for setup in setups:
             note(f"{setup.what}: starting")
             compiled = probe.compiled(Path(tempfile.mkdtemp(dir=folder)), setup.schedule)
             backend = LOCAL if setup.threads else RAY
             options = Options(backend=backend.name, threads=setup.threads or 1, timeout=TIMEOUT)
-            found.append((setup, compiled, stack.enter_context(observed(compiled, options))))
+            runs.append((setup, compiled, stack.enter_context(observed(compiled, options))))
         others = beside(setups[0].what) if setups else ()
         for turn in range(WARM + rounds):
-            for setup, _, run in found:
+            for setup, _, run in runs:
                 note(f"{setup.what}: {turn + 1} of {WARM + rounds}")
                 run.go_on()
-            for other in others:
-                other.go_on()
-    return [(setup, compiled, run.seen[WARM:]) for setup, compiled, run in found]
+            for background in others:
+                background.go_on()
+    return [(setup, compiled, run.seen[WARM:]) for setup, compiled, run in runs]
 
 
 # Samples
 
 
 def quiet(values: Sequence[float]) -> float:
-    """Return what repetitions take that were disturbed little."""
+    """Return the seconds of repetitions that were disturbed little."""
     return float(np.quantile(values, QUIET))
 
 
 def _samples(
     probe: Probe, compiled: Compilation, setup: ProbeSetup, cluster: Cluster, seen: Sequence[TimedStep]
 ) -> Iterator[Sample]:
+    """Yield the samples of a run."""
     turns, models = by_turn(seen), model_configs(compiled)
     predictor = Predictor(compiled.plan, models, cluster, defaults(cluster.islands[0].device.kind), setup.threads or 1)
 
     def sample(kind: WorkKind, model: str, batch: Batch, done: Sequence[TimedWork]) -> Sample:
         deployment = predictor.deployment(model, compiled.plan.role(model, OPERATIONS[kind]))
-        return Sample(kind, models[model], deployment, batch, quiet([each.inside for each in done]))
+        return Sample(kind, models[model], deployment, batch, quiet([work.inside for work in done]))
 
     for number, _ in enumerate(probe.sizes):
         turn = 0
@@ -216,13 +219,13 @@ def _samples(
                 continue
             read = replace(generated, samples=1)
             yield sample("forward", f"r{number}", read, turns[f"p{number}_{place}", "logprobs", 0])
-            updates = [each for part in range(point.parts) for each in turns[f"train m{number}", "train", turn + part]]
+            updates = [work for part in range(point.parts) for work in turns[f"train m{number}", "train", turn + part]]
             yield sample("train", f"m{number}", trained, updates)
             turn += point.parts
 
 
 class _Overheads:
-    """The overheads: time that is not work with a model."""
+    """The overheads of a run: time that is not work with a model."""
 
     def __init__(self) -> None:
         self.orders: list[tuple[int, float]] = []
@@ -235,15 +238,16 @@ class _Overheads:
         """The seconds besides all nodes, divided by the number of nodes."""
 
     def add(self, probe: Probe, seen: Sequence[TimedStep], compiled: Compilation) -> None:
+        """Add the overheads of some steps."""
         most = max(pool.devices for pool in compiled.plan.pools)
         self.gaps.append(quiet([step.beside / len(step.done) for step in seen]))
         for (name, op, _), done in by_turn(seen).items():
-            inside = quiet([each.inside for each in done])
+            inside = quiet([work.inside for work in done])
             if op == "sync":
                 self.syncs.append(inside)
                 continue
             record = NODES[op]
-            order = quiet([each.seconds - each.inside for each in done])
+            order = quiet([work.seconds - work.inside for work in done])
             if order > 0:
                 self.orders.append((most if record.with_model else 1, order))
             if (record.foreign or record.body) and "_" in name:
@@ -255,14 +259,15 @@ class _Overheads:
 
 
 def _fitted(samples: Sequence[Sample], local: _Overheads, remote: _Overheads, device: Measured) -> Calibration:
+    """Return the calibration that is fitted to the samples."""
     rates: dict[tuple[str, WorkKind], Rates] = {}
     errors, held_out = {}, {}
     for engine in dict.fromkeys(sample.deployment.engine for sample in samples):
         for kind in get_args(WorkKind):
-            mine = [each for each in samples if (each.deployment.engine, each.kind) == (engine, kind)]
-            if mine:
-                rates[engine, kind], errors[f"{engine}.{kind}"] = fit_rates(mine)
-                if left := left_out(mine):
+            of_kind = [sample for sample in samples if (sample.deployment.engine, sample.kind) == (engine, kind)]
+            if of_kind:
+                rates[engine, kind], errors[f"{engine}.{kind}"] = fit_rates(of_kind)
+                if left := left_out(of_kind):
                     held_out[f"{engine}.{kind}"] = left
     base = defaults(kind_of(device.name))
     scalars = {"sync": quiet(remote.syncs)} if remote.syncs else {}
@@ -279,8 +284,8 @@ def fit_rates(samples: Sequence[Sample]) -> tuple[Rates, float]:
         return np.array([predicted(sample, _rates(names, values)) for sample in samples])
 
     start = np.array([START.get(name, 1e-4) for name in names])
-    found = fit(model, seconds, start, np.array([LEAST.get(name, 0.0) for name in names]))
-    return _rates(names, found), float(np.median(np.abs(model(found) / seconds - 1)))
+    fitted = fit(model, seconds, start, np.array([LEAST.get(name, 0.0) for name in names]))
+    return _rates(names, fitted), float(np.median(np.abs(model(fitted) / seconds - 1)))
 
 
 def left_out(samples: Sequence[Sample]) -> HeldOut | None:
@@ -292,8 +297,8 @@ def left_out(samples: Sequence[Sample]) -> HeldOut | None:
     errors: list[float] = []
     for shape in shapes:
         rates, _ = fit_rates([sample for sample in samples if sample.config.shape != shape])
-        own = [sample for sample in samples if sample.config.shape == shape]
-        errors += [abs(predicted(sample, rates) / sample.seconds - 1) for sample in own]
+        held_out = [sample for sample in samples if sample.config.shape == shape]
+        errors += [abs(predicted(sample, rates) / sample.seconds - 1) for sample in held_out]
     return HeldOut(float(np.median(errors)), max(errors))
 
 
@@ -315,8 +320,9 @@ def _matters(name: str, samples: Sequence[Sample]) -> bool:
 
 
 def _rates(names: Sequence[str], values: np.ndarray) -> Rates:
-    given = dict(zip(names, values.tolist(), strict=True))
-    return Rates(**({"compute": 1.0, "memory": 1.0} | {n: 1 / v if n in INVERSE else v for n, v in given.items()}))
+    """Return rates with these values; those of `INVERSE` are given as inverses."""
+    by_name = dict(zip(names, values.tolist(), strict=True))
+    return Rates(**({"compute": 1.0, "memory": 1.0} | {n: 1 / v if n in INVERSE else v for n, v in by_name.items()}))
 
 
 def predicted(sample: Sample, rates: Rates) -> float:
@@ -327,25 +333,26 @@ def predicted(sample: Sample, rates: Rates) -> float:
 
 
 def _host(local: _Overheads, remote: _Overheads, base: Host) -> Host:
-    found = base
+    """Return the costs of the host, fitted to the overheads."""
+    host = base
     alone = local if local.nodes else remote
     if alone.nodes:
         node, row = _line(alone.nodes)
-        # What one call takes beside its rows is a node's; of rows, functions have their own.
-        each = max(0.0, float(np.median([(seconds - node) / rows for rows, seconds in alone.calls])))
+        # The fixed cost of a call is that of a node; functions have a cost of their own for each row.
+        function_row = max(0.0, float(np.median([(seconds - node) / rows for rows, seconds in alone.calls])))
         gap = quiet(local.gaps) if local.gaps else 0.0
-        found = replace(found, node=node + gap, row=row, function_row=each)
+        host = replace(host, node=node + gap, row=row, function_row=function_row)
     if remote.orders:
         order, rank = _line([(count, seconds) for count, seconds in remote.orders])
-        found = replace(found, order=order + quiet(remote.gaps), order_rank=rank)
-    return found
+        host = replace(host, order=order + quiet(remote.gaps), order_rank=rank)
+    return host
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the fixed seconds and those for each one more; neither is negative."""
+    """Return the fixed seconds, and the seconds of each additional unit; neither is negative."""
     counts, seconds = np.array(points).T
-    fixed, each = nonnegative(np.stack([np.ones_like(counts), counts], 1) / seconds[:, None], np.ones_like(seconds))
-    return float(fixed), float(each)
+    fixed, more = nonnegative(np.stack([np.ones_like(counts), counts], 1) / seconds[:, None], np.ones_like(seconds))
+    return float(fixed), float(more)
 
 
 # The machine
@@ -361,24 +368,24 @@ def measure_device() -> Measured:
     side, numbers = (8192, 1 << 28) if name == "cuda" else (1024, 1 << 24)
 
     def typical(act: Callable[[], Any]) -> float:
-        cores, found = Cores(), []
+        cores, times = Cores(), []
         for _ in range(TRIES):
             before, began = cores.waits(), perf_counter()
             act()
             if name == "cuda":
                 torch.cuda.synchronize()
             taken, waited = perf_counter() - began, cores.since(before)
-            # Other threads of the process wait, too, on a machine that is full for longer than this took.
-            found.append(taken - waited if waited < taken else taken)
-        return quiet(found)
+            # On a busy machine other threads of the process wait, too, and may wait longer than this took.
+            times.append(taken - waited if waited < taken else taken)
+        return quiet(times)
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         flops = {}
         for dtype in (torch.bfloat16, torch.float32) if name == "cuda" else (torch.float32, torch.float64):
-            one = torch.rand(side, side, dtype=torch.float32, device=name).to(dtype)
-            flops[str(dtype).removeprefix("torch.")] = 2 * side**3 / typical(lambda a=one: a @ a)  # type: ignore[misc]
+            matrix = torch.rand(side, side, dtype=torch.float32, device=name).to(dtype)
+            flops[str(dtype).removeprefix("torch.")] = 2 * side**3 / typical(lambda a=matrix: a @ a)  # type: ignore[misc]
         source = torch.rand(numbers, device=name)
         target = torch.empty_like(source)
         return Measured(_device_name(name), flops, 8 * numbers / typical(lambda: target.copy_(source)))
@@ -392,8 +399,8 @@ def _device_name(kind: str) -> str:
         return "cpu"
     import torch
 
-    told = torch.cuda.get_device_name().lower()
-    near = [name for name in names().values() if name.split("-")[0] in told]
+    reported = torch.cuda.get_device_name().lower()
+    near = [name for name in names().values() if name.split("-")[0] in reported]
     return max(near, key=len, default="a100-80gb")
 
 
@@ -413,6 +420,7 @@ def machine() -> dict[str, str]:
 
 
 def _processor() -> str:
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

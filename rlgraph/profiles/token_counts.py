@@ -1,4 +1,4 @@
-"""The count of tokens in prompts and answers of a run's recording or of a file of rows."""
+"""Counts the tokens of prompts and answers in a run's recording or in a file of rows."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ PROMPT, ANSWER = "prompt", "response"
 
 
 class Counted(NamedTuple):
-    """The lengths that were counted; None for what is not there, but at least one of the two is."""
+    """The lengths that were counted; None for a missing column, but at least one of the two exists."""
 
     prompts: Censored | None
     answers: Censored | None
 
 
 def recorded(folder: Path) -> Counted:
-    """Count what a run recorded: each prompt once, however often it was asked; every answer, and those that were cut.
+    """Count what a run recorded: each prompt once, however often it was used; every answer, and those that were cut.
 
-    Raises UsageMistake where the folder is no recording, RunError where it is damaged.
+    Raise UsageMistake if the folder is no recording, RunError if it is damaged.
     """
     from rlgraph.backends.recording import sampled_in
     from rlgraph.runs.folder import recording_of
@@ -50,10 +50,10 @@ def recorded(folder: Path) -> Counted:
 
 
 def counted(path: Path, prompt: str | None, answer: str | None, limit: int | None, model: str | None) -> Counted:
-    """Count a file of rows. prompt, answer: columns, each of numbers of tokens, of lists of tokens, or of what has to
-    be tokenized: texts, and prompts as messages. None is `prompt` and `response`, as far as they are there.
+    """Count a file of rows. prompt, answer: columns of numbers of tokens, of lists of tokens, or of text that has to be
+    tokenized (for prompts also messages). None means `prompt` and `response`, as far as they exist.
 
-    limit: an answer that has so many tokens or more was cut. model: whose tokenizer, a name or a folder. Raises
+    limit: an answer that has so many tokens or more was cut. model: whose tokenizer, a name or a folder. Raise
     ProgramError.
     """
     span = _told(str(path))
@@ -71,14 +71,14 @@ def counted(path: Path, prompt: str | None, answer: str | None, limit: int | Non
         hint = f"say which they are with `--prompt COLUMN` and `--answer COLUMN`; it has {listed([*has], 'and')}"
         raise _wrong(message, span, hint)
     read = _reader(model)
-    found: dict[str, list[int]] = {}
+    counts: dict[str, list[int]] = {}
     for what, column in wanted.items():
         if column is not None:
-            found[what] = [read(rows[place], column, what, f"row {place} of `{path}`") for place in range(len(rows))]
+            counts[what] = [read(rows[place], column, what, f"row {place} of `{path}`") for place in range(len(rows))]
     most = LONGEST + 1 if limit is None else limit
-    answers = found.get("answer")
+    answers = counts.get("answer")
     return Counted(
-        Censored(found["prompt"]) if "prompt" in found else None,
+        Censored(counts["prompt"]) if "prompt" in counts else None,
         Censored([n for n in answers if n < most], [most for n in answers if n >= most]) if answers else None,
     )
 
@@ -116,6 +116,7 @@ def _reader(model: str | None) -> Callable[[Any, str, str, str], int]:
 
 
 def _codec(model: str) -> Any:
+    """Return a model's tokenizer. Raise ProgramError if it cannot be loaded."""
     from rlgraph.backends.engines.base import EngineError
     from rlgraph.backends.engines.sources import ModelSpec, load_codec
 
@@ -126,11 +127,13 @@ def _codec(model: str) -> Any:
 
 
 def _whole(value: object) -> bool:
+    """Return whether a value is an integer."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _messages(value: object) -> bool:
-    return isinstance(value, Sequence) and bool(value) and all(isinstance(each, dict) for each in value)
+    """Return whether a value is a list of messages."""
+    return isinstance(value, Sequence) and bool(value) and all(isinstance(message, dict) for message in value)
 
 
 def _told(words: str) -> Span:

@@ -80,6 +80,7 @@ def open_backend(
 def open_local(
     compiled: Compilation, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
+    """Open a backend in this process."""
     from rlgraph.backends.engines.base import EngineError
     from rlgraph.backends.engines.device import device_here
     from rlgraph.backends.local.backend import LocalBackend
@@ -98,6 +99,7 @@ def open_local(
 def open_ray(
     compiled: Compilation, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
+    """Open a backend with the processes of the plan."""
     from rlgraph.backends.worker.session import model_spec
 
     if options.device:

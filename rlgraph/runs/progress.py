@@ -105,6 +105,7 @@ def shown(value: Any) -> str:
 
 
 def rate(tokens: int, seconds: float) -> str:
+    """Return tokens per second as text."""
     return f"{tokens / max(seconds, 1e-9):,.0f} tok/s"
 
 

@@ -57,7 +57,7 @@ class Trace:
 
     program: Program
     steps: tuple[TracedStep, ...]
-    """From the first step on."""
+    """All steps, from the first one on."""
     cut: bool
     """Whether the last line is incomplete, because the run was killed."""
 

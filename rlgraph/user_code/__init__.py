@@ -1,4 +1,4 @@
-"""From rows to what the user's Python makes of them, reward or environment, in processes of its own."""
+"""This package calls the user's Python on rows, as reward functions or environments, in processes of its own."""
 
 from rlgraph.user_code.environments import (
     Environment,

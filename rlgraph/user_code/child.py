@@ -1,9 +1,9 @@
 """The program of the process that a user's Python file runs in.
 
 It is started by `worker.py` and imports only the standard library. It answers requests `(operation, limit_s,
-*arguments)` with `("ok", value)`, `("raised", what)` or `("wrong", what)`. A call that passes its limit ends
-the process from a thread that does not need the interpreter lock: an endless regular expression or a huge
-power cannot stop it. That thread writes first where the code was.
+*arguments)` with `("ok", value)`, `("raised", what)` or `("wrong", what)`. A call that passes its limit ends the
+process from a thread that does not need the interpreter lock: an endless regular expression or a huge power cannot stop
+it. That thread first writes where the code was.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Wrong(Exception):
-    """The user's code gave back something that is not what was asked for."""
+    """The user's code returned something that is not what was asked for."""
 
     def __init__(self, message: str, row: int | None = None, hint: str = "") -> None:
         super().__init__(message, row, hint)
@@ -41,7 +41,7 @@ class Wrong(Exception):
 
 
 class Child:
-    """The user's module and the objects made from it."""
+    """Holds the user's module and the objects made from it, and serves the requests for them."""
 
     def __init__(self, file: str, name: str) -> None:
         """name: of a module that is imported as others are; empty: the file is loaded by itself."""
@@ -51,7 +51,7 @@ class Child:
         self.runner: asyncio.Runner | None = None
 
     def load(self) -> ModuleType:
-        """The user's module; a file has a name as a module that cannot hide another one."""
+        """Return the user's module, loaded once; a file gets a module name that cannot hide another module."""
         if self.module is None and self.name:
             self.module = importlib.import_module(self.name)
         if self.module is None:
@@ -71,24 +71,24 @@ class Child:
         return self.module
 
     def describe(self, name: str) -> dict[str, Any]:
-        """What stands in the file under `name`, and with which parameters."""
+        """Return what kind of object the file has under `name`, and its parameters."""
         module = self.load()
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        found = getattr(module, name, None)
-        if not callable(found):
-            return {"is": "missing" if found is None else short(found), "names": names}
+        target = getattr(module, name, None)
+        if not callable(target):
+            return {"is": "missing" if target is None else short(target), "names": names}
         try:
-            signature = inspect.signature(found).parameters.values()
+            signature = inspect.signature(target).parameters.values()
             parameters = [(p.name, p.kind.name, p.default is not p.empty) for p in signature]
         except (TypeError, ValueError):  # some functions written in C do not say
             parameters = [("kwargs", "VAR_KEYWORD", False)]
-        if not inspect.isclass(found):
+        if not inspect.isclass(target):
             return {"is": "function", "names": names, "parameters": parameters, "methods": []}
-        methods = [key for key in dir(found) if callable(getattr(found, key))]
+        methods = [key for key in dir(target) if callable(getattr(target, key))]
         return {"is": "class", "names": names, "parameters": parameters, "methods": methods}
 
     def score(self, name: str, count: int, arguments: dict[str, Any]) -> list[float]:
-        """One number for each of `count` rows."""
+        """Call a reward function and return one number for each of `count` rows."""
         values = self.settle(getattr(self.load(), name)(**arguments))
         if hasattr(values, "tolist"):  # an array or a tensor
             values = values.tolist()
@@ -103,35 +103,35 @@ class Child:
         self.load()
 
     def rows(self, key: int, name: str, arguments: dict[str, Any]) -> list[Any] | None:
-        """The rows of a function that returns a list; None for one that yields them."""
-        made = self.settle(getattr(self.load(), name)(**arguments))
-        if isinstance(made, list | tuple):
-            return list(made)
-        if isinstance(made, Iterator):
-            self.objects[key] = made
+        """Return the rows of a function that returns a list; None for one that yields them."""
+        result = self.settle(getattr(self.load(), name)(**arguments))
+        if isinstance(result, list | tuple):
+            return list(result)
+        if isinstance(result, Iterator):
+            self.objects[key] = result
             return None
-        if hasattr(made, "__iter__") and not isinstance(made, str | bytes | dict):
-            self.objects[key] = iter(made)
+        if hasattr(result, "__iter__") and not isinstance(result, str | bytes | dict):
+            self.objects[key] = iter(result)
             return None
-        raise Wrong(f"{short(made)}, not a list of rows and not a generator of them")
+        raise Wrong(f"{short(result)}, not a list of rows and not a generator of them")
 
     def read(self, key: int, count: int) -> list[Any]:
-        """The next rows of the generator, fewer where it ends."""
+        """Return the next rows of the generator, fewer if it ends."""
         return [row for _, row in zip(range(count), self.objects[key], strict=False)]
 
     def make(self, key: int, name: str, arguments: dict[str, Any]) -> None:
-        """An environment for one episode."""
+        """Make an environment for one episode."""
         self.objects[key] = getattr(self.load(), name)(**arguments)
 
     def reset(self, key: int, row: dict[str, Any]) -> str:
-        """The first observation of an episode, empty where the environment says nothing yet."""
+        """Return the first observation of an episode, empty where the environment says nothing yet."""
         first = self.settle(self.objects[key].reset(row))
         if first is not None and not isinstance(first, str):
             raise Wrong(f"{short(first)} from `reset`, not the text of the first observation")
         return _characters(first or "", "reset")
 
     def step(self, key: int, action: str) -> tuple[str, float, bool]:
-        """What the environment answers to `action`: observation, reward, whether the episode is over."""
+        """Return what the environment answers to `action`: observation, reward, whether the episode is over."""
         answer = self.settle(self.objects[key].step(action))
         if not isinstance(answer, list | tuple):
             raise Wrong(f"{short(answer)} from `step`, not the three values (observation, reward, done)")
@@ -149,17 +149,17 @@ class Child:
         return _characters(observation or "", "step"), value, bool(done)
 
     def close(self, key: int) -> None:
-        """The end of an episode."""
+        """End an episode."""
         environment = self.objects.pop(key, None)
         if hasattr(environment, "close"):
             self.settle(environment.close())
 
     def settle(self, value: Any) -> Any:
-        """`value`, awaited where it must be, in the same event loop each time: clients rely on it."""
+        """Return `value`, awaited if it is awaitable, in the same event loop each time: clients rely on it."""
         if not inspect.isawaitable(value):
             return value
         if self.runner is None:
-            # It takes longer to import than all else here, and few files need it.
+            # asyncio takes longer to import than all else here, and few files need it.
             import asyncio
 
             self.runner = asyncio.Runner()
@@ -167,7 +167,7 @@ class Child:
 
 
 def _characters(text: str, method: str) -> str:
-    """The text, of which all can be written down."""
+    """Return the text. Raises Wrong if it has surrogates, which cannot be encoded."""
     if any("\ud800" <= sign <= "\udfff" for sign in text):
         raise Wrong(f"{short(text)} from `{method}`, a text with half of a surrogate pair, which is no character")
     return text
@@ -178,7 +178,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def number(value: Any, row: int | None) -> float:
-    """`value` as a finite float: numbers, booleans, and the scalars of numpy and torch."""
+    """Return `value` as a finite float: accepts numbers, booleans, and the scalars of numpy and torch."""
     plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if not isinstance(plain, numbers.Real):
         raise Wrong(short(value), row, instead_of_number(value))
@@ -188,7 +188,7 @@ def number(value: Any, row: int | None) -> float:
 
 
 def instead_of_list(value: Any) -> str:
-    """What a reward function returns in the place of this."""
+    """Return a hint on what a reward function should return in place of this value; "" if there is none."""
     if value is None:
         return "it has to end with `return`, and a list with a number for each row"
     if isinstance(value, dict):
@@ -201,7 +201,7 @@ def instead_of_list(value: Any) -> str:
 
 
 def instead_of_number(value: Any) -> str:
-    """What a reward function returns for a row in the place of this; "" where there is nothing to say."""
+    """Return a hint on what a reward function should return for a row in place of this value; "" if there is none."""
     if value is None:
         return "a row has a number always: `0.0` where a function abstains, as `None` does in TRL"
     if isinstance(value, dict):
@@ -212,7 +212,7 @@ def instead_of_number(value: Any) -> str:
 
 
 def short(value: Any) -> str:
-    """A value in a few words: `None`, `'abc'`, `a dict`."""
+    """Return a value in a few words: `None`, `'abc'`, `a dict`."""
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
     if isinstance(value, str):
@@ -222,20 +222,21 @@ def short(value: Any) -> str:
 
 
 def raised(error: BaseException, folder: str) -> dict[str, Any]:
-    """What the user needs to know of an exception: type, message, and where in the user's own code."""
+    """Return what the user needs to know of an exception: its type, its message, and its place in the user's own
+    code."""
     if isinstance(error, SyntaxError) and error.filename:
         place = (error.filename, error.lineno or 1)
     else:
         frames = traceback.extract_tb(error.__traceback__)
         frames = traceback.StackSummary.from_list([frame for frame in frames if frame.filename != __file__])
-        mine = [frame for frame in frames if _is_mine(frame.filename, folder)] or list(frames)
-        place = (mine[-1].filename, mine[-1].lineno or 1) if mine else ("", 0)
+        user_frames = [frame for frame in frames if _is_users(frame.filename, folder)] or list(frames)
+        place = (user_frames[-1].filename, user_frames[-1].lineno or 1) if user_frames else ("", 0)
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     return {"type": type(error).__name__, "message": message, "file": place[0], "line": place[1]}
 
 
-def _is_mine(file: str, folder: str) -> bool:
-    """Whether the user wrote `file`: it lies in the folder, and not in an environment there."""
+def _is_users(file: str, folder: str) -> bool:
+    """Return whether the user wrote `file`: it lies in the folder, and not in a virtual environment there."""
     return file.startswith(folder + os.sep) and "site-packages" not in file
 
 

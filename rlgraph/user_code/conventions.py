@@ -1,4 +1,4 @@
-"""Reward functions as other systems write them, and what a message says of one: what to rename, what to return."""
+"""Reward functions as other systems write them: hints on what to rename and what to return."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Convention:
     parameter: str
     """A parameter that no other system has."""
     hint: str
-    """What to write; `{name}` is the function."""
+    """A hint on what to write; `{name}` is the function."""
 
 
 CONVENTIONS = (
@@ -47,32 +47,33 @@ OTHER_NAMES = {
     "prompts": ("prompt", "question", "questions", "inputs"),
     "completion_ids": ("response_ids", "output_ids", "token_ids"),
 }
-"""What a function is given, by what others call it."""
+"""For each argument of a function, the names that other systems use for it."""
 
 
 def missing_hint(name: str, missing: Collection[str]) -> str:
-    """What to write where the function `name` asks for parameters that nobody gives; "" where no other system does."""
+    """Return what to write where the function `name` asks for parameters that it does not get; "" if no other system
+    gives them."""
     for convention in CONVENTIONS:
         if convention.parameter in missing:
             return convention.hint.format(name=name)
-    for given, others in OTHER_NAMES.items():
-        for other in others:
-            if other in missing:
-                return f"rename `{other}` to `{given}`: a list, with an entry for each row"
+    for argument, other_names in OTHER_NAMES.items():
+        for other_name in other_names:
+            if other_name in missing:
+                return f"rename `{other_name}` to `{argument}`: a list, with an entry for each row"
     return ""
 
 
 def raised_hint(failure: Raised, completions: Sequence[Any]) -> str:
-    """What to write where a function took texts for messages, or messages for texts; "" where it did not."""
-    texts = all(isinstance(each, str) for each in completions)
-    if texts and (_said(failure, "TypeError", "string ind") or (_indexes(failure) and "content" in _line(failure))):
+    """Return what to write where a function took texts for messages, or messages for texts; "" if it did not."""
+    texts = all(isinstance(completion, str) for completion in completions)
+    if texts and (_matches(failure, "TypeError", "string ind") or (_indexes(failure) and "content" in _line(failure))):
         return 'completions are texts, since the prompts are: `completion` in place of `completion[0]["content"]`'
-    if not texts and (_said(failure, "AttributeError", "'list'") or _said(failure, "TypeError", "got 'list'")):
+    if not texts and (_matches(failure, "AttributeError", "'list'") or _matches(failure, "TypeError", "got 'list'")):
         return 'completions are lists of messages, since the prompts are: `completion[0]["content"]` is the text'
     return ""
 
 
-def _said(failure: Raised, type_: str, part: str) -> bool:
+def _matches(failure: Raised, type_: str, part: str) -> bool:
     return failure.type == type_ and part in failure.message
 
 
@@ -81,7 +82,7 @@ def _indexes(failure: Raised) -> bool:
 
 
 def _line(failure: Raised) -> str:
-    """The line that was running; "" where it cannot be read."""
+    """Return the line that was running; "" if it cannot be read."""
     try:
         lines = Path(failure.file).read_text(errors="replace").splitlines()
     except OSError:

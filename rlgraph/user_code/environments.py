@@ -42,22 +42,22 @@ NOT_AN_ENVIRONMENT = "E0729"
 
 @dataclass(slots=True)
 class Episode:
-    """One environment, from its first observation to its end."""
+    """One episode of an environment, from its first observation to its end."""
 
     target: Target
     constants: Mapping[str, Any]
     limit_s: float
     worker: Worker = field(repr=False)
     key: int
-    """Its object in the process."""
+    """The key of the environment's object in the process."""
     name: str
-    """Names the row in errors."""
+    """The name of the row in errors."""
     row: Mapping[str, Any] = field(default_factory=dict, repr=False)
     generation: int = 0
     turn: int = 0
 
     def reset(self, row: Mapping[str, Any]) -> str:
-        """Begin with a row of the data; the first observation, empty where the prompt says it all."""
+        """Begin with a row of the data, and return the first observation, empty where the prompt says it all."""
         self.row, self.turn = row, 0
         self._request("make", "at its start", self.target.name, dict(self.constants))
         self.generation = self.worker.generation
@@ -65,7 +65,7 @@ class Episode:
         return first
 
     def step(self, action: str) -> tuple[str, float, bool]:
-        """What the environment answers: observation, reward, whether the episode is over."""
+        """Return what the environment answers: observation, reward, whether the episode is over."""
         self.turn += 1
         answer: tuple[str, float, bool] = self._request("step", f"in turn {self.turn}", action)
         return answer
@@ -98,13 +98,13 @@ class Environment:
     target: Target
     constants: Mapping[str, Any]
     limit_s: float
-    """For one call of a method."""
+    """The limit of one call of a method."""
     workers: tuple[Worker, ...] = field(repr=False)
     turns: Iterator[Worker] = field(repr=False)
     """The processes in turn, without end."""
 
     def __call__(self, name: object) -> Episode:
-        """An episode for the row called `name`; its `reset` makes the user's object.
+        """Return an episode for the row called `name`; its `reset` makes the user's object.
 
         Calls of one process wait for each other: `together` steps episodes side by side.
         """
@@ -112,7 +112,8 @@ class Environment:
         return Episode(self.target, self.constants, self.limit_s, worker, worker.new_key(), str(name))
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """What calls of its episodes give, in their order; episodes of different processes go side by side."""
+        """Return the results of calls of its episodes, in their order; episodes of different processes run side by
+        side."""
         return side_by_side(self.workers, calls)
 
     def close(self) -> None:
@@ -122,7 +123,7 @@ class Environment:
 
 
 def open_environment(spec: EnvironmentSpec, folders: Folders, workers: Workers | None = None) -> Environment:
-    """The environment that a program declares; this loads the user's file, so only a run may do it.
+    """Return the environment that a program declares. This loads the user's file, so only a run may do it.
 
     With the same `workers` as a function, it shares the module of its file. Raises `ProgramError`.
     """
@@ -139,7 +140,7 @@ def open_environment(spec: EnvironmentSpec, folders: Folders, workers: Workers |
 
 
 def check_environment(spec: EnvironmentSpec) -> None:
-    """An error for what is wrong with an `env` declaration, as far as can be seen without any file."""
+    """Raise an error for what is wrong with an `env` declaration, as far as can be seen without any file."""
     if spec.kind != "python":
         message = f"there are no environments of kind '{spec.kind}'"
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, 'as in `python("envs.py:Shell")`'))

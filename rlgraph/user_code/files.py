@@ -1,4 +1,5 @@
-"""Where what a program names by a relative path is, and where a module is; nothing is opened or imported for it."""
+"""Finds the files that a program names by relative paths, and the files of modules; it opens and imports none of
+them."""
 
 from __future__ import annotations
 
@@ -17,27 +18,28 @@ NO_FILE = "E0703"
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Where the relative paths of a program begin: first beside it, then in the folder in which the command runs.
+    """The folders in which the relative paths of a program begin: first its own, then the one in which the command
+    runs.
 
-    So a program that ships is used where it lies, with the data and the rewards of who runs it.
+    So a program that ships is used where it lies, with the data and the rewards of the user who runs it.
     """
 
     program: Path
     here: Path = field(default_factory=Path.cwd)
 
     def find(self, path: str) -> Path:
-        """What `path` names; beside the program where it is in neither folder."""
+        """Return what `path` names; a path in the folder of the program if it is in neither folder."""
         places = [folder / os.path.expanduser(path) for folder in self.all()]
         return next((place for place in places if os.path.exists(place)), places[0])
 
     def all(self) -> list[Path]:
-        """In their order, each once."""
+        """Return the folders in their order, each once."""
         same = self.program.absolute() == self.here.absolute()
         return [self.program] if same else [self.program, self.here]
 
 
 def find_file(path: str, folders: Folders, span: Span, what: str) -> Path:
-    """The file that a program names `path`; it is there, is a regular file, and may be read.
+    """Return the file that a program names `path`; it exists, is a regular file, and may be read.
 
     `what` is the user's word for it: `data file`. Raises ProgramError.
     """
@@ -57,14 +59,15 @@ def find_file(path: str, folders: Folders, span: Span, what: str) -> Path:
 
 
 def _where(path: str, folders: Folders) -> str:
-    """The folders in which it was looked for."""
+    """Return the folders that were searched, as words."""
     if os.path.isabs(os.path.expanduser(path)):
         return ""
     return " in " + " or in ".join(f"'{folder.absolute()}'" for folder in folders.all())
 
 
 def _missing_hint(path: str, folders: Folders) -> str:
-    """What may have been meant: of the files of the same kind, one with a name that is near, or all of them."""
+    """Return a hint on what may have been meant: among the files of the same kind one with a similar name, or all of
+    them."""
     wanted = [folder / os.path.expanduser(path) for folder in folders.all()]
     if not any(os.path.isdir(file.parent) for file in wanted):
         return f"there is no folder '{wanted[0].parent}' either"
@@ -73,7 +76,7 @@ def _missing_hint(path: str, folders: Folders) -> str:
 
 
 def _nearby(folder: Path, suffix: str) -> str:
-    """The files with `suffix` that lie in `folder`."""
+    """Return a list of the files with `suffix` in `folder`, as words."""
     names = _names(folder, suffix)
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     return f"in '{folder}' there is: {shown}" if names else ""
@@ -90,32 +93,32 @@ def _names(folder: Path, suffix: str) -> list[str]:
 
 
 def is_module(place: str) -> bool:
-    """Whether `place` names a module, as in `math_verify` and `rlgraph.rewards`, and not a file."""
+    """Return whether `place` names a module, as in `math_verify` and `rlgraph.rewards`, and not a file."""
     return not place.endswith(".py") and all(part.isidentifier() for part in place.split("."))
 
 
 def find_module(name: str, folders: Folders) -> Path | None:
-    """The file of the module `name`, which may lie in one of `folders`; None where there is no such module.
+    """Return the file of the module `name`, which may lie in one of `folders`; None if there is no such module.
 
-    Packages on the way are not imported either, as `importlib.util.find_spec` would do.
+    Parent packages are not imported either, as `importlib.util.find_spec` would do.
     """
     first, *rest = name.split(".")
-    found = _top(first, folders)
+    spec = _top(first, folders)
     for part in rest:
-        inside = found and found.submodule_search_locations
-        # By its last part alone: with a full name, packages without `__init__.py` ask the imported ones above.
-        found = PathFinder.find_spec(part, list(inside)) if inside else None
-    return Path(found.origin or name) if found is not None else None
+        locations = spec and spec.submodule_search_locations
+        # Only the last part is given: with a full name, packages without `__init__.py` ask their imported parents.
+        spec = PathFinder.find_spec(part, list(locations)) if locations else None
+    return Path(spec.origin or name) if spec is not None else None
 
 
 def search_path(folders: Folders) -> list[str]:
-    """Where the process that imports a user's module looks for it."""
+    """Return where the process that imports a user's module looks for it."""
     return [*(str(folder.absolute()) for folder in folders.all()), *sys.path]
 
 
 def _top(name: str, folders: Folders) -> ModuleSpec | None:
     try:
-        # The second is for packages that are installed in an editable form, which is by a finder of their own.
+        # The second lookup is for editable installs, which have their own finder.
         return PathFinder.find_spec(name, search_path(folders)) or importlib.util.find_spec(name)
     except ValueError:  # `__main__` has none
         return None

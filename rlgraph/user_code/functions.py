@@ -63,25 +63,25 @@ _GIVEN = ("prompts", "completions", "completion_ids")
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """A function of the user's, ready to be called."""
+    """A function of the user's that is ready to be called."""
 
     target: Target
     signature: Signature
     constants: Mapping[str, Any]
     """Arguments that the program gives as options."""
     limit_s: float
-    """For one call."""
+    """The limit of one call."""
     batch: int | None
-    """The most rows of one call, but for those that belong together."""
+    """The most rows of one call, unless rows that belong together are more."""
     over: str
-    """The rows on which the number of a row may depend, one of `UNITS`: no call has a part of them."""
+    """The rows on which the number of a row may depend, one of `UNITS`: no call has only a part of them."""
     workers: tuple[Worker, ...] = field(repr=False)
 
     def check(self, columns: Iterable[str]) -> None:
-        """An error unless `columns` hold all that the function asks for; a run asks before it works."""
+        """Raise an error unless `columns` hold all that the function asks for; a run asks before it works."""
         names = tuple(columns)
-        given = {*names, *_GIVEN, *self.constants}
-        missing = [name for name in self.signature.required if name not in given]
+        available = {*names, *_GIVEN, *self.constants}
+        missing = [name for name in self.signature.required if name not in available]
         if missing:
             message = f"`{self.target.name}` asks for a column '{missing[0]}', which the data do not have"
             hint = missing_hint(self.target.name, missing) or nearest(missing[0], (*names, *_GIVEN))
@@ -97,7 +97,7 @@ class RewardFunction:
         ids: Sequence[object] | None = None,
         groups: Sequence[int] | None = None,
     ) -> list[float]:
-        """One number for each completion.
+        """Return one number for each completion.
 
         All arguments have one entry for each completion; `ids` name the rows in errors. `groups`, ascending, says which
         rows are of one prompt; without it each is by itself. Raises `RunError`.
@@ -112,7 +112,7 @@ class RewardFunction:
         return self._in_parts(_Rows(list(names), arguments, shown), groups)
 
     def takes(self, name: str) -> bool:
-        """Whether it is given a column of that name, where the rows have one."""
+        """Return whether it is given a column of that name, where the rows have one."""
         if name in self.constants:
             return False
         # `prompt` and `completion` stay out of `**kwargs`, as in TRL.
@@ -130,54 +130,56 @@ class RewardFunction:
         completion_ids: Sequence[Sequence[int]] | None,
         columns: Mapping[str, Sequence[Any]],
     ) -> dict[str, list[Any]]:
-        """What the function is given for each row, of what it accepts."""
+        """Return the arguments that the function accepts, with an entry for each row."""
         answers = [as_messages(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
-        given = {name: list(values) for name, values in columns.items()}
-        given |= {"prompts": list(prompts), "completions": answers}
+        arguments = {name: list(values) for name, values in columns.items()}
+        arguments |= {"prompts": list(prompts), "completions": answers}
         if completion_ids is not None:
-            given["completion_ids"] = list(completion_ids)
-        return {name: values for name, values in given.items() if self.takes(name)}
+            arguments["completion_ids"] = list(completion_ids)
+        return {name: values for name, values in arguments.items() if self.takes(name)}
 
     def _in_parts(self, rows: _Rows, groups: Sequence[int] | None) -> list[float]:
+        """Return the numbers of the rows, which are divided into calls of the processes."""
         count = len(rows.names)
         size = min(self.batch or count, -(-count // len(self.workers)))
         parts = [rows.part(start, end) for start, end in pairwise(self._cuts(rows.shown["prompts"], size, groups))]
-        calls = [partial(self._call, *each) for each in zip(itertools.cycle(self.workers), parts, strict=False)]
+        calls = [partial(self._call, *pair) for pair in zip(itertools.cycle(self.workers), parts, strict=False)]
         return [value for part in side_by_side(self.workers, calls) for value in part]
 
     def _cuts(self, prompts: Sequence[Any], size: int, groups: Sequence[int] | None) -> list[int]:
-        """Where calls of so many rows begin, and the last one ends; none within rows that belong together."""
+        """Return where calls of so many rows begin, and the last one ends; none is within rows that belong
+        together."""
         count = len(prompts)
         if self.over == "batch":
             return [0, count]
         if self.over == "row" or groups is None:
             return [*range(0, count, size), count]
-        found, seen = [0], set[str]()
+        cuts, prompts_seen = [0], set[str]()
         ends = [at for at in range(1, count) if groups[at] != groups[at - 1]]
         for start, end in pairwise([0, *ends, count]):
-            asked = {repr(prompt) for prompt in prompts[start:end]}
-            # A call ends before a group that is too much for it, or that could be taken for one that is in it.
-            if start and (end - found[-1] > size or seen & asked):
-                found.append(start)
-                seen = set()
-            seen |= asked
-        return [*found, count]
+            group_prompts = {repr(prompt) for prompt in prompts[start:end]}
+            # A call ends before a group that is too large for it, or that has a prompt of another group in it.
+            if start and (end - cuts[-1] > size or prompts_seen & group_prompts):
+                cuts.append(start)
+                prompts_seen = set()
+            prompts_seen |= group_prompts
+        return [*cuts, count]
 
     def _call(self, worker: Worker, rows: _Rows) -> list[float]:
         try:
-            return self._asked(worker, rows)
+            return self._retried(worker, rows)
         except Wrong as wrong:
             raise self._error(wrong, wrong.row, rows) from None
         except Failure as failure:
             raise self._error(*self._culprit(worker, failure, rows), rows) from None
 
-    def _asked(self, worker: Worker, rows: _Rows) -> list[float]:
+    def _retried(self, worker: Worker, rows: _Rows) -> list[float]:
         try:
             return self._request(worker, rows, self.limit_s)
         except Died as died:
             if not died.killed:
                 raise
-            # It keeps nothing that the run needs: another process is asked for the same, once.
+            # The process holds nothing that the run needs: another one is asked for the same, once.
             return self._request(worker, rows, self.limit_s)
 
     def _request(self, worker: Worker, rows: _Rows, limit_s: float) -> list[float]:
@@ -186,10 +188,10 @@ class RewardFunction:
         return scores
 
     def _culprit(self, worker: Worker, failure: Failure, rows: _Rows) -> tuple[Failure, int | None]:
-        """The row whose call alone fails too, and how; the search takes no longer than one call may."""
+        """Return how and for which row alone the call fails too; the search takes no longer than one call may."""
         if len(rows.names) == 1:
             return failure, 0
-        try:  # a process that must be started again is not on the time of the search
+        try:  # restarting the process does not count as time of the search
             worker.request("warm", limit_s=IMPORT_LIMIT_S)
         except Failure:
             return failure, None
@@ -201,7 +203,7 @@ class RewardFunction:
             try:
                 self._request(worker, rows.part(row, row + 1), left_s)
             except TimedOut as alone:
-                # A row that ran for most of the search hangs; one that ran for its end may only be slow.
+                # A row that ran for most of the search hangs; one that ran at its end may only be slow.
                 if isinstance(failure, TimedOut) and left_s > 0.5 * self.limit_s:
                     return TimedOut(failure.limit_s, alone.file, alone.line), row
                 break
@@ -225,7 +227,7 @@ class RewardFunction:
         return failed_call(self.target, failure, f"on {names[row]}", rows.shown_row(row), hint)
 
     def _hint(self, failure: Failure, rows: _Rows) -> str:
-        """What to write in a function that expects to be called as other systems call theirs."""
+        """Return what to write in a function that expects to be called as in other systems."""
         if isinstance(failure, Wrong):
             return failure.hint
         return raised_hint(failure, rows.arguments.get("completions", ())) if isinstance(failure, Raised) else ""
@@ -237,9 +239,9 @@ class _Rows:
 
     names: list[str]
     arguments: dict[str, list[Any]]
-    """What the function is given."""
+    """The arguments of the function."""
     shown: dict[str, list[Any]]
-    """What an error shows of a row."""
+    """The values of a row that an error shows."""
 
     def part(self, start: int, end: int) -> _Rows:
         arguments = {name: values[start:end] for name, values in self.arguments.items()}
@@ -247,15 +249,15 @@ class _Rows:
 
     def shown_row(self, row: int) -> dict[str, Any]:
         rest = [name for name in self.shown if name not in ("prompts", "completions", "completion_ids")]
-        seen = {"prompt": self.shown["prompts"][row], "completion": self.shown["completions"][row]}
-        return {**seen, **{name: self.shown[name][row] for name in rest}}
+        texts = {"prompt": self.shown["prompts"][row], "completion": self.shown["completions"][row]}
+        return {**texts, **{name: self.shown[name][row] for name in rest}}
 
 
 def open_function(spec: FunctionSpec, folders: Folders, workers: Workers | None = None) -> RewardFunction:
-    """The function that a program declares; this loads the user's file, so only a run may do it.
+    """Return the function that a program declares. This loads the user's file, so only a run may do it.
 
-    Relative paths begin in `folders`. With the same `workers`, two functions of one file share its module;
-    without, the function has processes of its own. Raises `ProgramError`.
+    Relative paths begin in `folders`. With the same `workers`, two functions of one file share its module; without, the
+    function has processes of its own. Raises `ProgramError`.
     """
     check_function(spec)
     if spec.kind == "python":
@@ -275,7 +277,7 @@ def open_function(spec: FunctionSpec, folders: Folders, workers: Workers | None 
 
 
 def check_function(spec: FunctionSpec) -> None:
-    """An error for what is wrong with a `func` declaration, as far as can be seen without any file."""
+    """Raise an error for what is wrong with a `func` declaration, as far as can be seen without any file."""
     if spec.kind not in _FORMS:
         hint = nearest(spec.kind, _FORMS) or f"there are: {', '.join(_FORMS)}"
         message = f"there are no functions of kind '{spec.kind}'"
@@ -293,7 +295,7 @@ def check_function(spec: FunctionSpec) -> None:
 
 
 def _over(spec: FunctionSpec) -> str:
-    """The option `over`. Raises ProgramError, also for options that would cut what it keeps together."""
+    """Return the option `over`. Raises ProgramError, also for options that would cut what it keeps together."""
     over: str = text(spec, "over", "row" if spec.kind == "reasoning_gym" else "group") or ""
     if over not in UNITS:
         message = f"`over` must be row, group or batch, not {over!r}"
@@ -307,7 +309,7 @@ def _over(spec: FunctionSpec) -> str:
 
 
 def as_messages(prompt: Any, completion: Any) -> Any:
-    """The completion as the list of messages that it is where the prompt is one."""
+    """Return the completion as a list of messages if the prompt is one, else as it is."""
     if isinstance(prompt, list) and isinstance(completion, str):
         return [{"role": "assistant", "content": completion}]
     return completion

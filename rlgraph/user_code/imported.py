@@ -1,4 +1,5 @@
-"""Which files a user's function is made of: its own, and those beside it that it imports; none of them is run."""
+"""Lists the files that a user's function is made of: its own, and those near it that it imports; none of them is
+run."""
 
 from __future__ import annotations
 
@@ -14,24 +15,24 @@ _OURS = Path(__file__).resolve().parents[1]
 
 
 def code_files(reference: str, folders: Folders, span: Span) -> list[Path]:
-    """Of `rewards.py:exact_match` the file, and the modules that it imports, and these import, as far as they lie in
-    one of the folders: what is installed has a version. Empty where there is no such file."""
+    """Return the file of `rewards.py:exact_match`, and the modules that it imports directly or indirectly, as far as
+    they lie in one of the folders: installed packages have versions. Empty if there is no such file."""
     try:
         first = Path(parse_target(reference, folders, span, "python").code.file)
     except ProgramError:
         return []
-    found, waiting = dict.fromkeys([first]), [first]
+    files, waiting = dict.fromkeys([first]), [first]
     while waiting:
-        for name in _imported(waiting.pop()):
+        for name in _imported_names(waiting.pop()):
             file = find_module(name, folders)
-            if file is not None and file not in found and _theirs(file, folders):
-                found[file] = None
+            if file is not None and file not in files and _is_users(file, folders):
+                files[file] = None
                 waiting.append(file)
-    return [file for file in found if file.is_file()]
+    return [file for file in files if file.is_file()]
 
 
-def _imported(file: Path) -> Iterator[str]:
-    """The modules that a file may import, wherever in it. Of `from a import b` that is `a.b`, too."""
+def _imported_names(file: Path) -> Iterator[str]:
+    """Yield the modules that a file may import, anywhere in it. `from a import b` also yields `a.b`."""
     try:
         nodes = list(ast.walk(ast.parse(file.read_bytes())))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
@@ -44,7 +45,8 @@ def _imported(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names if alias.name != "*")
 
 
-def _theirs(file: Path, folders: Folders) -> bool:
+def _is_users(file: Path, folders: Folders) -> bool:
+    """Return whether a file lies in one of the folders, and is neither installed nor part of rlgraph."""
     place = file.resolve()
     inside = any(place.is_relative_to(folder.resolve()) for folder in folders.all())
     return inside and "site-packages" not in place.parts and not place.is_relative_to(_OURS)

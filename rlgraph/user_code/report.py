@@ -1,4 +1,4 @@
-"""What is said to the user when a file of theirs cannot be loaded, or a call into it fails."""
+"""Makes the diagnostics for a user file that cannot be loaded, or a call into it that fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GONE = "E0740"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One thing in a file or a module of the user's: `rewards.py:exact_match`."""
+    """One object in a file or a module of the user's: `rewards.py:exact_match`."""
 
     path: str
     """The file or the module, as the program names it."""
@@ -32,12 +32,12 @@ class Target:
     name: str
     span: Span
     ours: bool = False
-    """The file is rlgraph's, and its lines mean nothing to the user."""
+    """Whether the file is part of rlgraph, so that its lines mean nothing to the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """With what a user's function or class may be called."""
+    """The arguments with which a user's function or class may be called."""
 
     is_class: bool
     methods: frozenset[str]
@@ -45,12 +45,12 @@ class Signature:
     """Parameters that can be given by name."""
     required: tuple[str, ...]
     open_ended: bool
-    """It takes `**kwargs`."""
+    """Whether it takes `**kwargs`."""
 
 
 def parse_target(reference: str, folders: Folders, span: Span, kind: str) -> Target:
-    """The file and the name in `"rewards.py:exact_match"`, or the module and the name in
-    `"rlgraph.rewards:exact_match"`; it is there."""
+    """Return the file and the name in `"rewards.py:exact_match"`, or the module and the name in
+    `"rlgraph.rewards:exact_match"`. Raises ProgramError if it does not exist."""
     path, colon, name = reference.rpartition(":")
     if not colon or not path or not name.isidentifier():
         message = f"`{kind}` takes a file or a module and a name in it, with a colon between, not '{reference}'"
@@ -66,14 +66,14 @@ def parse_target(reference: str, folders: Folders, span: Span, kind: str) -> Tar
 
 
 def describe(target: Target, worker: Worker) -> Signature:
-    """Load the user's file and look at what stands there under the name."""
+    """Load the user's file and return the signature of what it has under the name."""
     try:
-        found = worker.request("describe", target.name, limit_s=IMPORT_LIMIT_S)
+        description = worker.request("describe", target.name, limit_s=IMPORT_LIMIT_S)
     except Failure as failure:
         raise ProgramError(_not_loaded(target, failure)) from None
-    if found["is"] not in ("function", "class"):
-        raise ProgramError(not_there(target, found["is"], found["names"]))
-    parameters = found["parameters"]
+    if description["is"] not in ("function", "class"):
+        raise ProgramError(not_there(target, description["is"], description["names"]))
+    parameters = description["parameters"]
     for name, kind, has_default in parameters:
         if kind == "POSITIONAL_ONLY" and not has_default:
             message = f"`{target.name}` takes '{name}' by position only, but arguments are given by name"
@@ -81,8 +81,8 @@ def describe(target: Target, worker: Worker) -> Signature:
             raise ProgramError(Diagnostic(BAD_SIGNATURE, message, target.span, hint))
     by_name = [p for p in parameters if p[1] in ("POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY")]
     return Signature(
-        found["is"] == "class",
-        frozenset(found["methods"]),
+        description["is"] == "class",
+        frozenset(description["methods"]),
         tuple(p[0] for p in by_name),
         tuple(p[0] for p in by_name if not p[2]),
         any(p[1] == "VAR_KEYWORD" for p in parameters),
@@ -90,7 +90,7 @@ def describe(target: Target, worker: Worker) -> Signature:
 
 
 def own_options(spec: Spec, known: tuple[str, ...], signature: Signature, name: str) -> dict[str, Any]:
-    """The options of `spec` that are not rlgraph's but arguments for the user's function or class `name`.
+    """Return the options of `spec` that are not rlgraph's but arguments for the user's function or class `name`.
 
     They must be parameters that it names: `**kwargs` would swallow a misspelt `timeout`. Raises ProgramError.
     """
@@ -100,25 +100,24 @@ def own_options(spec: Spec, known: tuple[str, ...], signature: Signature, name: 
 
 
 def unknown_options(spec: Spec, known: Collection[str], named: Collection[str], name: str) -> list[Diagnostic]:
-    """What is wrong with options that are neither rlgraph's nor among the parameters that the user's function or class
-    `name` has."""
-    found = []
+    """Return errors for options that are neither rlgraph's nor parameters of the user's function or class `name`."""
+    errors = []
     for option in spec.options:
         if option not in known and option not in named:
             message = f"'{option}' is neither an option of `{spec.kind}` nor a parameter of `{name}`"
             hint = nearest(option, (*known, *named)) or f"the options are: {', '.join(known)}"
-            found.append(Diagnostic(BAD_ARGUMENT, message, spec.at(option), hint))
-    return found
+            errors.append(Diagnostic(BAD_ARGUMENT, message, spec.at(option), hint))
+    return errors
 
 
 def check_required(target: Target, signature: Signature, arguments: Collection[str]) -> None:
-    """An error unless `arguments` hold all that the user's function or class needs to be called."""
+    """Raise an error unless `arguments` hold all that the user's function or class needs to be called."""
     for wrong in unset(target, signature.required, arguments):
         raise ProgramError(wrong)
 
 
 def unset(target: Target, required: Collection[str], given: Collection[str]) -> list[Diagnostic]:
-    """What is wrong where a parameter that has no default is not given."""
+    """Return an error if a parameter without a default is not given."""
     missing = [name for name in required if name not in given][:1]
     hint = 'give it as an option: python("{}:{}", {}=...)'
     return [
@@ -135,14 +134,14 @@ def unset(target: Target, required: Collection[str], given: Collection[str]) -> 
 def failed_call(
     target: Target, failure: Failure, where: str, row: Mapping[str, Any] | None, hint: str = ""
 ) -> RunError:
-    """The error for a call that failed.
+    """Return the error for a call that failed.
 
     `where` says at what: `on row 3 of epoch 0`; `row` is shown if there is one.
     """
     match failure:
         case Raised():
-            said = f": {shorten(failure.message, 300)}" if failure.message else ""
-            code, message = RAISED, f"`{target.name}` raised {failure.type}{said}, {where}"
+            details = f": {shorten(failure.message, 300)}" if failure.message else ""
+            code, message = RAISED, f"`{target.name}` raised {failure.type}{details}, {where}"
             if failure.type == "ModuleNotFoundError":
                 hint = hint or "install it where rlgraph runs"
         case Wrong():
@@ -164,26 +163,26 @@ def failed_call(
 
 
 def show_row(row: Mapping[str, Any]) -> str:
-    """A row in a few words."""
+    """Return a row in a few words."""
     shown = [f"{name} = {shorten(_text(value), 60)!r}" for name, value in row.items()]
     return "there: " + ", ".join(shown[:4])
 
 
 def shorten(text: str, most: int) -> str:
-    """`text` in one line of at most `most` characters."""
+    """Return `text` as one line of at most `most` characters."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def _text(value: Any) -> str:
-    """A text as it is, and of a list of messages the last one's content."""
+    """Return a text as it is, and for a list of messages the last one's content."""
     if isinstance(value, list) and value and isinstance(value[-1], dict) and "content" in value[-1]:
         return str(value[-1]["content"])
     return value if isinstance(value, str) else str(value)
 
 
 def not_there(target: Target, found: str, names: list[str]) -> Diagnostic:
-    """The error for a name under which a module has nothing (`missing`), or something else than is called."""
+    """Return the error for a name under which a module has nothing (`missing`), or something that cannot be called."""
     if found != "missing":
         message = f"'{target.name}' in '{target.path}' is {found}, which cannot be called"
         return Diagnostic(NO_NAME, message, target.span)
@@ -213,12 +212,12 @@ def _not_loaded(target: Target, failure: Failure) -> Diagnostic:
 
 
 def _place(target: Target, failure: Failure) -> tuple[Related, ...]:
-    """The line of the user's Python that was running, to be shown with the error."""
+    """Return the line of the user's Python that was running, to be shown with the error."""
     if not failure.line or target.ours:
         return ()
     file = Path(failure.file)
     main = target.code.file.resolve()
-    path = target.path if file == main and not target.code.module else _beside(file, main.parent)
+    path = target.path if file == main and not target.code.module else _relative(file, main.parent)
     try:
         source = Source(path, file.read_text(errors="replace"))
     except OSError:
@@ -229,5 +228,5 @@ def _place(target: Target, failure: Failure) -> tuple[Related, ...]:
     return (Related(span, "it was here"),)
 
 
-def _beside(file: Path, folder: Path) -> str:
+def _relative(file: Path, folder: Path) -> str:
     return str(file.relative_to(folder)) if file.is_relative_to(folder) else str(file)

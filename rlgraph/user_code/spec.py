@@ -1,7 +1,7 @@
-"""What a declaration says about data, a function or an environment, and the checks that all of them share.
+"""Holds what a declaration says about data, a function or an environment, and the checks that all of them share.
 
-`jsonl("gsm8k.jsonl", batch=512)` is `Spec("jsonl", ("gsm8k.jsonl",), {"batch": 512}, span)`. Nothing here
-looks at a file.
+`jsonl("gsm8k.jsonl", batch=512)` is `Spec("jsonl", ("gsm8k.jsonl",), {"batch": 512}, span)`. Nothing here looks at a
+file.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class Spec:
     """The word that is called: `jsonl`, `python`, `reasoning_gym`."""
     args: tuple[Any, ...]
     options: Mapping[str, Any]
-    """By name, as plain values: numbers, texts, booleans, lists of them."""
+    """The options by name, as plain values: numbers, texts, booleans, lists of them."""
     span: Span
-    """Of the whole call."""
+    """The place of the whole call."""
     spans: Mapping[int | str, Span] = field(default_factory=dict, compare=False, repr=False)
-    """Of single arguments, by position or name, where they are known: the caret is then more exact."""
+    """The places of single arguments, by position or name, where they are known: the caret is then more exact."""
 
     def at(self, argument: int | str) -> Span:
-        """Where `argument` is written."""
+        """Return where `argument` is written."""
         return self.spans.get(argument, self.span)
 
 
 def one_text(spec: Spec, what: str, example: str) -> str:
-    """The only positional argument of `spec`, which must be a text."""
+    """Return the only positional argument of `spec`, which must be a text."""
     if len(spec.args) == 1 and isinstance(spec.args[0], str) and spec.args[0]:
         return spec.args[0]
     message = f"`{spec.kind}` takes one text: {what}"
@@ -47,7 +47,7 @@ def one_text(spec: Spec, what: str, example: str) -> str:
 
 
 def only_options(spec: Spec, known: Collection[str]) -> None:
-    """An error for the first option that is not `known`."""
+    """Raise an error for the first option that is not `known`."""
     for name in spec.options:
         if name not in known:
             message = f"`{spec.kind}` has no option '{name}'"
@@ -56,7 +56,7 @@ def only_options(spec: Spec, known: Collection[str]) -> None:
 
 
 def whole(spec: Spec, name: str, default: int | None, least: int = 1) -> int | None:
-    """The option `name`, a whole number of at least `least`."""
+    """Return the option `name`, a whole number of at least `least`."""
     if name not in spec.options:
         return default
     value = spec.options[name]
@@ -66,7 +66,7 @@ def whole(spec: Spec, name: str, default: int | None, least: int = 1) -> int | N
 
 
 def seconds(spec: Spec, name: str, default: float) -> float:
-    """The option `name`, a time in seconds; 0 means without limit, and gives infinity."""
+    """Return the option `name`, a time in seconds; 0 means without limit, and becomes infinity."""
     value = spec.options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e6:
         raise _wrong(spec, name, "a number of seconds up to a million, 0 for no limit", value)
@@ -74,7 +74,7 @@ def seconds(spec: Spec, name: str, default: float) -> float:
 
 
 def flag(spec: Spec, name: str, default: bool) -> bool:
-    """The option `name`, `true` or `false`."""
+    """Return the option `name`, `true` or `false`."""
     value = spec.options.get(name, default)
     if not isinstance(value, bool):
         raise _wrong(spec, name, "true or false", value)
@@ -82,7 +82,7 @@ def flag(spec: Spec, name: str, default: bool) -> bool:
 
 
 def text(spec: Spec, name: str, default: str | None) -> str | None:
-    """The option `name`, a text."""
+    """Return the option `name`, a text."""
     value = spec.options.get(name, default)
     if value is not default and not isinstance(value, str):
         raise _wrong(spec, name, "a text", value)
@@ -94,11 +94,11 @@ def _wrong(spec: Spec, name: str, wanted: str, value: object) -> ProgramError:
 
 
 EXTRAS = {"datasets": "datasets", "pyarrow": "parquet", "reasoning_gym": "gym"}
-"""The extra of rlgraph that brings a package."""
+"""The extra of rlgraph that installs a package."""
 
 
 def need(module: str, span: Span) -> None:
-    """An error unless `module` is installed."""
+    """Raise an error unless `module` is installed."""
     if importlib.util.find_spec(module) is None:
         message = f"this needs the package '{module}', which is not installed"
         raise ProgramError(Diagnostic(NOT_INSTALLED, message, span, install(EXTRAS[module])))

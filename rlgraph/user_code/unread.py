@@ -1,5 +1,5 @@
-"""What can be seen of a user's Python while none of it is run or imported: whether what a program names is there, and
-takes the options that it is given."""
+"""Checks a user's Python without running or importing it: whether what a program names exists, and takes the options
+that it is given."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rlgraph.user_code.spec import Spec, one_text
 NO_MODULE_HERE = "W0703"
 LARGEST_BYTES = 1 << 20
 _DYNAMIC = {"exec", "globals", "locals", "setattr", "vars"}
-"""Where one of them is used, a module may have names that its text does not show."""
+"""Names whose use lets a module have names that its text does not show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What a function or a class can be given by name, as its text says."""
+    """The parameters of a function or a class that can be given by name, as its text says."""
 
     named: tuple[str, ...]
     required: tuple[str, ...]
-    """Those of them that have no default."""
+    """Those that have no default."""
 
 
 def faults(spec: Spec, folders: Folders, known: Collection[str] = (), *, alone: bool = False) -> list[Diagnostic]:
-    """What is wrong with `python("FILE_OR_MODULE:NAME")`; a file that is not here may be where the run will be.
+    """Return what is wrong with `python("FILE_OR_MODULE:NAME")`; a file that is not here may be where the run will be.
 
     known: the options that are rlgraph's. alone: it is called with the other options and nothing else.
     """
@@ -37,10 +37,10 @@ def faults(spec: Spec, folders: Folders, known: Collection[str] = (), *, alone: 
         reference = one_text(spec, "a file or a module and a name in it", 'python("rewards.py:exact_match")')
         target = parse_target(reference, folders, spec.at(0), spec.kind)
     except ProgramError as error:
-        [found] = error.diagnostics
-        if found.code != NO_FILE:
-            return [found]
-        return [Diagnostic(NO_MODULE_HERE, found.message, found.span, found.hint)] * is_module(
+        [fault] = error.diagnostics
+        if fault.code != NO_FILE:
+            return [fault]
+        return [Diagnostic(NO_MODULE_HERE, fault.message, fault.span, fault.hint)] * is_module(
             reference.rpartition(":")[0]
         )
     module = _read(target.code.file)
@@ -50,7 +50,7 @@ def faults(spec: Spec, folders: Folders, known: Collection[str] = (), *, alone: 
     if target.name not in names:
         hidden = {"*", "__getattr__"} & set(names)
         return [] if hidden else [not_there(target, "missing", [name for name in set(names) if name[0] != "_"])]
-    parameters = _parameters([made for name, made in _defined(module.body) if name in (target.name, "*")])
+    parameters = _parameters([maker for name, maker in _defined(module.body) if name in (target.name, "*")])
     if parameters is None:
         return []
     given = [name for name in spec.options if name not in known]
@@ -61,7 +61,7 @@ def faults(spec: Spec, folders: Folders, known: Collection[str] = (), *, alone: 
 
 
 def _read(file: Path) -> ast.Module | None:
-    """A module's text; None where what it defines cannot be told from it."""
+    """Return the syntax tree of a module; None if it does not show what the module defines."""
     try:
         if file.suffix != ".py" or file.stat().st_size > LARGEST_BYTES:
             return None
@@ -74,38 +74,40 @@ def _read(file: Path) -> ast.Module | None:
 
 
 def _parameters(makers: Sequence[ast.stmt]) -> Parameters | None:
-    """Of what these statements define under one name; None where their text does not say it."""
+    """Return the parameters of what these statements define under one name; None if their text does not say them."""
     match makers:
         case [ast.FunctionDef(decorator_list=[]) | ast.AsyncFunctionDef(decorator_list=[]) as function]:
-            return _taken(function.args, 0)
+            return _accepted(function.args, 0)
         case [ast.ClassDef(decorator_list=[], bases=[], keywords=[], body=body)]:
-            made = [each for name, each in _defined(body) if name in ("__init__", "__new__")]
-            match made:
+            methods = [method for name, method in _defined(body) if name in ("__init__", "__new__")]
+            match methods:
                 case []:
                     return Parameters((), ())
                 case [ast.FunctionDef(decorator_list=[], name="__init__") as method]:
-                    return _taken(method.args, 1)
+                    return _accepted(method.args, 1)
     return None
 
 
-def _taken(arguments: ast.arguments, bound: int) -> Parameters | None:
-    """bound: the first so many are not given by name; None where others are not either."""
+def _accepted(arguments: ast.arguments, bound: int) -> Parameters | None:
+    """Return the parameters that can be given by name, without the first `bound` ones; None if others cannot."""
     if len(arguments.posonlyargs) > bound:
         return None
     plain = arguments.args[max(0, bound - len(arguments.posonlyargs)) :]
-    optional = {each.arg for each in plain[len(plain) - len(arguments.defaults) :]} if arguments.defaults else set()
+    optional = (
+        {argument.arg for argument in plain[len(plain) - len(arguments.defaults) :]} if arguments.defaults else set()
+    )
     optional |= {
-        each.arg
-        for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        argument.arg
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         if default is not None
     }
-    named = tuple(each.arg for each in (*plain, *arguments.kwonlyargs))
+    named = tuple(argument.arg for argument in (*plain, *arguments.kwonlyargs))
     return Parameters(named, tuple(name for name in named if name not in optional))
 
 
 def _defined(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """The names that statements of a module give, those in its `if`s, `try`s and loops too, and which statement it
-    is."""
+    """Yield the names that statements of a module define, also within `if`, `try` and loops, each with its
+    statement."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement.name, statement

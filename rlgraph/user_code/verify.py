@@ -1,7 +1,7 @@
 """The verifiers of reasoning_gym as one reward function, run like a user's file in a process of its own.
 
-The rows need the columns that a `reasoning_gym` data source gives: `answer`, `metadata`, and `task` unless
-the program names it.
+The rows need the columns that a `reasoning_gym` data source gives: `answer`, `metadata`, and `task` unless the program
+names it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ def reasoning_gym(
     task: list[str] | None = None,
     name: str | None = None,
 ) -> list[float]:
-    """The task's own score of each completion, most often 1 for right, 0 for wrong, between for near.
+    """Return the task's own score of each completion, most often 1 for right, 0 for wrong, between for near.
 
-    An answer that the verifier stumbles over scores 0; if it stumbles over the right answer too, the row is
-    at fault.
+    An answer on which the verifier fails scores 0; if it fails on the right answer too, the row is at fault.
     """
     if name is None and task is None:
         raise ValueError("the rows have no column 'task', and the program names none")
@@ -56,7 +55,7 @@ def _number(score: Any) -> float:
 
 
 def answer_in(completion: Any) -> str:
-    """The last `<answer>...</answer>` of a completion, or all of it."""
+    """Return the last `<answer>...</answer>` of a completion, or all of it."""
     text = completion[-1].get("content") or "" if isinstance(completion, list) else completion or ""
-    found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
-    return (found[-1] if found else text).strip()
+    answers = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    return (answers[-1] if answers else text).strip()

@@ -1,9 +1,9 @@
 """The process that a user's Python file runs in, seen from rlgraph.
 
-A reward function that never comes back must not hold a run for ever. A thread cannot be ended, and an endless
-regular expression in one holds the interpreter lock, so that not even a timer fires: hence a process. It also
-survives a crash of the user's C code, leaves the main thread to the user (`signal.alarm` works), and keeps
-the user's imports apart from ours.
+A reward function that never returns must not block a run for ever. A thread cannot be ended, and an endless regular
+expression in one holds the interpreter lock, so that not even a timer fires: hence a process. It also survives a crash
+of the user's C code, leaves the main thread to the user (`signal.alarm` works), and keeps the user's imports separate
+from ours.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from typing import IO, Any, TypeVar
 T = TypeVar("T")
 
 IMPORT_LIMIT_S = 600.0
-"""For loading a user's file: it may load a model."""
+"""The limit for loading a user's file: it may load a model."""
 _GRACE_S = 2.0
-"""What the process may take longer than the limit to end itself before it is ended."""
+"""How much longer than the limit the process may take to end itself before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +43,27 @@ class Code:
     """What a process loads: a file, or a module by its name."""
 
     file: Path
-    """Of a module too."""
+    """The file, also of a module."""
     module: str = ""
     search: tuple[str, ...] = ()
-    """The folders in which modules are looked for; empty: those of this process."""
+    """The folders in which modules are searched; empty: those of this process."""
 
 
 class Failure(Exception):
-    """The user's code did not give a value; made into a diagnostic by `report.py`."""
+    """The user's code did not return a value; `report.py` makes it a diagnostic."""
 
     file: str
     line: int
-    """Where in the user's own code; 0 where that is unknown."""
+    """The line in the user's own code; 0 if it is unknown."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions are pickled by the arguments that they were made with, of which named ones are lost.
+        # Exceptions are pickled with their positional arguments, and lose named ones.
         return type(self), tuple(vars(self).values())
 
 
 @dataclass(eq=False)
 class Raised(Failure):
-    """It raised an exception."""
+    """The user's code raised an exception."""
 
     type: str
     message: str
@@ -73,20 +73,20 @@ class Raised(Failure):
 
 @dataclass(eq=False)
 class Wrong(Failure):
-    """It gave back something else than was asked for."""
+    """The user's code returned something else than was asked for."""
 
     what: str
     row: int | None
-    """Which of the rows of the call."""
+    """The row of the call to which it belongs."""
     hint: str = ""
-    """What to give."""
+    """A hint on what to return."""
     file: str = ""
     line: int = 0
 
 
 @dataclass(eq=False)
 class TimedOut(Failure):
-    """It did not come back."""
+    """The user's code did not return in time."""
 
     limit_s: float
     file: str
@@ -95,17 +95,19 @@ class TimedOut(Failure):
 
 @dataclass(eq=False)
 class Died(Failure):
-    """Its process ended."""
+    """The process of the user's code ended."""
 
     how: str
     file: str
     line: int
     killed: bool = False
-    """Somebody else has ended it, most often the system, for want of memory."""
+    """Whether someone else killed it, most often the system, for want of memory."""
 
 
 @dataclass(frozen=True)
 class _Process:
+    """A running process, its connection and its log."""
+
     popen: subprocess.Popen[bytes]
     link: Connection
     log: IO[bytes]
@@ -114,28 +116,28 @@ class _Process:
         """End the process and all that it has started."""
         self.link.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            # Before `wait`: until then nobody else can have this number.
+            # This is before `wait`: until then no other process can have this number.
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
 
 
 class Worker:
-    """One process for one file or module of the user's; started when first needed, and again after it has ended."""
+    """A process for one file or module of the user's; it is started when first needed, and again after it has ended."""
 
     def __init__(self, code: Code) -> None:
         self.code = replace(code, file=code.file.resolve())
         self.generation = 1
-        """Goes up when the process ends, and the objects in it with it."""
+        """It increases when the process ends, and the objects in it with it."""
         self._process: _Process | None = None
         self.killed = False
-        """Somebody else has ended the one before it."""
+        """Whether someone else killed the previous process."""
         self._given_up = False
-        """`kill` has ended it."""
+        """Whether `kill` has ended the process."""
         self._keys = itertools.count()
         self._lock = threading.Lock()
 
     def request(self, operation: str, *arguments: Any, limit_s: float) -> Any:
-        """What `Child.<operation>(*arguments)` gives.
+        """Return the result of `Child.<operation>(*arguments)`.
 
         Raises a `Failure`. After `TimedOut` and `Died` the objects in the process are gone.
         """
@@ -153,17 +155,17 @@ class Worker:
                 raise
 
     def request_of(self, generation: int, operation: str, *arguments: Any, limit_s: float) -> Any:
-        """`request` to the process of this generation; 0: to any."""
+        """Send a `request` to the process of this generation; 0: to any."""
         if generation not in (0, self.generation):
             raise self.lost()
         return self.request(operation, *arguments, limit_s=limit_s)
 
     def lost(self) -> Died:
-        """What an episode is told whose object has ended with the process before this one."""
+        """Return the failure of an episode whose object ended with the previous process."""
         return Died("because of another episode", "", 0, self.killed)
 
     def new_key(self) -> int:
-        """A key for an object in the process."""
+        """Return a new key for an object in the process."""
         return next(self._keys)
 
     def close(self) -> None:
@@ -172,7 +174,7 @@ class Worker:
             self._stop()
 
     def kill(self) -> None:
-        """End the process under a call that another thread waits for; that thread gets `Died`."""
+        """End the process during a call that another thread waits for; that thread gets `Died`."""
         process = self._process
         if process is not None and process.popen.poll() is None:
             self._given_up = True
@@ -181,6 +183,7 @@ class Worker:
 
     @property
     def running(self) -> bool:
+        """Return whether the process is running."""
         return self._process is not None and self._process.popen.poll() is None
 
     def _start(self) -> _Process:
@@ -236,15 +239,15 @@ class Worker:
 
 
 Ask = Callable[[int, str, tuple[Any, ...], float], tuple[int, Any]]
-"""Takes the generation of the process that is asked, the operation, its arguments and its limit; gives the generation
-afterwards, and the answer or the `Failure`."""
+"""A function that takes the generation of the process, the operation, its arguments and its limit, and returns the
+generation afterwards, and the answer or the `Failure`."""
 
 
 class Away(Worker):
-    """The process that another process of the run has started; several may ask it."""
+    """A worker whose process another process of the run has started; several may send requests to it."""
 
     def __init__(self, code: Code, ask: Ask, caller: int) -> None:
-        """caller: a number of its own for each of those that ask."""
+        """caller: a unique number of each process that sends requests."""
         super().__init__(code)
         self.generation = 0
         self._ask = ask
@@ -260,16 +263,17 @@ class Away(Worker):
         return answer
 
     def kill(self) -> None:
-        """It ends with the run."""
+        """Do nothing: the process ends with the run."""
 
     @property
     def running(self) -> bool:
+        """Return True: the process runs as long as the run."""
         return True
 
 
 def side_by_side(workers: Sequence[Worker], calls: Sequence[Callable[[], T]]) -> list[T]:
-    """What calls of these processes give, in the order of the calls; one process does one at a time. After a failure
-    the processes are ended, so that nobody waits for the user's code."""
+    """Return the results of calls of these processes, in the order of the calls; one process does one at a time. After
+    a failure the processes are ended, so that nothing waits for the user's code."""
     if len(workers) == 1:
         return [call() for call in calls]
     with ThreadPoolExecutor(len(workers)) as pool:
@@ -285,19 +289,19 @@ class Workers:
     """The processes of one run: one for each file or module, so that two functions of a file share its module."""
 
     def __init__(self, begin: Callable[[Code, int], Worker] | None = None) -> None:
-        """begin: makes the process number so many; None: here, when it is first needed."""
+        """begin: makes the process with a slot number; None: processes are started here, when first needed."""
         self._begin = begin or (lambda code, slot: Worker(code))
         self._workers: dict[tuple[Path, str, int], Worker] = {}
 
     def get(self, code: Code, slot: int = 0) -> Worker:
-        """The process number `slot` for `code`."""
-        known = (code.file.resolve(), code.module, slot)
-        if known not in self._workers:
-            self._workers[known] = self._begin(code, slot)
-        return self._workers[known]
+        """Return the process number `slot` for `code`."""
+        key = (code.file.resolve(), code.module, slot)
+        if key not in self._workers:
+            self._workers[key] = self._begin(code, slot)
+        return self._workers[key]
 
     def close(self) -> None:
-        """End them all."""
+        """End all processes."""
         for worker in self._workers.values():
             worker.close()
 
@@ -311,7 +315,7 @@ class Workers:
 
 
 def _place(dump: str, file: str) -> tuple[str, int]:
-    """The innermost line of the user's file in the text that faulthandler has written."""
+    """Return the innermost line of the user's file in the text that faulthandler has written."""
     places = re.findall(r'File "(.+)", line (\d+) in', dump)
-    mine = [place for place in places if place[0] == file]
-    return (mine[0][0], int(mine[0][1])) if mine else ("", 0)
+    in_file = [place for place in places if place[0] == file]
+    return (in_file[0][0], int(in_file[0][1])) if in_file else ("", 0)

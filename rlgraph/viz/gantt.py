@@ -82,7 +82,7 @@ class Chart:
     gap: float = 14.0
     """The gap between two lanes."""
     style: Style = CODE
-    """That of the texts on bars."""
+    """The style of the texts on bars."""
 
 
 def gantt(title: str, note: str, charts: Sequence[Chart], id: str = "") -> str:
@@ -231,7 +231,7 @@ class _Scale:
     spans: tuple[tuple[float, float], ...]
     left: float
     pixels: float
-    """How many a second has."""
+    """The pixels of a second."""
 
     @classmethod
     def of(cls, chart: Chart, left: float) -> _Scale:

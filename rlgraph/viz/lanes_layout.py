@@ -196,7 +196,7 @@ class _Placer:
         """Left edge and width of each lane's boxes."""
         self.lanes: list[tuple[float, float]] = []
         self.middles = [0.0] * (count + 1)
-        """Of the gutters."""
+        """The middles of the gutters."""
         x = MARGIN
         for number, lane in enumerate(self.picture.lanes):
             if number:

@@ -61,7 +61,7 @@ class Segment:
     into: str
     """The input of a target; empty if the line goes on."""
     start: float = 0.0
-    """From the left edge of the upper item; `end` is from that of the lower one."""
+    """The place from the left edge of the upper item; `end` is from that of the lower one."""
     end: float = 0.0
     free: bool = False
     """Whether its end can move along the target's upper edge."""

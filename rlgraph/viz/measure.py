@@ -8,6 +8,7 @@ from rlgraph.viz.theme import CODE, LABEL, NAME, NOTE, SMALL, TITLE, Style
 
 
 def text(words: str, style: Style) -> float:
+    """Return the width of a text."""
     return width(words, style.face, style.size)
 
 
@@ -22,6 +23,7 @@ def label_lines(port: Port) -> tuple[str, ...]:
 
 
 def label_size(port: Port) -> tuple[float, float]:
+    """Return the width and height of a label."""
     lines = label_lines(port)
     return max((text(line, LABEL) for line in lines), default=0) + 8, LABEL.height * len(lines) + 2 if lines else 0
 
@@ -38,6 +40,7 @@ def side_width(box: Box) -> float:
 
 
 def side_lines(box: Box) -> tuple[str, ...]:
+    """Return the lines below a model's name."""
     return tuple(box.note.split(", "))
 
 

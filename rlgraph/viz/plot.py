@@ -113,6 +113,8 @@ class _Pen:
 
 
 class _Bars(_Pen):
+    """A picture of bars."""
+
     def __init__(self, title: str, note: str, rows: Sequence[Row], unit: str) -> None:
         super().__init__(title, note)
         self.rows, self.unit = rows, unit
@@ -180,6 +182,8 @@ class _Bars(_Pen):
 
 
 class _Lines(_Pen):
+    """A picture of lines."""
+
     def __init__(self, title: str, note: str, axis: Axis, panels: Sequence[Panel]) -> None:
         super().__init__(title, note)
         self.axis, self.panels = axis, panels

@@ -61,7 +61,7 @@ class Style:
     face: Face
     size: float
     height: float
-    """From one line to the next."""
+    """The distance from one line to the next."""
 
 
 TITLE = Style("bold", 13, 18)

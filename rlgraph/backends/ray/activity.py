@@ -53,7 +53,7 @@ class Doing:
 
     def __init__(self) -> None:
         self._now: dict[int, tuple[str, float]] = {}
-        """By thread: what, and since when."""
+        """What each thread does, and since when."""
 
     @contextmanager
     def __call__(self, what: str) -> Iterator[None]:

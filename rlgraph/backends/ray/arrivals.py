@@ -59,7 +59,7 @@ class Arrivals:
     def __init__(self) -> None:
         self.version = 0
         self._arrivals: dict[int, _Arrival] = {}
-        """By number, until they are settled."""
+        """New weights by their numbers, until they are settled."""
         self._waiting: _Arrival | None = None
         self._changed = Condition()
 

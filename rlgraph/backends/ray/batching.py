@@ -20,9 +20,9 @@ class Together:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._going: Counter[Address] = Counter()
-        """By leader of a replica, how many such requests it has in flight."""
+        """How many such requests the leader of each replica has in flight."""
         self._last: dict[Address, int] = {}
-        """By leader, the number of the request sent last."""
+        """The number of the request that was sent last to each leader."""
         self._lock = threading.Lock()
 
     def alone(self, copies: Sequence[Copy]) -> bool:

@@ -48,6 +48,7 @@ def parts(held: Sequence[Holding], itemsize: int, most: int) -> Iterator[tuple[L
 
 
 def empty(part: Sequence[Local], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return uninitialized tensors for a part."""
     return {local.name: torch.empty(local.shape, dtype=dtype) for local in part}
 
 

@@ -67,7 +67,7 @@ class Models:
         self.left: dict[str, Left] = {}
         """What the last change has left of each model, in a run that is saved."""
         self.held: dict[str, Left] = {}
-        """Those of them that are being written."""
+        """What is being written of them."""
 
     # Weights
 

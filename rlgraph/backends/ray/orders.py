@@ -71,7 +71,7 @@ class RankOrder:
     keeps: bool
     """Whether others read its results: it is the rank of its replica that has them."""
     version: int | None = None
-    """Of the weights that it samples with."""
+    """The version of the weights that it samples with."""
     refreshes: bool = False
     """Whether newer weights may arrive meanwhile."""
     joins: bool | None = None
@@ -91,7 +91,7 @@ class Receipt:
 
     start: float
     end: float
-    """By the process's clock, in seconds since 1970."""
+    """Both are of the process's clock, in seconds since 1970."""
     rows: tuple[RowsOf, ...] = ()
     """Rows of new axes."""
     named: tuple[str, ...] = ()

@@ -116,7 +116,7 @@ class _Split:
     """Pieces, the places in them as an array, and the same in the form that is sent."""
     column: int | None
     order: np.ndarray | None
-    """As in `Wanted`."""
+    """The same as in `Wanted`."""
 
 
 _Located = _Split | Single | Given

@@ -45,7 +45,7 @@ class Opener:
     """Where the ranks meet: those of the whole group under `group`, of a replica under its number."""
     seconds: float
     arenas: Arenas
-    """Those of this process."""
+    """The arenas of this process."""
     turned: Collection[str] = ()
     """The models whose pipeline stages are reversed."""
 

@@ -151,10 +151,12 @@ class Store:
 
 
 def to_wire(piece: Piece) -> tuple[Any, ...]:
+    """Return a piece in the form that is sent."""
     return piece.kind, flat(piece.value), piece.counts
 
 
 def from_wire(wire: tuple[Any, ...]) -> Piece:
+    """Return a piece that was sent."""
     kind, value, counts = wire
     return Piece(kind, full(value), counts)
 

@@ -32,7 +32,7 @@ class Waits:
     found: Mapping[Address, At]
     """The reports of those that answer."""
     silent: Collection[Address]
-    """Those that do not answer."""
+    """The processes that do not answer."""
     each: tuple[Wait, ...]
 
     @classmethod

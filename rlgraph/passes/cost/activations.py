@@ -36,7 +36,7 @@ class Activations:
     """What the head has at its peak: logits, their softmax and its gradient."""
 
     def peak(self, layers: float) -> float:
-        """Returns the peak bytes with so many layers, reached while the head is at work or when a backward pass
+        """Return the peak bytes with so many layers, reached while the head is at work or when a backward pass
         begins."""
         return layers * self.layer + self.ends + max(self.working, self.head)
 
@@ -64,7 +64,7 @@ def activation_bytes(
     entropy: bool = False,
     logits: int = LOGITS,
 ) -> Activations:
-    """Returns what autograd keeps, counted operator by operator as Korthikanti et al. do (arXiv 2205.05198, section
+    """Return what autograd keeps, counted operator by operator as Korthikanti et al. do (arXiv 2205.05198, section
     4.1), for RMS norms, grouped queries and gated networks. Without sequence parallelism each tensor-parallel rank has
     the whole residual stream.
 
@@ -87,7 +87,7 @@ def activation_bytes(
 
 
 def layer_bytes(shape: Shape, itemsize: int, tp: int = 1) -> float:
-    """Returns what one layer keeps of one token on a rank, with fused norms."""
+    """Return what one layer keeps of one token on a rank, with fused norms."""
     token = Tokens(1.0, 1.0, 1.0, 0.0)
     return activation_bytes(shape, "causal_lm", token, itemsize=itemsize, tp=tp).layer
 
@@ -104,14 +104,14 @@ def forward_bytes(
     masked: bool = False,
     scores: bool = False,
 ) -> float:
-    """Returns the most that a layer needs where no gradient is kept: the input of the first layer, the input of this
+    """Return the most that a layer needs where no gradient is kept: the input of the first layer, the input of this
     one, and its intermediate results. packed, splits_tokens, cp, masked, scores: as in `activation_bytes`."""
     layer = _LayerShard(shape, micro, itemsize, tp, False, NETWORK, packed, splits_tokens, True, cp, scores=scores)
     return layer.forward() + masked * layer.masks()
 
 
 def logits_bytes(shape: Shape, kind: ModelKind, micro: Tokens, tp: int = 1, split: bool = False) -> float:
-    """Returns what the head has at its peak where no gradient is kept: logits and their softmax in float32, at most
+    """Return what the head has at its peak where no gradient is kept: logits and their softmax in float32, at most
     `LOGITS` numbers at a time; a softmax that is split by vocabulary has four such matrices."""
     if kind != "causal_lm":
         return 0.0
@@ -120,14 +120,14 @@ def logits_bytes(shape: Shape, kind: ModelKind, micro: Tokens, tp: int = 1, spli
 
 
 def in_parts(shape: Shape, kind: ModelKind, scored: float, tp: int = 1) -> bool:
-    """Returns whether a head with so many positions to score is computed in parts."""
+    """Return whether a head with so many positions to score is computed in parts."""
     return kind == "causal_lm" and scored * shape.vocab / tp > LOGITS
 
 
 def _head(
     shape: Shape, kind: ModelKind, micro: Tokens, itemsize: int, tp: int, most: int, split: bool, entropy: bool
 ) -> float:
-    """Returns the bytes of the head: three float32 matrices of a loss over the whole vocabulary (log-softmax, and the
+    """Return the bytes of the head: three float32 matrices of a loss over the whole vocabulary (log-softmax, and the
     gradients behind and before it), or six with the entropy, which has a log-softmax of its own. A loss that is split
     by vocabulary has four, whatever it asks for: logits, logits less the largest, their exponentials and a product. A
     cap in float32 keeps its output. Of more than `most` logits, `most` at a time are recomputed, beside the gradients
@@ -164,7 +164,7 @@ class _LayerShard:
         return self.tp if self.splits_tokens else 1
 
     def keeps(self) -> float:
-        """Returns what the layer keeps from its forward to its backward pass."""
+        """Return what the layer keeps from its forward to its backward pass."""
         extra_norms = len(self.shape.norms) - 2
         norms = 2 * self._norm() + extra_norms * (self._inner() * self.shape.hidden + 4)
         per_token = norms / self.token_ranks + self._network() + self._attention() + self._adapters()
@@ -173,7 +173,7 @@ class _LayerShard:
         return self.micro.tokens * per_token + copies + self._weights() + self._copied()
 
     def working(self) -> float:
-        """Returns the most that the backward pass of the feed-forward network, attention, or a norm that is written out
+        """Return the most that the backward pass of the feed-forward network, attention, or a norm that is written out
         needs."""
         stream = self.shape.hidden * self.itemsize
         # What the network did not keep is recomputed.
@@ -185,7 +185,7 @@ class _LayerShard:
         return max(tokens * max(network, norm, self._attending()), self._scores(), self._sharing())
 
     def _networks(self, column: float) -> float:
-        """Returns, for each token, the bytes of gradients in the largest feed-forward network, at `column` bytes for
+        """Return, for each token, the bytes of gradients in the largest feed-forward network, at `column` bytes for
         each column. Experts compute theirs one after the other; their inputs and outputs have gradients for each expert
         of a token."""
         shape = self.shape
@@ -196,7 +196,7 @@ class _LayerShard:
         return max(shape.shared_ffn * column, shape.dense_ffn * column, routed)
 
     def _attending(self) -> float:
-        """Returns, for each token, what the backward pass of context-parallel attention needs: gradients of the keys
+        """Return, for each token, what the backward pass of context-parallel attention needs: gradients of the keys
         and values of all tokens. What the network kept is free by then."""
         if self.cp == 1:
             return 0.0
@@ -204,11 +204,11 @@ class _LayerShard:
         return 2 * (queries + keys * self.cp) * self.itemsize - self._network()
 
     def _copied(self) -> float:
-        """Returns the bytes of the copies of keys and values that each row has of its shared beginning."""
+        """Return the bytes of the copies of keys and values that each row has of its shared beginning."""
         return 2 * self._sizes()[1] * self.micro.copied * self.itemsize
 
     def _sharing(self) -> float:
-        """Returns what the backward pass of attention to such copies needs, whose gradients all exist before they are
+        """Return what the backward pass of attention to such copies needs, whose gradients all exist before they are
         added up; what the network kept is free by then."""
         if not self.micro.copied:
             return 0.0
@@ -216,20 +216,20 @@ class _LayerShard:
         return self._copied() + self.micro.tokens * (2 * (queries + keys) * self.itemsize - self._network())
 
     def masks(self) -> float:
-        """Returns the bytes of the context-parallel masks. A rank has two stretches of each row, and for each of these
+        """Return the bytes of the context-parallel masks. A rank has two stretches of each row, and for each of these
         a mask of the tokens that it sees, but for the stretch that begins the row."""
         ranks = self.cp
         return self.micro.squares * (2 * ranks + 1 - 1 / ranks) / (4 * ranks**2) * self.itemsize if ranks > 1 else 0.0
 
     def _weights(self) -> float:
-        """Returns the bytes of attention weights where attention is written out: a float32 for each head and pair of
+        """Return the bytes of attention weights where attention is written out: a float32 for each head and pair of
         tokens, and its copy in another dtype."""
         if not self.scores:
             return 0.0
         return self._sizes()[2] * self.micro.squares * (4 + (self.itemsize if self.itemsize != 4 else 0))
 
     def _scores(self) -> float:
-        """Returns the bytes of attention scores in the backward pass: where a cap has to be written out, capped scores
+        """Return the bytes of attention scores in the backward pass: where a cap has to be written out, capped scores
         and their softmax of some queries at a time; where attention is written out, two gradients of all, when those of
         the network are done."""
         if self.scores:
@@ -241,13 +241,13 @@ class _LayerShard:
         return 2 * self.shape.heads / self.tp * seen * self.itemsize
 
     def again(self) -> float:
-        """Returns what the backward pass needs of a layer that keeps its input alone: all that it would have kept, and
+        """Return what the backward pass needs of a layer that keeps its input alone: all that it would have kept, and
         the pass itself. A norm that is written out goes back when the network has freed what it kept."""
         network = replace(self, fused_norms=True).working()
         return self.keeps() + max(network, self.working() - self.micro.tokens * self._network())
 
     def forward(self) -> float:
-        """Returns what a forward pass without gradients needs: the feed-forward network, the rotation of queries and
+        """Return what a forward pass without gradients needs: the feed-forward network, the rotation of queries and
         keys, or a norm that is written out, beside the residual stream, the inputs of this layer and the first, and the
         output of a norm."""
         queries, keys, _ = self._sizes()
@@ -284,7 +284,7 @@ class _LayerShard:
         return max(peak, pairs + self.micro.tokens * (3 * hidden + 3 * queries + 2 * keys) * item)
 
     def ends(self) -> float:
-        """Returns what the last norm, the scored hidden states, rotary positions and masks keep."""
+        """Return what the last norm, the scored hidden states, rotary positions and masks keep."""
         last = (self._norm() - self.shape.hidden * self.itemsize) / self.token_ranks
         total = self.micro.tokens * last + self.micro.scored * self.shape.hidden * self.itemsize
         if self.token_ranks > 1:
@@ -297,23 +297,23 @@ class _LayerShard:
         return total + angles * turned * self.itemsize + mask
 
     def _norm(self) -> float:
-        """Returns, for each token, what a norm keeps: its input, its output, and a float32 scale."""
+        """Return, for each token, what a norm keeps: its input, its output, and a float32 scale."""
         return self.shape.hidden * (self._inner() + self.itemsize) + 4
 
     def _inner(self) -> int:
-        """Returns, for each column, the bytes of a norm's input. A norm that is written out also keeps the normal form,
+        """Return, for each column, the bytes of a norm's input. A norm that is written out also keeps the normal form,
         and one that is not trained keeps that in float32 alone."""
         if self.shape.wide_norms:
             return self.wide_norms
         return self.itemsize if self.fused_norms else 4 + self.itemsize * (self.shape.adapters is None)
 
     def _adapters(self) -> float:
-        """Returns, for each token, the bytes between the matrices A and B of the adapters."""
+        """Return, for each token, the bytes between the matrices A and B of the adapters."""
         adapters = self.shape.adapters
         return adapters.rank * len(adapters.chosen(linear(self.shape))) * self.itemsize if adapters else 0.0
 
     def _network(self) -> float:
-        """Returns, for each token, what a feed-forward network keeps. Mixtures of experts also keep a copy of the token
+        """Return, for each token, what a feed-forward network keeps. Mixtures of experts also keep a copy of the token
         and the output for each of its experts."""
         copies = 2 * self.shape.experts_per_token * self.shape.hidden * self.shape.sparse / self.shape.layers
         if self.shape.experts and self.token_ranks > 1:
@@ -325,7 +325,7 @@ class _LayerShard:
         return network + (wide if self.itemsize < 4 else 0)
 
     def _attention(self) -> float:
-        """Returns, for each token, what attention keeps: queries, keys, values, the output, and a float32 for each
+        """Return, for each token, what attention keeps: queries, keys, values, the output, and a float32 for each
         head. The output of packed rows exists for each row, or stretch, and concatenated. Keys and values are those of
         the tokens of all ranks."""
         queries, keys, heads = self._sizes()
@@ -348,19 +348,19 @@ class _LayerShard:
         return total
 
     def _in_parts(self) -> float:
-        """Returns the share of layers whose attention is computed for some queries at a time."""
+        """Return the share of layers whose attention is computed for some queries at a time."""
         if self.shape.score_cap:
             return 1.0
         longer = max(self.micro.longest, 1.0) > self.shape.window
         return self.shape.windowed / self.shape.layers if longer and not self.scores else 0.0
 
     def _sizes(self) -> tuple[float, float, float]:
-        """Returns this rank's columns of queries, its columns of keys, and its heads."""
+        """Return this rank's columns of queries, its columns of keys, and its heads."""
         heads, kv_heads = self.shape.heads / self.tp, self.shape.kv_heads / self.tp
         return heads * self.shape.widest, kv_heads * self.shape.widest, heads
 
 
 def _ffn(shape: Shape) -> float:
-    """Returns the columns of the feed-forward networks that one token passes, as a mean of all layers."""
+    """Return the columns of the feed-forward networks that one token passes, as a mean of all layers."""
     sparse = shape.ffn * max(1, shape.experts_per_token) + shape.shared_ffn
     return sparse + shape.dense / shape.layers * (shape.dense_ffn - sparse)

@@ -83,7 +83,7 @@ class _Reserving(MemoryModel):
         return Needs(stays, larger(Bytes((("activations", prefill),)), Bytes((("logits", logits),))))
 
     def _copied(self) -> float:
-        """Returns how many numbers of adapters a token gets at most, where an engine copies them for each token."""
+        """Return how many numbers of adapters a token gets at most, where an engine copies them for each token."""
         shape, deployment = self.config.shape, self.deployment
         by_token = deployment.on_cpu and deployment.spec.memory.cpu_adapters_by_token
         if shape.adapters is None or deployment.merges or not by_token:
@@ -93,7 +93,7 @@ class _Reserving(MemoryModel):
         return float(deployment.spec.adapter_rank(shape.adapters.rank) * widest)
 
     def _attended(self) -> float:
-        """Returns how many numbers a layer's attention needs for each token during prefill."""
+        """Return how many numbers a layer's attention needs for each token during prefill."""
         shape, tp = self.config.shape, self.deployment.tp
         if shape.latent:
             return 2 * shape.hidden + latent.prompted(shape, shape.latent, shape.heads / tp)
@@ -116,7 +116,7 @@ class _Growing(MemoryModel):
         return tuple(self._together(batch, copies) for batch in self.batches)
 
     def _together(self, batch: Batch, copies: int) -> float:
-        """Returns how many rows of a batch are decoded together."""
+        """Return how many rows of a batch are decoded together."""
         threads, length = self.deployment.threads, batch.prompt.longest + batch.response.longest
         rows = max(1.0, batch.share(copies))
         blocks = min(rows, max(threads, math.ceil(rows * length / self.cache.places)))
@@ -130,7 +130,7 @@ class _Growing(MemoryModel):
         return Needs(resident, max(active, key=_total, default=Bytes()))
 
     def _decoded(self, batch: Batch, rows: float) -> Bytes:
-        """Returns the bytes that prefill or decoding of so many rows needs, whichever is more."""
+        """Return the bytes that prefill or decoding of so many rows needs, whichever is more."""
         shape, item = self.config.shape, self.config.item
         prompt, response = batch.prompt.longest, batch.response.longest
         first = prompt + min(response, self.cache.first)
@@ -157,7 +157,7 @@ class _Growing(MemoryModel):
 
 
 def generating(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> MemoryModel:
-    """Returns the memory model of a model that generates, for the kind of cache that its engine has."""
+    """Return the memory model of a model that generates, for the kind of cache that its engine has."""
     cache = deployment.spec.memory.cache
     if isinstance(cache, Grown):
         return _Growing(config, deployment, batches, cache)
@@ -165,7 +165,7 @@ def generating(config: ModelConfig, deployment: Deployment, batches: Sequence[Ba
 
 
 def _room(first: float, needed: float) -> tuple[float, float]:
-    """Returns the slots of a row in the full cache, and those that it had before the cache grew for the last time."""
+    """Return the slots of a row in the full cache, and those that it had before the cache grew for the last time."""
     room, before = first, 0.0
     while room < needed:
         room, before = room + 1 + (room + 1) // 2, room

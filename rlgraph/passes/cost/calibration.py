@@ -30,7 +30,7 @@ class Measured:
     """Bytes a second from and to its memory."""
 
     def on(self, device: Device) -> Device:
-        """Returns the device with these rates if it has this name, else the device as it is."""
+        """Return the device with these rates if it has this name, else the device as it is."""
         if device.name != self.name:
             return device
         flops = tuple({**dict(device.flops), **self.flops}.items())
@@ -60,12 +60,12 @@ class Calibration:
     """The errors on models held out of the fit, for each `ENGINE.KIND`, where several models were measured."""
 
     def on(self, cluster: Cluster) -> Cluster:
-        """Returns the cluster with the measured rates."""
+        """Return the cluster with the measured rates."""
         islands = tuple(replace(island, device=self.device.on(island.device)) for island in cluster.islands)
         return replace(cluster, islands=islands)
 
     def to_text(self) -> str:
-        """Returns the text of the file; the same calibration has the same text."""
+        """Return the text of the file; the same calibration has the same text."""
         rates: dict[str, dict[str, Any]] = {}
         for (engine, kind), fitted in sorted(self.constants.rates.items()):
             rates.setdefault(engine, {})[kind] = _short(asdict(fitted))
@@ -91,7 +91,7 @@ class Calibration:
 def constants_of(
     rates: Mapping[tuple[str, WorkKind], Rates], host: Host, scalars: Mapping[str, float], source: str, base: Constants
 ) -> Constants:
-    """Returns constants with the measured rates; engines and kinds that were not measured keep those of `base`."""
+    """Return constants with the measured rates; engines and kinds that were not measured keep those of `base`."""
     plain = {name: value for name, value in scalars.items() if name != "reserved"}
     reserved = int(scalars["reserved"]) if "reserved" in scalars else base.reserved
     # Measured rates already include what is done beside matrix products, and transfers the cost of each tensor.
@@ -111,10 +111,10 @@ def constants_of(
 
 
 def _short(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Returns the numbers rounded to four significant digits."""
+    """Return the numbers rounded to four significant digits."""
     return {name: _digits(value) for name, value in numbers.items()}
 
 
 def _digits(value: float) -> float:
-    """Returns the value rounded to four significant digits: more were not measured."""
+    """Return the value rounded to four significant digits: more were not measured."""
     return float(f"{value:.4g}")

@@ -87,13 +87,13 @@ class Constants:
 
 
 def _rates(device: DeviceKind) -> Mapping[tuple[str, WorkKind], Rates]:
-    """Returns the rates that engines state of themselves on a kind of device."""
+    """Return the rates that engines state of themselves on a kind of device."""
     return {(name, kind): rates for name, spec in engines().items() for kind, rates in spec.rates[device].items()}
 
 
 @cache
 def defaults(device: DeviceKind) -> Constants:
-    """Returns the constants where nothing was measured: of a CPU, or of a data-centre GPU in bfloat16.
+    """Return the constants where nothing was measured: of a CPU, or of a data-centre GPU in bfloat16.
 
     The share of the peak that a GPU's largest products and copies reach is its own (`devices.toml`); the share of that
     which engines reach is theirs. docs/why/accuracy.md compares both with published measurements; overheads of engines

@@ -22,7 +22,7 @@ SLOTS = 256
 
 
 def generate(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> Cost:
-    """Returns the cost of rows that are sampled: the part of a prompt that samples share is read once, then all rows
+    """Return the cost of rows that are sampled: the part of a prompt that samples share is read once, then all rows
     that fit are decoded together."""
     return Generation(config, deployment, constants, batch).cost(deployment.dp)
 
@@ -50,7 +50,7 @@ class Generation:
         """The costs by the rows of a replica, the rows that it decodes together, and whether it is the only one."""
 
     def cost(self, copies: int) -> Cost:
-        """Returns the cost with so many replicas."""
+        """Return the cost with so many replicas."""
         rows = self.batch.share(copies * self.deployment.threads)
         key = (rows, min(rows, self.slots), copies == 1)
         if key not in self._costs:
@@ -71,7 +71,7 @@ class Generation:
 
 
 def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, prompts: float) -> Cost:
-    """Returns the cost of reading the prompts of one replica before decoding begins."""
+    """Return the cost of reading the prompts of one replica before decoding begins."""
     shape, rates = config.shape, constants.rates[deployment.engine, "generate"]
     reserved, repeats = deployment.spec.memory.cache, prompts * (batch.samples - 1)
     at_once, read = math.inf, Tokens(prompts, prompts * batch.prompt.mean, prompts * batch.prompt.square, prompts)
@@ -105,13 +105,13 @@ def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, b
 
 
 def _adapted_matrices(config: ModelConfig, deployment: Deployment) -> int:
-    """Returns how many matrices have an adapter that is not merged into them."""
+    """Return how many matrices have an adapter that is not merged into them."""
     adapters = config.shape.adapters
     return len(adapters.chosen(linear(config.shape))) * config.shape.layers if adapters and not deployment.merges else 0
 
 
 def slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
-    """Returns how many rows a replica decodes together: as many as its cache holds at their full length."""
+    """Return how many rows a replica decodes together: as many as its cache holds at their full length."""
     reserved = deployment.spec.memory.cache
     if not isinstance(reserved, Reserved):
         return SLOTS
@@ -126,7 +126,7 @@ def slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
 
 
 def at_once(deployment: Deployment) -> float:
-    """Returns the most rows that a replica decodes together, however large its cache is."""
+    """Return the most rows that a replica decodes together, however large its cache is."""
     reserved = deployment.spec.memory.cache
     if not isinstance(reserved, Reserved):
         return SLOTS
@@ -134,14 +134,14 @@ def at_once(deployment: Deployment) -> float:
 
 
 def cached(config: ModelConfig, deployment: Deployment) -> float:
-    """Returns the bytes of a token in each rank's cache."""
+    """Return the bytes of a token in each rank's cache."""
     cpu_dtype = deployment.spec.memory.cpu_dtype
     item = ITEM_BYTES[cpu_dtype] if cpu_dtype and deployment.on_cpu else config.item
     return work.cached_bytes(config.shape, deployment.tp, item)
 
 
 def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
-    """Returns the cost of the decoding steps of one replica: the one with most tokens, which is assumed to have the
+    """Return the cost of the decoding steps of one replica: the one with most tokens, which is assumed to have the
     longest row of all; the others wait for it.
 
     While rows wait, all slots are busy. From then on rows end one after the other, and the last ones are decoded alone.
@@ -165,7 +165,7 @@ def _decode(step: DecodeStep, batch: Batch, rows: float, most: float) -> Cost:
 
 @lru_cache(1024)
 def _excess(replicas: float) -> float:
-    """Returns by how many standard deviations the largest of so many normal sums lies above their mean, to 2% (Blom,
+    """Return by how many standard deviations the largest of so many normal sums lies above their mean, to 2% (Blom,
     Statistical Estimates and Transformed Beta-Variables, 1958). `replicas` counts those that have as many rows as the
     fullest one, so that more replicas with as many rows each are not slower."""
     return NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25))
@@ -213,11 +213,11 @@ class DecodeStep:
 
     @property
     def token(self) -> Cost:
-        """Returns what one more row adds, where the memory's bandwidth bounds the step."""
+        """Return what one more row adds, where the memory's bandwidth bounds the step."""
         return Cost(memory=self.cache, communication=self.sent, overhead=self.row)
 
     def cost(self, rows: float) -> Cost:
-        """Returns the cost of a step with so many rows."""
+        """Return the cost of a step with so many rows."""
         # Only those experts are read to which some row is routed.
         weights = self.weights + self.others * (1 - self.missed**rows) if self.missed else self.weights
         if self.above:
@@ -231,7 +231,7 @@ class DecodeStep:
         )
 
     def _uneven(self, rows: float) -> float:
-        """Returns how many more of its experts the fullest rank reads than a rank does on average, as a share of a
+        """Return how many more of its experts the fullest rank reads than a rank does on average, as a share of a
         rank's experts. The number read is about normal, where routers choose at random."""
         read: float = 1 - self.missed ** (rows + 1)  # As `cost` counts them.
         return min(1 - read, self.above * math.sqrt(read * (1 - read) / self.per_rank))

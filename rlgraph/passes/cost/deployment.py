@@ -37,17 +37,17 @@ class ModelConfig:
 
     @property
     def item(self) -> int:
-        """Returns the bytes of one of its numbers."""
+        """Return the bytes of one of its numbers."""
         return ITEM_BYTES[self.dtype]
 
     @property
     def trained_item(self) -> int:
-        """Returns the bytes of one trained number: adapters of narrow weights are float32."""
+        """Return the bytes of one trained number: adapters of narrow weights are float32."""
         return self.item if self.shape.adapters is None else max(4, self.item)
 
     @property
     def adapter_bytes(self) -> int:
-        """Returns the bytes of its adapters."""
+        """Return the bytes of its adapters."""
         return work.adapter_parameters(self.shape) * self.trained_item
 
 
@@ -77,103 +77,103 @@ class Deployment:
 
     @cached_property
     def spec(self) -> EngineSpec:
-        """Returns the spec of the engine."""
+        """Return the spec of the engine."""
         return engine(self.engine)
 
     @cached_property
     def packs(self) -> bool:
-        """Returns whether rows of a micro-batch lie one behind the other."""
+        """Return whether rows of a micro-batch lie one behind the other."""
         return self.spec.packed(self.attention)
 
     @cached_property
     def shares(self) -> Shares | None:
-        """Returns how rows with a common prefix are read together; None: each by itself, as where ranks shard rows,
+        """Return how rows with a common prefix are read together; None: each by itself, as where ranks shard rows,
         which they do by length."""
         shares = self.spec.shares if self.packs and self.row_ranks == 1 else None
         return shares if shares and self.island.device.kind in shares.devices else None
 
     @cached_property
     def merges(self) -> bool:
-        """Returns whether adapters are merged into the weights."""
+        """Return whether adapters are merged into the weights."""
         return (self.adapters or next(iter(self.spec.adapters), "")) == "merged"
 
     @property
     def gathers_once(self) -> bool:
-        """Returns whether FSDP ranks keep all parameters gathered while the gradients of an update are added up."""
+        """Return whether FSDP ranks keep all parameters gathered while the gradients of an update are added up."""
         return self.gather == "update" and self.fsdp > 1
 
     @property
     def on_cpu(self) -> bool:
-        """Returns whether the devices are CPUs."""
+        """Return whether the devices are CPUs."""
         return self.island.device.kind == "cpu"
 
     @cached_property
     def tp(self) -> int:
-        """Returns the number of ranks over which each layer is split by columns."""
+        """Return the number of ranks over which each layer is split by columns."""
         return self.spec.width(self.mesh)
 
     @cached_property
     def pp(self) -> int:
-        """Returns the number of pipeline stages."""
+        """Return the number of pipeline stages."""
         return self.mesh.length("pp")
 
     @cached_property
     def chunks(self) -> int:
-        """Returns the number of parts of the layers that each stage has."""
+        """Return the number of parts of the layers that each stage has."""
         return self.mesh.length("chunks")
 
     @cached_property
     def ep(self) -> int:
-        """Returns the number of ranks that shard experts and replicate all else, each with rows of its own."""
+        """Return the number of ranks that shard experts and replicate all else, each with rows of its own."""
         return 1 if "ep" in self.spec.columns else self.mesh.length("ep")
 
     @cached_property
     def entire(self) -> int:
-        """Returns the number of ranks that have whole experts and some columns of all else."""
+        """Return the number of ranks that have whole experts and some columns of all else."""
         return self.mesh.length("ep") if "ep" in self.spec.columns else 1
 
     @property
     def cp(self) -> int:
-        """Returns the number of ranks that shard the tokens of each row."""
+        """Return the number of ranks that shard the tokens of each row."""
         return self.mesh.length("cp")
 
     @property
     def parts(self) -> int:
-        """Returns over how many ranks of a replica its weights are split: context-parallel ranks have the same."""
+        """Return over how many ranks of a replica its weights are split: context-parallel ranks have the same."""
         return self.mesh.copy_size // self.cp
 
     @property
     def row_ranks(self) -> int:
-        """Returns the number of ranks of a replica that shard its rows."""
+        """Return the number of ranks of a replica that shard its rows."""
         return self.fsdp * self.ep
 
     @property
     def dp(self) -> int:
-        """Returns the number of data-parallel replicas."""
+        """Return the number of data-parallel replicas."""
         return self.mesh.length("dp")
 
     @property
     def fsdp(self) -> int:
-        """Returns the number of ranks that shard parameters and rows."""
+        """Return the number of ranks that shard parameters and rows."""
         return self.mesh.length("fsdp")
 
     @property
     def size(self) -> int:
-        """Returns the number of ranks."""
+        """Return the number of ranks."""
         return self.mesh.size
 
     def copied(self, copies: int) -> Deployment:
-        """Returns the deployment with so many data-parallel replicas."""
+        """Return the deployment with so many data-parallel replicas."""
         return replace(self, mesh=self.mesh.copied(copies))
 
     def gathering(self, constants: Constants) -> Link:
-        """Returns the link between FSDP ranks. Where they reach over nodes, the devices of a node with the same part of
+        """Return the link between FSDP ranks. Where they reach over nodes, the devices of a node with the same part of
         each layer form one ring."""
         near, share = self.island.near(self.tp * self.fsdp), constants.collective
         return link(self.island, True, share) if near else across(self.island, self.tp, share)
 
     def process(self, constants: Constants) -> int:
-        """Returns the bytes of a device that one of its processes uses beside tensors: those of the runtime, and of a
+        """Return the bytes of a device that one of its processes uses beside tensors: those of the runtime, and of a
         communicator for each axis along which ranks communicate. Replicas communicate where they are trained."""
         if self.on_cpu:
             return 0
@@ -181,18 +181,18 @@ class Deployment:
         return constants.process.get(self.engine, 0) + exchanging * constants.communicator
 
     def links(self, constants: Constants) -> tuple[Link, Link]:
-        """Returns the links between tensor-parallel ranks, which are next to each other, and between neighbouring
+        """Return the links between tensor-parallel ranks, which are next to each other, and between neighbouring
         stages."""
         share = constants.collective
         inner = link(self.island, self.tp <= self.island.per_node, share)
         return inner, link(self.island, self.island.beside(self.tp * self.ep * self.cp, self.pp), share)
 
     def among_experts(self, constants: Constants) -> Link:
-        """Returns the link between expert-parallel ranks."""
+        """Return the link between expert-parallel ranks."""
         return link(self.island, self.tp * self.ep <= self.island.per_node, constants.collective)
 
     def among_tokens(self, constants: Constants) -> Link:
-        """Returns the link between context-parallel ranks."""
+        """Return the link between context-parallel ranks."""
         inner, share = self.tp * self.ep, constants.collective
         near = self.island.near(inner * self.cp)
         return link(self.island, True, share) if near else across(self.island, inner, share)

@@ -1,4 +1,4 @@
-"""What trainings take that share the stages of one pipeline, or have one of their own."""
+"""Estimates the time of trainings that share the stages of one pipeline, or have one of their own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlgraph.passes.pipelines.timetable import Entry, Lists, Timetable, timetabl
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Of one model, on the copy that has most rows."""
+    """The training of one model on the replica that has most rows."""
 
     name: str
     config: ModelConfig
@@ -32,71 +32,79 @@ class Training:
     passes: LatencyModel
     rows: float
     update: Cost
-    """The optimizer's step."""
+    """The cost of the optimizer's step."""
     turned: bool = False
-    """Its first stage is the last one of the others."""
+    """Whether its first stage is the last one of the others."""
     group: str = ""
-    """Who trains it: a process of each group has memory of its own."""
+    """The group that trains it: processes of different groups have separate memory."""
 
     @property
     def micro_batches(self) -> int:
+        """Return how many micro-batches its rows make."""
         return round(self.passes.turns(self.own))
 
     @property
     def own(self) -> float:
+        """Return the rows of the rank that has most of them."""
         return self.passes.own(self.rows)
 
     @property
     def busy(self) -> Cost:
-        """What a stage works."""
+        """Return the cost of the work on one stage."""
         return self.passes.row.times(self.own) + self.passes.block.times(self.micro_batches)
 
     @property
     def late(self) -> float:
-        """Seconds that the longest micro-batch takes longer than others, on all stages but one: the lists have
-        micro-batches that are alike."""
+        """Return by how many seconds the longest micro-batch takes longer than others, on all stages but one: lists
+        assume equal micro-batches."""
         turns = self.micro_batches
         turn = self.busy.seconds / turns
         return self.passes.bubble(turns, turn) - self.passes.before(turns) * turn
 
     @property
     def counted(self) -> Model:
-        """As ranks count, who make the lists."""
-        config, how = self.config, self.deployment
-        known = counted(
-            config.shape, config.kind, how.pp, self.micro_batches, recompute=how.recompute, turned=self.turned
+        """Return the model in the units in which ranks count when they make the lists."""
+        config, deployment = self.config, self.deployment
+        model = counted(
+            config.shape,
+            config.kind,
+            deployment.pp,
+            self.micro_batches,
+            recompute=deployment.recompute,
+            turned=self.turned,
         )
-        return replace(known, chunks=how.chunks)
+        return replace(model, chunks=deployment.chunks)
 
     @property
     def predicted(self) -> Model:
-        known, turn = self.counted, self.busy.seconds / self.micro_batches
-        forward = turn * known.forward / (known.forward + known.backward)
-        return replace(known, name=self.name, forward=forward, backward=turn - forward)
+        """Return the model in predicted seconds."""
+        model, turn = self.counted, self.busy.seconds / self.micro_batches
+        forward = turn * model.forward / (model.forward + model.backward)
+        return replace(model, name=self.name, forward=forward, backward=turn - forward)
 
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """The lists that ranks follow, in the seconds that are predicted."""
+    """The task lists that the ranks of a pipeline follow, with predicted seconds."""
 
     problem: Problem
     lists: Lists
     table: Timetable
     cost: Cost
-    """Until all have taken their steps."""
+    """The cost until all trainings have taken their optimizer steps."""
     in_flight: tuple[tuple[tuple[float, float], ...], ...]
-    """What a stage has at a time, of each model: micro-batches, if it is not the model's last stage, and if it is.
-    Nothing that is no more of each than something else."""
+    """The in-flight micro-batches of a stage at a moment, for each model: a count for where the stage is not the
+    model's last one, and a count for where it is. Moments that need no more of any model than another are left out."""
     bound: float
-    """Seconds that no lists can beat, without the optimizers' steps."""
+    """A lower bound in seconds for any lists, without the optimizers' steps."""
     in_turn: float
     """Seconds of one training after the other, each by 1F1B, without the optimizers' steps."""
 
 
 def fusion(trainings: Sequence[Training]) -> Fusion:
-    """Trainings that begin together: one goes by 1F1B, interleaved if it has chunks, several fill each other's bubbles.
-    All have rows."""
-    counts = _together(trainings, [each.counted for each in trainings])
+    """Return the pipeline of trainings that begin together: one alone runs 1F1B, interleaved if it has chunks; several
+    fill each other's bubbles. All have rows."""
+    counts = _problem(trainings, [training.counted for training in trainings])
     lists = drawn(counts) if len(trainings) > 1 else alone(counts.models[0])
     problem = _predicted(trainings)
     table = timetable(problem, lists)
@@ -105,44 +113,45 @@ def fusion(trainings: Sequence[Training]) -> Fusion:
         lists,
         table,
         _cost(trainings, table.makespan),
-        _in_flight(problem, lists, [each.group for each in trainings]),
+        _in_flight(problem, lists, [training.group for training in trainings]),
         least_seconds(problem),
         serial_seconds(problem),
     )
 
 
 def least(trainings: Sequence[Training]) -> float:
-    """Seconds that no lists can beat, until all have taken their steps."""
+    """Return a lower bound in seconds for any lists, until all trainings have taken their optimizer steps."""
     return _cost(trainings, least_seconds(_predicted(trainings))).seconds
 
 
 def about(trainings: Sequence[Training]) -> float:
-    """Seconds of lists that take next to no time to make, of which those of ranks are hardly ever longer."""
-    lists = _made(_together(trainings, [each.counted for each in trainings]))
+    """Return the seconds of lists that are quick to make; the lists of the ranks are hardly ever longer."""
+    lists = _quick_lists(_problem(trainings, [training.counted for training in trainings]))
     return _cost(trainings, timetable(_predicted(trainings), lists).makespan).seconds
 
 
 def _predicted(trainings: Sequence[Training]) -> Problem:
-    """In seconds."""
-    return _together(trainings, [each.predicted for each in trainings])
+    """Return the problem in predicted seconds."""
+    return _problem(trainings, [training.predicted for training in trainings])
 
 
-def _together(trainings: Sequence[Training], models: Sequence[Model]) -> Problem:
-    """Models with fewer stages than others have several copies behind each other."""
-    if len({each.deployment.pp for each in trainings}) == 1:
+def _problem(trainings: Sequence[Training], models: Sequence[Model]) -> Problem:
+    """Return the problem of the models, where those with fewer stages than others have several replicas behind each
+    other."""
+    if len({training.deployment.pp for training in trainings}) == 1:
         return Problem(tuple(models))
-    whole = common([each.deployment.mesh for each in trainings])
-    behind = [whole.behind(each.deployment.mesh) for each in trainings]
+    mesh = common([training.deployment.mesh for training in trainings])
+    behind = [mesh.behind(training.deployment.mesh) for training in trainings]
     return Problem(tuple(replace(model, copies=copies) for model, copies in zip(models, behind, strict=True)))
 
 
 @lru_cache(4096)
-def _made(problem: Problem) -> Lists:
-    """By the best of a few rules, or the first that makes lists which none can beat."""
+def _quick_lists(problem: Problem) -> Lists:
+    """Return the lists of the best of a few rules, or of the first rule that reaches the lower bound."""
     shortest, best = least_seconds(problem) * (1 + 1e-9), None
     for rule in chain((rule for rule in plain(problem, inf) if rule.memory == inf), urgent(problem)):
-        found = dispatched(problem, rule, Random(0))
-        best = found if found and (best is None or found.makespan < best.makespan) else best
+        candidate = dispatched(problem, rule, Random(0))
+        best = candidate if candidate and (best is None or candidate.makespan < best.makespan) else best
         if best and best.makespan <= shortest:
             break
     assert best, "without a capacity every rule comes to an end"
@@ -150,46 +159,46 @@ def _made(problem: Problem) -> Lists:
 
 
 def _cost(trainings: Sequence[Training], makespan: float) -> Cost:
-    """Where the micro-batches of all take so long."""
-    busy = sum((each.busy for each in trainings), Cost())
-    waits = max(0.0, makespan - busy.seconds) + max(each.late for each in trainings)
-    rest = sum((each.update + Cost(overhead=each.passes.call) for each in trainings), Cost())
+    """Return the cost of trainings whose micro-batches together take `makespan` seconds."""
+    busy = sum((training.busy for training in trainings), Cost())
+    waits = max(0.0, makespan - busy.seconds) + max(training.late for training in trainings)
+    rest = sum((training.update + Cost(overhead=training.passes.call) for training in trainings), Cost())
     return busy + Cost(bubble=waits) + rest
 
 
 def _in_flight(problem: Problem, lists: Lists, groups: Sequence[str]) -> tuple[tuple[tuple[float, float], ...], ...]:
-    """groups: of each model. What one of them needs at a moment its process keeps, so that others may need the most
-    at another moment."""
+    """Return `Fusion.in_flight`. groups: the group of each model. A process keeps the memory of its peak, so that the
+    peaks of different groups add up wherever they are."""
     lines, owners = problem.lines, problem.owners
-    found = dict[tuple[tuple[float, float], ...], None]()
-    for stage, own in enumerate(lists):
+    peaks = dict[tuple[tuple[float, float], ...], None]()
+    for stage, entries in enumerate(lists):
         ends = [False] * len(groups)
         for line, owner in zip(lines, owners, strict=True):
             ends[owner] |= line.stages[-1] == stage
-        each_group = [_moments(problem, own, [group == each for each in groups]) for group in dict.fromkeys(groups)]
-        for moments in product(*each_group):
+        by_group = [_moments(problem, entries, [group == name for name in groups]) for group in dict.fromkeys(groups)]
+        for moments in product(*by_group):
             counts = map(sum, zip(*moments, strict=True))
-            found[tuple((0, count) if end else (count, 0) for count, end in zip(counts, ends, strict=True))] = None
+            peaks[tuple((0, count) if end else (count, 0) for count, end in zip(counts, ends, strict=True))] = None
     return tuple(
-        each for each in found if not any(other is not each and all(map(_covers, other, each)) for other in found)
+        peak for peak in peaks if not any(larger is not peak and all(map(_covers, larger, peak)) for larger in peaks)
     )
 
 
-def _moments(problem: Problem, own: Sequence[Entry], among: Sequence[bool]) -> list[tuple[float, ...]]:
-    """What a stage has of each model at a time, where only some count. Nothing that is no more of each than something
-    else."""
-    owners, held, most = problem.owners, [0.0] * len(among), list[tuple[float, ...]]()
-    for line, part, _ in own:
+def _moments(problem: Problem, entries: Sequence[Entry], among: Sequence[bool]) -> list[tuple[float, ...]]:
+    """Return the in-flight micro-batches that a stage has of each model at a moment, counting only models `among`
+    these. Moments that need no more of any model than another are left out."""
+    owners, held, peaks = problem.owners, [0.0] * len(among), list[tuple[float, ...]]()
+    for line, part, _ in entries:
         owner = owners[line]
         if not among[owner]:
             continue
         held[owner] += (1 if part == "F" else -1) / problem.models[owner].chunks
         now = tuple(held)
-        if not any(_covers(other, now) for other in most):
-            most = [other for other in most if not _covers(now, other)] + [now]
-    return most or [tuple(held)]
+        if not any(_covers(peak, now) for peak in peaks):
+            peaks = [peak for peak in peaks if not _covers(now, peak)] + [now]
+    return peaks or [tuple(held)]
 
 
-def _covers(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether it is no less in each number."""
-    return all(map(ge, one, other))
+def _covers(larger: Sequence[float], smaller: Sequence[float]) -> bool:
+    """Return whether each number of the first is at least the second's."""
+    return all(map(ge, larger, smaller))

@@ -1,4 +1,5 @@
-"""What messages between devices take: alpha-beta costs of collectives on the links that a group really uses."""
+"""Estimates how long messages between devices take: alpha-beta costs of collectives on the links that a group really
+uses."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from rlgraph.catalog.clusters.cluster import Island
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Between the devices of one group."""
+    """A link between the devices of one group."""
 
     bandwidth: float
     """Bytes a second of each device, in each direction."""
@@ -18,61 +19,63 @@ class Link:
     """Seconds of a message."""
 
     def all_reduce(self, size: float, ranks: int) -> float:
-        """Every byte goes around twice, as in a ring."""
+        """Return the seconds of an all-reduce, in which every byte goes around twice, as in a ring."""
         return self.all_reduce_bytes(size, ranks) + self.all_reduce_latency(ranks)
 
     def all_reduce_bytes(self, size: float, ranks: int) -> float:
-        """The part of its bytes."""
+        """Return the seconds of an all-reduce that depend on its bytes."""
         return 2 * (ranks - 1) * size / ranks / self.bandwidth
 
     def all_reduce_latency(self, ranks: int) -> float:
-        """The part of its messages: those of small sizes go along a tree."""
+        """Return the seconds of an all-reduce that depend on its messages: those of small sizes go along a tree."""
         return 2 * math.ceil(math.log2(ranks)) * self.latency
 
     def all_gather(self, size: float, ranks: int) -> float:
-        """Every rank gets all `size` bytes, of which it has its share; a reduce-scatter takes the same."""
+        """Return the seconds in which every rank gets all `size` bytes, of which it has its shard; a reduce-scatter
+        takes as long."""
         if ranks == 1:
             return 0.0
         return (ranks - 1) * (size / ranks / self.bandwidth + self.latency)
 
     def all_to_all_bytes(self, size: float, ranks: int) -> float:
-        """Every rank sends each other one an equal part of `size` bytes: the part of its bytes."""
+        """Return the seconds that depend on bytes when every rank sends each other rank an equal part of `size`
+        bytes."""
         return (ranks - 1) * size / ranks / self.bandwidth
 
     def all_to_all_latency(self, ranks: int) -> float:
-        """The part of its messages."""
+        """Return the seconds of an all-to-all that depend on its messages."""
         return (ranks - 1) * self.latency
 
     def send(self, size: float) -> float:
-        """One message."""
+        """Return the seconds of one message."""
         return size / self.bandwidth + self.latency
 
 
 def between_copies(island: Island, one: int, copies: int, share: float) -> Link:
-    """Of the copies of a group, each on so many devices in a row; of those of several islands as slow as the slowest
-    part of a ring through all of them."""
+    """Return the link between the replicas of a group, each on `one` devices in a row; between several node groups it
+    is as slow as the slowest part of a ring through all of them."""
     if island.parts:
         wide = [across(part, one, share) for part in island.parts]
         members = min(max(1, part.per_node // one) for part in island.parts)
-        bandwidth = min([island.between * members * share, *(each.bandwidth for each in wide)])
-        return Link(bandwidth, max(island.between_latency, *(each.latency for each in wide)))
+        bandwidth = min([island.between * members * share, *(part_link.bandwidth for part_link in wide)])
+        return Link(bandwidth, max(island.between_latency, *(part_link.latency for part_link in wide)))
     if one * copies <= island.per_node:
         return Link(island.device.link * share, island.link_latency)
     return across(island, one, share)
 
 
 def across(island: Island, one: int, share: float) -> Link:
-    """Of ranks that are so many devices apart, and reach over nodes.
+    """Return the link between ranks that are `one` devices apart, and reach over nodes.
 
-    Those that exchange on one node form one ring, which uses the adapters of all of them: a node's adapters are shared
-    out evenly among its devices, whether each has one of its own or not.
+    The devices of a node that communicate form one ring, which uses all their network adapters: the adapters of a node
+    are divided evenly among its devices, whether each has one of its own or not.
     """
     members = max(1, island.per_node // one)
     return Link(min(island.device.link, island.network * members) * share, island.network_latency)
 
 
 def link(island: Island, near: bool, share: float) -> Link:
-    """Within a node or between two. share: of the bandwidth that is reached."""
+    """Return the link within a node or between two. share: the part of the bandwidth that is reached."""
     if near:
         return Link(island.device.link * share, island.link_latency)
     return Link(island.network * share, island.network_latency)

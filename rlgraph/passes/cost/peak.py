@@ -1,8 +1,7 @@
-"""The fullest moment of each pool over a step, and what fills its devices then.
+"""Finds the fullest moment of each pool over a step, and what fills its devices then.
 
-Groups of a pool take turns: all of them hold their models, and one of them works. A model that is off-loaded is there
-only while it works. A process is
-there all the time, with what it has beside tensors.
+Groups of a pool take turns: all of them hold their models, and one of them works. An off-loaded model occupies the
+device only while it works. A process occupies it all the time, with what it uses beside tensors.
 """
 
 from __future__ import annotations
@@ -24,49 +23,51 @@ from rlgraph.passes.cost.tasks import Task
 from rlgraph.passes.cost.time import Batch
 
 TIGHT = 0.95
-"""Share of the memory that can be used beyond which a device is said to be tight: docs/why/memory.md has counts that
-are 5% off."""
+"""A device is reported as tight if more than this share of its usable memory is used: docs/why/memory.md has counts
+that are 5% off."""
 
 Parts = tuple[tuple[str, str, float], ...]
-"""A model, what of it, and its bytes."""
+"""Bytes as triples: a model, what of it, and its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Of the fullest device of a pool."""
+    """The peak memory of the fullest device of a pool."""
 
     moment: str
     """The task during which it is fullest; empty for a pool that only holds models."""
     parts: Parts
-    """What is there then, the largest first."""
+    """What the device holds then, the largest first."""
     capacity: float
     """Bytes of the device that a plan may use."""
     device: str
-    """What it is called."""
+    """The name of the device."""
     moments: tuple[tuple[str, float], ...]
     """The bytes on that device during each task of the pool, in the order of the tasks."""
     host: float = 0.0
-    """Bytes of the host's memory, beside those, for copies of the models that the device has off-loaded."""
+    """Bytes of the host's memory for copies of the models that the device has off-loaded."""
     asleep: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Who these are (`actor`, or of a model that is there twice `actor.train`), and the tasks during which each of them
-    sleeps."""
+    """The off-loaded models (`actor`, or `actor.train` where a model is held twice), each with the tasks during which
+    it is off-loaded."""
 
     @property
     def bytes(self) -> float:
+        """Return the bytes on the device at that moment."""
         return sum(size for _, _, size in self.parts)
 
     @property
     def fits(self) -> bool:
+        """Return whether the bytes fit into the capacity."""
         return self.bytes <= self.capacity
 
     @property
     def tight(self) -> bool:
-        """What is left is less than the count may be off."""
+        """Return whether less is left than the count may be off."""
         return self.bytes > TIGHT * self.capacity
 
 
 def usable(island: Island, constants: Constants) -> float:
-    """Bytes of a device that a plan may use."""
+    """Return the bytes of a device that a plan may use."""
     return island.device.memory * (1 - constants.fragmentation) - constants.reserved
 
 
@@ -79,37 +80,39 @@ def peaks(
     threads: int = 1,
     accumulated: Collection[str] = (),
 ) -> dict[str, Peak]:
-    """For each pool with devices. Models without a config count as nothing. threads: as `Predictor` has them.
-    accumulated: models whose gradients are added up while others work."""
+    """Return the peak of each pool with devices. Models without a config count as nothing. threads: as for
+    `Predictor`. accumulated: models whose gradients are added up while others work."""
     predictor = Predictor(plan, configs, cluster, constants, threads)
-    found = {}
+    by_pool = {}
     for pool in plan.pools:
         groups = [group for group in plan.groups if group.pool == pool.name and group.models]
         if groups:
-            found[pool.name] = _Filling(predictor, tasks, pool, groups, accumulated).peak()
-    return found
+            by_pool[pool.name] = _Filling(predictor, tasks, pool, groups, accumulated).peak()
+    return by_pool
 
 
 @dataclass(frozen=True, slots=True)
 class Lodging:
-    """What the memory of a node's host has of models that sleep."""
+    """The off-loaded models in the host memory of a node."""
 
     parts: tuple[tuple[str, float], ...]
-    """Who (`actor`, or of a model that is there twice `actor.train`), and bytes; the largest first."""
+    """Each model (`actor`, or `actor.train` where a model is held twice) with its bytes; the largest first."""
     capacity: float
-    """Bytes that they may have there."""
+    """Bytes that off-loaded models may use there."""
 
     @property
     def bytes(self) -> float:
+        """Return the bytes of all models."""
         return sum(size for _, size in self.parts)
 
     @property
     def fits(self) -> bool:
+        """Return whether the bytes fit into the capacity."""
         return self.bytes <= self.capacity
 
 
 def lodges(island: Island, constants: Constants) -> float:
-    """Bytes of the memory of a node's host that models which sleep may have."""
+    """Return the bytes of a node's host memory that off-loaded models may use."""
     return island.host_memory * constants.asleep
 
 
@@ -121,36 +124,39 @@ def lodgings(
     constants: Constants,
     accumulated: Collection[str] = (),
 ) -> dict[int, Lodging]:
-    """For each node on which something sleeps, by its number. Arguments as `peaks` has them. Copies of weights and of
-    an optimizer's state stay there when their model wakes up, so that all that sleeps at some time is there at once."""
+    """Return the off-loaded models of each node that has any, by the number of the node. Arguments are as for `peaks`.
+    Copies of weights and of optimizer state stay in the host's memory when their model is loaded again, so that all
+    models that are off-loaded at some time are there at once."""
     predictor = Predictor(plan, configs, cluster, constants)
-    found: dict[int, dict[str, float]] = {}
+    by_node: dict[int, dict[str, float]] = {}
     for pool in plan.pools:
         groups = [group for group in plan.groups if group.pool == pool.name and group.models]
-        sleepy = [(model, each) for each in groups for model in each.models if plan.holding(model, each.name).offload]
-        filling = _Filling(predictor, tasks, pool, groups, accumulated) if sleepy else None
-        for model, group in sleepy:
+        offloaded = [
+            (model, holder) for holder in groups for model in holder.models if plan.holding(model, holder.name).offload
+        ]
+        filling = _Filling(predictor, tasks, pool, groups, accumulated) if offloaded else None
+        for model, group in offloaded:
             assert filling is not None
             size = filling.copied(model, group)
             for device in group.devices if size else ():
-                own, name = found.setdefault(cluster.node(pool.first + device), {}), plan.part(model, group.name)
-                own[name] = own.get(name, 0.0) + size
+                sizes, name = by_node.setdefault(cluster.node(pool.first + device), {}), plan.part(model, group.name)
+                sizes[name] = sizes.get(name, 0.0) + size
     return {
-        node: Lodging(tuple(sorted(own.items(), key=lambda part: -part[1])), lodges(cluster.home(node), constants))
-        for node, own in sorted(found.items())
+        node: Lodging(tuple(sorted(sizes.items(), key=lambda part: -part[1])), lodges(cluster.home(node), constants))
+        for node, sizes in sorted(by_node.items())
     }
 
 
 def in_flight(predictor: Predictor, works: Sequence[tuple[str, Sequence[Batch]]], by: Fusion) -> Parts:
-    """What micro-batches need in a pipeline, of all models that share it, on the stage and at the moment where that is
-    most. works: models, each with its rows. by: their lists."""
+    """Return the bytes that in-flight micro-batches need in a pipeline, for all models that share it, on the stage and
+    at the moment where they are most. works: models, each with its rows. by: the lists that they follow."""
     moments = []
     for moment in by.in_flight:
         parts: list[tuple[str, str, float]] = []
         for (model, batches), counts in zip(works, moment, strict=True):
             if any(counts):
-                known = predictor.deployment(model, predictor.plan.role(model, "train"))
-                deployment = replace(known, in_flight=counts)
+                deployed = predictor.deployment(model, predictor.plan.role(model, "train"))
+                deployment = replace(deployed, in_flight=counts)
                 needed = footprint("train", predictor.configs[model], deployment, batches).active
                 parts += [(model, what, size) for what, size in needed.parts]
         moments.append(tuple(parts))
@@ -158,7 +164,7 @@ def in_flight(predictor: Predictor, works: Sequence[tuple[str, Sequence[Batch]]]
 
 
 class _Filling:
-    """Of one pool."""
+    """The memory of the devices of one pool over a step."""
 
     def __init__(
         self,
@@ -171,7 +177,7 @@ class _Filling:
         self.predictor, self.plan, self.pool, self.groups = predictor, predictor.plan, pool, groups
         self.accumulated = accumulated
         self.work = [(task, group) for task in tasks if (group := self.group(task)) is not None]
-        """The pool's tasks and who does them."""
+        """The pool's tasks, each with the group that does it."""
         self.held = {
             (model, group.name): self.holds(model, group)
             for group in groups
@@ -180,106 +186,114 @@ class _Filling:
         }
 
     def group(self, task: Task) -> Group | None:
+        """Return the group of this pool that does a task, or None."""
         if task.model is None or task.model not in self.predictor.configs:
             return None
         group = self.plan.role(task.model, task.op)
         return group if group.pool == self.pool.name else None
 
     def footprint(self, operation: str, model: str, group: Group, batches: Sequence[Batch]) -> Footprint:
+        """Return the footprint of an operation, where training may accumulate gradients."""
         if model in self.accumulated and NODES[operation].trains:
             operation = "accumulate"
         return footprint(operation, self.predictor.configs[model], self.predictor.deployment(model, group), batches)
 
     def holds(self, model: str, group: Group) -> Bytes:
-        """What a group keeps of a model from step to step: what the work needs that keeps most."""
-        done: list[tuple[str, Sequence[Batch]]] = [
+        """Return what a group keeps of a model from step to step: the resident bytes of the work that keeps most."""
+        works: list[tuple[str, Sequence[Batch]]] = [
             (role.operation, ()) for role in self.plan.roles if (role.model, role.group) == (model, group.name)
         ]
-        done += [(task.op, task.batches) for task, own in self.work if (task.model, own.name) == (model, group.name)]
-        kept = [self.footprint(operation, model, group, batches).resident for operation, batches in done]
-        found = max(kept, key=lambda each: each.total, default=Bytes())
-        return found + self.lent(model, group) if kept else found
+        works += [
+            (task.op, task.batches) for task, owner in self.work if (task.model, owner.name) == (model, group.name)
+        ]
+        resident = [self.footprint(operation, model, group, batches).resident for operation, batches in works]
+        most = max(resident, key=lambda sizes: sizes.total, default=Bytes())
+        return most + self.lent(model, group) if resident else most
 
     def lent(self, model: str, group: Group) -> Bytes:
-        """Less than nothing: the base of a model, where an earlier one of the group has it."""
+        """Return minus the bytes of a base model that an earlier model of the group already holds, or nothing."""
         configs = self.predictor.configs
-        config, stays = configs[model], not any(self.plan.holding(each, group.name).offload for each in group.models)
-        others = group.models[: group.models.index(model)]
+        config, stays = configs[model], not any(self.plan.holding(name, group.name).offload for name in group.models)
+        earlier = group.models[: group.models.index(model)]
         if config.base and stays and spec_of(group.engine).lends(group.mesh):
-            for other in others:
-                if other in configs and configs[other].base == config.base:
+            for lender in earlier:
+                if lender in configs and configs[lender].base == config.base:
                     return Bytes((("weights", -float(count(config.shape, config.kind) * config.item)),))
         return Bytes()
 
     def peak(self) -> Peak:
-        # Devices that the same groups are on hold the same: one of each kind is looked at, on each island.
+        """Return the peak of the device with the least memory left."""
+        # Devices with the same groups hold the same: one of each kind is examined in each node group.
         kinds: dict[tuple[int, tuple[bool, ...]], int] = {}
-        held = [set(group.devices) for group in self.groups]
-        for device in sorted(set().union(*held)):
-            kinds.setdefault((self.island(device), tuple(device in each for each in held)), device)
-        return max((self.on(device) for device in kinds.values()), key=lambda each: each.bytes - each.capacity)
+        device_sets = [set(group.devices) for group in self.groups]
+        for device in sorted(set().union(*device_sets)):
+            kinds.setdefault((self.island(device), tuple(device in devices for devices in device_sets)), device)
+        return max((self.on(device) for device in kinds.values()), key=lambda peak: peak.bytes - peak.capacity)
 
     def island(self, device: int) -> int:
-        """The number of that which a device of the pool is in."""
+        """Return the number of the node group of one of the devices of the pool."""
         return self.predictor.cluster.island(self.pool.first + device)
 
     def on(self, device: int) -> Peak:
+        """Return the peak of one device."""
         island = self.predictor.cluster.islands[self.island(device)]
         here = [(task.name, self.parts(device, task, group)) for task, group in self.work if device in group.devices]
         resting: list[tuple[str, Parts]] = [("", tuple(self.staying(device, None)))]
-        moment, parts = max(here or resting, key=lambda each: _sum(each[1]))
+        moment, parts = max(here or resting, key=lambda named: _sum(named[1]))
         largest = tuple(sorted(parts, key=lambda part: -part[2]))
-        moments = tuple((name, _sum(each)) for name, each in here)
+        moments = tuple((name, _sum(held)) for name, held in here)
         capacity = usable(island, self.predictor.constants)
         return Peak(moment, largest, capacity, island.device.name, moments, *self.away(device))
 
     def away(self, device: int) -> tuple[float, tuple[tuple[str, tuple[str, ...]], ...]]:
-        """What the host keeps of models that a device has off-loaded, all that cannot be made again or brought; and who
-        these are, with the tasks during which they sleep."""
+        """Return the bytes that the host keeps of the models that a device has off-loaded, which are all that cannot
+        be computed or sent again; and these models, each with the tasks during which it is off-loaded."""
         copied, asleep = 0.0, []
         here = [(model, group) for group in self.groups if device in group.devices for model in group.models]
         for model, group in here:
             if not self.plan.holding(model, group.name).offload:
                 continue
             copied += self.copied(model, group)
-            others = [task.name for task, own in self.work if (task.model, own) != (model, group)]
+            others = [task.name for task, owner in self.work if (task.model, owner) != (model, group)]
             asleep.append((self.plan.part(model, group.name), tuple(others)))
         return copied, tuple(asleep)
 
     def copied(self, model: str, group: Group) -> float:
-        """What the host keeps of an off-loaded model for one rank."""
+        """Return the bytes that the host keeps of an off-loaded model for one rank."""
         if self.plan.brought(model, group.name):
             return 0.0
-        kept = Accumulating.keeps if model in self.accumulated else KEPT
-        return self.held.get((model, group.name), Bytes()).of(kept)
+        names = Accumulating.keeps if model in self.accumulated else KEPT
+        return self.held.get((model, group.name), Bytes()).of(names)
 
     def parts(self, device: int, task: Task, group: Group) -> Parts:
-        """What a device holds during a task of one of its groups."""
+        """Return what a device holds during a task of one of its groups."""
         assert task.model
         more = self.active(task, task.model, group)
-        found: dict[tuple[str, str], float] = {}
+        totals: dict[tuple[str, str], float] = {}
         for model, what, size in (*self.staying(device, (task.model, group.name)), *more):
-            found[model, what] = found.get((model, what), 0.0) + size
-        return tuple((model, what, size) for (model, what), size in found.items() if size)
+            totals[model, what] = totals.get((model, what), 0.0) + size
+        return tuple((model, what, size) for (model, what), size in totals.items() if size)
 
     def active(self, task: Task, model: str, group: Group) -> Iterator[tuple[str, str, float]]:
-        """What work needs beside what stays: of fused trainings all need it together, on the stage and at the moment
-        where that is most."""
+        """Yield what work needs beside what stays: fused trainings need it together, on the stage and at the moment
+        where they need most."""
         shared = self.plan.fused_with(model) if NODES[task.op].trains else None
         if shared is None:
             for what, size in self.footprint(task.op, model, group, task.batches).active.parts:
                 yield model, what, size
             return
         fed = {
-            each: [other.batches for other, _ in self.work if other.model == each and NODES[other.op].trains]
-            for each in shared.models
+            name: [
+                training.batches for training, _ in self.work if training.model == name and NODES[training.op].trains
+            ]
+            for name in shared.models
         }
-        fullest = {each: max(found, key=_rows) for each, found in fed.items() if found}
+        fullest = {name: max(batches, key=_rows) for name, batches in fed.items() if batches}
         works = [*fullest.items()]
         yield from in_flight(self.predictor, works, self.predictor.fused(works))
 
     def staying(self, device: int, busy: tuple[str, str] | None) -> Iterator[tuple[str, str, float]]:
-        """What is held on a device while one model works."""
+        """Yield what a device holds while one model works."""
         for group in self.groups:
             if device in group.devices and (process := self.process(group)):
                 yield group.models[0], "runtime", process
@@ -289,7 +303,7 @@ class _Filling:
                     yield model, what, size
 
     def process(self, group: Group) -> float:
-        """What one process of a group has beside tensors."""
+        """Return the bytes that one process of a group uses beside tensors."""
         return self.predictor.deployment(group.models[0], group).process(self.predictor.constants)
 
 

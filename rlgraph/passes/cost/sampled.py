@@ -1,7 +1,7 @@
-"""When rows end that one copy of a model samples: each by its own length.
+"""Computes when the rows that one replica of a model samples end, each by its own length.
 
-An engine decodes so many rows together, a token of each in a step, and takes the next row when one has ended. A step
-takes as long as the rows that are in it say. `rlgraph.passes.cost.decoding.generate` is what that takes on average.
+An engine decodes so many rows together, one token of each in a step, and takes the next row when one has ended. The
+time of a step depends on the rows in it. `rlgraph.passes.cost.decoding.generate` has the cost on average.
 """
 
 from __future__ import annotations
@@ -21,30 +21,32 @@ from rlgraph.passes.cost.time import Batch, Cost, crowded
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a copy samples the rows of a call."""
+    """How fast a replica samples the rows of a call."""
 
     call: float
-    """Seconds until it begins."""
+    """Seconds until the call begins."""
     read: float
-    """Seconds in which it reads a row's prompt; the others wait."""
+    """Seconds in which it reads a row's prompt; the other rows wait."""
     most: int
-    """Rows that it decodes together."""
+    """The most rows that it decodes together."""
     step: Callable[[int], float]
     """Seconds of a step with so many rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
+    """The cost of rows that one replica samples, and when each of them ends."""
+
     cost: Cost
-    """Until the last row has ended."""
+    """The cost until the last row has ended."""
     ends: Sequence[float]
     """Seconds after which each row has ended, from the beginning of the work."""
     pace: Pace | None = None
-    """Where rows of another call can come in between."""
+    """The pace, where rows of another call can begin in between."""
 
 
 NOTHING = Sampled(Cost(), (), Pace(0.0, 0.0, 1, lambda rows: 0.0))
-"""Of a copy that has no rows."""
+"""The result of a replica without rows."""
 
 
 def sampled(
@@ -55,8 +57,8 @@ def sampled(
     answers: Sequence[float],
     samples: int,
 ) -> Sampled:
-    """Of one copy, or one thread of it. prompts, answers: tokens of each row, in the order in which they begin; rows of
-    one prompt stand together, so many samples of each."""
+    """Return the rows that one replica, or one thread of it, samples. prompts, answers: tokens of each row, in the
+    order in which they begin; the `samples` rows of one prompt are adjacent."""
     if not answers:
         return NOTHING
     rates = constants.rates[deployment.engine, "generate"]
@@ -68,13 +70,13 @@ def sampled(
     ended = _tokens(answers, most)
     order = sorted(range(len(ended)), key=ended.__getitem__)
     left = [min(most, len(ended) - number) for number in range(len(ended))]
-    """Rows that are decoded together until the one ends that ends next: who waits goes on at once."""
+    """Rows that are decoded together until the next one ends: waiting rows begin at once."""
     costs, total = dict[int, Cost](), dict[int, float]()
     ends = [0.0] * len(ended)
     before = decoded = begun = 0.0
     for number, (row, together) in enumerate(zip(order, left, strict=True)):
         if took := ended[row] - before:
-            # Prompts are read when their rows begin: first as many as there is room for.
+            # Prompts are read when their rows begin: at first as many as there are slots.
             begun, before = min(1.0, (most + number) / len(ended)), ended[row]
             if together not in costs:
                 costs[together], total[together] = step.cost(together), 0.0
@@ -87,73 +89,75 @@ def sampled(
 
 
 def _tokens(answers: Sequence[float], most: int) -> Sequence[float]:
-    """After how many steps each row ends, where at most so many are decoded together."""
+    """Return after how many steps each row ends, where at most so many are decoded together."""
     if len(answers) <= most:
         return answers
-    found = list(answers[:most])
-    busy = list(found)
+    ends = list(answers[:most])
+    busy = list(ends)
     heapify(busy)
     for length in answers[most:]:
-        found.append(busy[0] + length)
-        heapreplace(busy, found[-1])
-    return found
+        ends.append(busy[0] + length)
+        heapreplace(busy, ends[-1])
+    return ends
 
 
 class Together:
-    """What one copy samples for several calls: as many rows as the largest of them has, or as there is room for. So a
-    row that ends is followed by one of the next call, and a step takes as long as the rows that are in it say, each
-    call's by its own pace."""
+    """The rows that one replica samples for several calls, as many together as the largest call has rows, or as there
+    are slots. So a row that ends is followed by one of the next call, and the time of a step depends on the rows in it,
+    each at the pace of its call."""
 
     def __init__(self) -> None:
         self._now = self._steps = 0.0
-        """A moment, in seconds, and the steps that have been taken by then."""
+        """The present moment in seconds, and the steps that have been taken by then."""
         self._paces: list[tuple[int, Pace]] = []
-        """Of each call, with its rows."""
-        self._there: list[tuple[int, Pace]] = []
-        """Of those that had rows when the last one came."""
+        """The number of rows and the pace of each call."""
+        self._mixed: list[tuple[int, Pace]] = []
+        """The rows and paces of the calls that had rows when the last one arrived."""
         self._active: list[tuple[float, int, int]] = []
-        """A heap of the rows that are decoded: after which step they end, their call, and which of it they are."""
+        """A heap of the rows that are decoded: the step after which a row ends, its call, and its number in the
+        call."""
         self._waiting: deque[tuple[int, int, float]] = deque()
-        """Rows that have not begun: their call, which of it they are, and their tokens."""
+        """Rows that have not begun: the call, the number in the call, and the tokens of each."""
         self._ends: list[list[float]] = []
-        self._left: dict[int, int] = {}
-        """Of each call the rows that have not ended."""
+        """For each call, the moment at which each row ends."""
+        self._unfinished: dict[int, int] = {}
+        """The rows of each call that have not ended."""
 
     def join(self, now: float, pace: Pace, answers: Sequence[float], more: bool = False) -> int:
-        """A call with rows of so many tokens comes at a moment, no earlier than those before: its number. more: its
-        rows are sampled beside those of the others, not in their places."""
+        """Add a call with rows of so many tokens at a moment, no earlier than the calls before, and return its
+        number. more: its rows are sampled in addition to those of the other calls, not in their slots."""
         self._run(now + pace.call)
         number = len(self._paces)
-        others = max((self._paces[call][0] for call in self._left), default=0) if more else 0
+        others = max((self._paces[call][0] for call in self._unfinished), default=0) if more else 0
         self._paces.append((others + len(answers), pace))
         self._ends.append([self._now] * len(answers))
         self._waiting += ((number, row, length) for row, length in enumerate(answers))
         if answers:
-            self._left[number] = len(answers)
-        self._there = [self._paces[call] for call in self._left]
+            self._unfinished[number] = len(answers)
+        self._mixed = [self._paces[call] for call in self._unfinished]
         return number
 
     def pause(self, now: float, seconds: float) -> None:
-        """Nothing is sampled from a moment on, for so long."""
+        """Sample nothing from a moment on, for so many seconds."""
         self._run(now)
         self._now += seconds
 
     def going(self, now: float) -> list[tuple[int, int, float]]:
-        """The rows that have begun at a moment and have not ended: their call, which of it they are, and the tokens
-        that are left of them."""
+        """Return the rows that have begun at a moment and have not ended: the call of each, its number in the call,
+        and the tokens that are left of it."""
         self._run(now)
         return [(call, row, end - self._steps) for end, call, row in self._active]
 
     def ends(self) -> list[list[float]]:
-        """The moment at which each row of each call ends, if no other call comes."""
+        """Return the moment at which each row of each call ends, if no other call arrives."""
         alone = copy(self)
         alone._active, alone._waiting = list(self._active), copy(self._waiting)
-        alone._ends, alone._left = [list(each) for each in self._ends], dict(self._left)
+        alone._ends, alone._unfinished = [list(ends) for ends in self._ends], dict(self._unfinished)
         alone._run(float("inf"))
         return alone._ends
 
     def _run(self, until: float) -> None:
-        """Lets time pass."""
+        """Advance the time to a moment."""
         costs: dict[int, float] = {}
         while self._now < until:
             if self._waiting:
@@ -165,7 +169,7 @@ class Together:
             together = len(self._active)
             if together not in costs:
                 costs[together] = self._mean(lambda pace, rows=together: pace.step(rows))  # type: ignore[misc]
-            # Rows of no tokens have ended when they begin.
+            # Rows without tokens end when they begin.
             ends = max(self._active[0][0], self._steps)
             if self._now + (ends - self._steps) * costs[together] > until:
                 self._steps += (until - self._now) / costs[together]
@@ -176,17 +180,20 @@ class Together:
             while self._active and self._active[0][0] <= ends:
                 _, call, row = heappop(self._active)
                 self._ends[call][row] = self._now
-                self._left[call] -= 1
-                if not self._left[call]:
-                    del self._left[call]
+                self._unfinished[call] -= 1
+                if not self._unfinished[call]:
+                    del self._unfinished[call]
 
     def _begin(self) -> None:
-        """Rows begin for which there is room; all others wait until their prompts are read."""
-        most = min(max(self._paces[call][0] for call in self._left), max(1, int(self._mean(lambda pace: pace.most))))
+        """Start as many rows as there are slots for; all others wait until their prompts are read."""
+        most = min(
+            max(self._paces[call][0] for call in self._unfinished), max(1, int(self._mean(lambda pace: pace.most)))
+        )
         while self._waiting and len(self._active) < most:
             call, row, length = self._waiting.popleft()
             self._now += self._paces[call][1].read
             heappush(self._active, (self._steps + length, call, row))
 
     def _mean(self, of: Callable[[Pace], float]) -> float:
-        return sum(count * of(pace) for count, pace in self._there) / sum(count for count, _ in self._there)
+        """Return the mean of a number over the paces of the mixed calls, weighted by rows."""
+        return sum(count * of(pace) for count, pace in self._mixed) / sum(count for count, _ in self._mixed)

@@ -1,9 +1,9 @@
-"""How long the work of a model takes on a group of devices: rooflines, alpha-beta collectives, pipelines, and
+"""Estimates how long the work of a model takes on a group of devices: rooflines, alpha-beta collectives, pipelines, and
 overheads.
 
 Training and reading are bound by matrix products, decoding by the memory's bandwidth. Pipelines run
 one-forward-one-backward: with m micro-batches and p stages a step has m + p - 1 turns (arXiv 2104.04473).
-`rlgraph.passes.cost.constants` says what each constant is.
+`rlgraph.passes.cost.constants` defines each constant.
 """
 
 from __future__ import annotations
@@ -31,54 +31,54 @@ from rlgraph.passes.cost.optimizer import WIDE, optimizer_bytes
 from rlgraph.passes.cost.work import Tokens
 
 POINTS = 24
-"""Lengths that stand for all rows which are decoded together."""
+"""The number of lengths that represent all rows which are decoded together."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one table that a node works on."""
+    """The rows of one table that a node works on."""
 
     rows: float
     prompt: Lengths
     response: Lengths
-    """Of what carries loss: sampled, or an encoded answer."""
+    """Lengths of what carries loss: a sampled or an encoded answer."""
     samples: int = 1
     """Rows for each prompt, where the node samples them."""
     answers: float = 0.0
-    """How often the process that samples a row has an environment answer it; none is asked elsewhere."""
+    """How often the process that samples a row has an environment answer it; 0 where another process does."""
     workers: int = 1
-    """Processes of each copy that answer its rows side by side."""
+    """Processes of each replica that answer its rows in parallel."""
     together: float = 1.0
-    """Rows beside each other that begin with the same prompt, on average, where the node reads their tokens."""
+    """How many adjacent rows begin with the same prompt, on average, where the node reads their tokens."""
 
     @cached_property
     def row(self) -> Tokens:
-        """What a model reads of one row, on average."""
+        """Return what a model reads of one row, on average."""
         length = self.prompt.mean + self.response.mean
         spread = self.prompt.square + 2 * self.prompt.mean * self.response.mean + self.response.square
         return Tokens(1.0, length, spread, self.response.mean, self.prompt.longest + self.response.longest)
 
     def tokens(self) -> Tokens:
-        """What a model reads of them."""
+        """Return what a model reads of all rows."""
         row = self.row
         return Tokens(self.rows, self.rows * row.tokens, self.rows * row.squares, self.rows * row.scored, row.longest)
 
     def share(self, parts: int) -> float:
-        """The rows of the copy that gets most of them; samples of one prompt stay together."""
-        known = self._shares
-        if parts not in known:
-            known[parts] = min(self.rows, math.ceil(self.rows / parts / self.samples) * self.samples)
-        return known[parts]
+        """Return the rows of the replica that gets most of them; samples of one prompt stay together."""
+        shares = self._shares
+        if parts not in shares:
+            shares[parts] = min(self.rows, math.ceil(self.rows / parts / self.samples) * self.samples)
+        return shares[parts]
 
     def least(self, parts: int) -> float:
-        """The rows of the copy that gets fewest of them."""
+        """Return the rows of the replica that gets fewest of them."""
         return self.rows / self.samples // parts * self.samples
 
     def blocks(self, budget: float, packed: bool = False, shares: Shares | None = None) -> tuple[float, Tokens]:
-        """How many micro-batches of at most so many padded tokens a row makes, and the tokens of a row with its
-        padding: the longest rows come first, and those of a micro-batch are as long as its longest. packed: rows have
-        no padding, and a longer one than the budget is a micro-batch by itself. shares: how packed rows are read that
-        begin alike."""
+        """Return how many micro-batches of at most so many padded tokens a row makes, and the tokens of a row with its
+        padding: the longest rows come first, and the rows of a micro-batch are padded to its longest. packed: rows have
+        no padding, and a row longer than the budget is a micro-batch by itself. shares: how packed rows with a common
+        prefix are read together."""
         if packed:
             return self._packed(budget), self.read(shares)
         if budget not in self._blocks:
@@ -86,65 +86,68 @@ class Batch:
         return self._blocks[budget]
 
     def read(self, shares: Shares | None) -> Tokens:
-        """What a model reads of one row, on average, where neighbours that begin with the same prompt may share it."""
+        """Return what a model reads of one row, on average, where neighbours that begin with the same prompt may share
+        it."""
         if shares is None or self.together <= 1:
             return self.row
-        short = sum(each <= shares.longest for each in self.response.values) / len(self.response.values)
+        short = sum(length <= shares.longest for length in self.response.values) / len(self.response.values)
         left_out = short * (1 - 1 / self.together)
         if left_out * self.prompt.mean < shares.worth * self.row.tokens:
             return self.row
-        # What comes behind a prompt attends to all of it.
+        # The tokens behind a prompt attend to all of it.
         tokens = self.row.tokens - left_out * self.prompt.mean
         return replace(self.row, tokens=tokens, squares=self.row.squares - left_out * self.prompt.square)
 
     def unshared(self, block: int) -> tuple[float, float]:
-        """Tokens of a prompt, and pairs of them in attention, that a sample reads after the first one: those behind the
-        last full block, the last token always; on average."""
+        """Return the tokens of a prompt, and the pairs of them in attention, that each sample after the first reads,
+        on average: those behind the last full block, and always the last token."""
         if block not in self._unshared:
-            kept = [(each, block * math.floor(max(each - 1, 0) / block)) for each in self.prompt.values]
+            prompts = [(length, block * math.floor(max(length - 1, 0) / block)) for length in self.prompt.values]
             tokens, pairs = (
-                sum(each - there for each, there in kept),
-                sum(each * (each - there) for each, there in kept),
+                sum(length - cached for length, cached in prompts),
+                sum(length * (length - cached) for length, cached in prompts),
             )
-            self._unshared[block] = tokens / len(kept), pairs / len(kept)
+            self._unshared[block] = tokens / len(prompts), pairs / len(prompts)
         return self._unshared[block]
 
     @cached_property
     def _unshared(self) -> dict[int, tuple[float, float]]:
-        """By the block."""
+        """Cache `unshared` by the block."""
         return {}
 
     @cached_property
     def _blocks(self) -> dict[float, tuple[float, Tokens]]:
-        """By the budget: a search asks for the same few with every split."""
+        """Cache `blocks` by the budget: a search asks for the same few with every split."""
         return {}
 
     def _packed(self, budget: float) -> float:
+        """Return how many packed micro-batches a row makes."""
         if self.row.longest <= budget:
             return max(1 / max(self.rows, 1.0), self.row.tokens / budget)
         if budget not in self._parts:
             prompt, values = self.prompt.mean, self.response.values
-            self._parts[budget] = sum(min(1.0, (prompt + each) / budget) for each in values) / len(values)
+            self._parts[budget] = sum(min(1.0, (prompt + length) / budget) for length in values) / len(values)
         return max(1 / max(self.rows, 1.0), self._parts[budget])
 
     @cached_property
     def _parts(self) -> dict[float, float]:
-        """How many packed micro-batches a row makes, by the budget."""
+        """Cache how many packed micro-batches a row makes, by the budget."""
         return {}
 
     @cached_property
     def _shares(self) -> dict[int, float]:
-        """By the parts, too."""
+        """Cache `share` by the parts."""
         return {}
 
     def _cut(self, budget: float) -> tuple[float, Tokens]:
+        """Return `blocks` of rows that are padded."""
         blocks, padded, done = 0.0, Tokens(0.0, 0.0, 0.0, self.row.scored, self.row.longest), 0.0
         while done < 1 - 1e-9:
             longest = max(1.0, self.prompt.mean + self.response.at(1 - done))
             together = max(1.0, budget // longest)
             part = min(1 - done, max(together / max(self.rows, 1.0), 1 / POINTS))
             if part * self.rows > together:
-                # Several micro-batches, whose longest rows are on average as long as these.
+                # These are several micro-batches, and this is the mean length of their longest rows.
                 longest = max(1.0, self.prompt.mean + self.response.at(1 - done - part / 2))
                 blocks += part / max(1.0, budget // longest)
             else:
@@ -161,19 +164,20 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds, and what they go to."""
+    """The seconds of some work, by what they are spent on."""
 
     compute: float = 0.0
     memory: float = 0.0
-    """Waiting for the device's own memory."""
+    """Seconds of waiting for the device's own memory."""
     communication: float = 0.0
     bubble: float = 0.0
-    """Stages of a pipeline that wait for each other."""
+    """Seconds in which the stages of a pipeline wait for each other."""
     overhead: float = 0.0
-    """Calls, launches, what is done for each row."""
+    """Seconds of calls, launches, and work for each row."""
 
     @property
     def seconds(self) -> float:
+        """Return the sum of all parts."""
         return self.compute + self.memory + self.communication + self.bubble + self.overhead
 
     def __add__(self, other: Cost) -> Cost:
@@ -186,7 +190,7 @@ class Cost:
         )
 
     def times(self, factor: float) -> Cost:
-        """So many of them."""
+        """Return the cost multiplied by the factor."""
         return Cost(
             self.compute * factor,
             self.memory * factor,
@@ -197,7 +201,7 @@ class Cost:
 
     @classmethod
     def total(cls, parts: Collection[tuple[Cost, float]]) -> Cost:
-        """Of several, so many of each."""
+        """Return the sum of costs, each multiplied by its factor."""
         return cls(
             sum(cost.compute * factor for cost, factor in parts),
             sum(cost.memory * factor for cost, factor in parts),
@@ -209,7 +213,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class LatencyModel:
-    """What passes over rows take on one copy: so much for each row, each micro-batch, and each call."""
+    """The time of passes over rows on one replica: seconds for each row, each micro-batch, and each call."""
 
     row: Cost
     block: Cost
@@ -218,15 +222,15 @@ class LatencyModel:
     """Micro-batches that a row makes."""
     stages: int
     longest: float = 1.0
-    """As many rows as the longest of all takes: packed with none, it is a micro-batch."""
+    """How many average rows take as long as the longest row: a row that is packed with no other is a micro-batch."""
     ranks: int = 1
-    """That share out the rows of a copy."""
+    """The ranks that shard the rows of a replica."""
     gathered: float = 0.0
-    """Of a call's seconds those in which parameters come from other ranks."""
+    """Those seconds of a call in which parameters are gathered from other ranks."""
     chunks: int = 1
-    """Parts of the layers on each stage."""
+    """The parts of the layers on each stage."""
     passing: tuple[float, float] = (0.0, 0.0)
-    """Seconds that one more of these adds to a row, and to a micro-batch."""
+    """Seconds that one more chunk adds to a row, and to a micro-batch."""
     row_s: float = field(init=False)
     """Seconds of a row."""
     block_s: float = field(init=False)
@@ -237,70 +241,72 @@ class LatencyModel:
         object.__setattr__(self, "block_s", self.block.seconds)
 
     def own(self, rows: float) -> float:
-        """Of so many rows of a copy those of the rank that has most."""
+        """Return the rows of the rank that has most of the rows of a replica."""
         return max(min(rows, 1.0), rows / self.ranks)
 
     def turns(self, rows: float) -> float:
-        """Micro-batches of so many rows; of a pipeline at least one for each stage, where there are as many rows."""
+        """Return the micro-batches of so many rows; of a pipeline at least one for each stage, where there are as many
+        rows."""
         return max(1.0, math.ceil(rows * self.blocks), min(self.stages, rows))
 
     def seconds(self, rows: float) -> float:
-        """Of so many rows."""
+        """Return the seconds of so many rows."""
         return self.in_parts(rows, self.chunks)
 
     def in_parts(self, rows: float, chunks: int) -> float:
-        """Of so many rows, if each stage had so many parts of the layers."""
+        """Return the seconds of so many rows, if each stage had so many chunks of the layers."""
         if rows == 0:
             return self.call
         more, (row, block) = chunks - self.chunks, self.passing
         rows, row, block = self.own(rows), self.row_s + more * row, self.block_s + more * block
         turns = self.turns(rows)
-        found = row * rows + block * turns
-        return self.call + found + _before(self.stages, chunks, turns) * max(found / turns, row * self.longest + block)
+        busy = row * rows + block * turns
+        return self.call + busy + _before(self.stages, chunks, turns) * max(busy / turns, row * self.longest + block)
 
     def bubble(self, turns: float, turn: float) -> float:
-        """Seconds in which stages wait. They take as long as the longest micro-batch that passes all of them (a flow
-        shop whose machines are alike: Pinedo, Scheduling, section 6.1); with several parts of the layers on a stage
-        through one part of each (arXiv 2104.04473, section 2.2.2). turn: seconds of one, on average."""
+        """Return the seconds in which stages wait: as long as the longest micro-batch takes to pass all of them (a
+        flow shop whose machines are alike: Pinedo, Scheduling, section 6.1), or with several chunks of the layers on a
+        stage to pass one chunk of each (arXiv 2104.04473, section 2.2.2). turn: seconds of a micro-batch, on
+        average."""
         return self.before(turns) * max(turn, self.row_s * self.longest + self.block_s)
 
     def before(self, turns: float) -> float:
-        """Of how many micro-batches the work on a stage is as long as it waits. Of fewer than there are stages the
-        first one comes back to a stage for its next part of the layers when it has passed all stages, however many
-        parts there are: nothing fills the time until then."""
+        """Return how many micro-batches take as long on a stage as the stage waits. With fewer micro-batches than
+        stages the first one returns to a stage for its next chunk of the layers when it has passed all stages, however
+        many chunks there are: nothing fills the time until then."""
         return _before(self.stages, self.chunks, turns)
 
     def waits(self, rows: float) -> tuple[float, float, float]:
-        """Of these seconds those in which stages wait for each other; how many of them they do because the longest
-        micro-batch takes longer than others; and seconds of one of these."""
+        """Return the seconds in which stages wait for each other; the part of these that is due to the longest
+        micro-batch being longer than others; and the seconds of one micro-batch."""
         if rows == 0:
             return 0.0, 0.0, 0.0
         rows = self.own(rows)
         turns = self.turns(rows)
         turn = (self.row_s * rows + self.block_s * turns) / turns
-        found = self.bubble(turns, turn)
-        return found, found - self.before(turns) * turn, turn
+        waiting = self.bubble(turns, turn)
+        return waiting, waiting - self.before(turns) * turn, turn
 
     def cost(self, rows: float) -> Cost:
-        """The same, by what it goes to."""
+        """Return the cost of so many rows."""
         if rows == 0:
             return Cost(overhead=self.call)
         rows = self.own(rows)
         turns = self.turns(rows)
-        found = self.row.times(rows) + self.block.times(turns)
-        bubble, rest = self.bubble(turns, found.seconds / turns), self.call - self.gathered
-        return found + Cost(communication=self.gathered, bubble=bubble, overhead=rest)
+        busy = self.row.times(rows) + self.block.times(turns)
+        bubble, rest = self.bubble(turns, busy.seconds / turns), self.call - self.gathered
+        return busy + Cost(communication=self.gathered, bubble=bubble, overhead=rest)
 
 
 def _before(stages: int, chunks: int, turns: float) -> float:
-    """`LatencyModel.before`."""
+    """Return `LatencyModel.before` for so many stages and chunks."""
     if chunks == 1:
         return stages - 1
     return max(0.0, stages - turns) + (min(turns, stages) - 1) / chunks
 
 
 def crowded(deployment: Deployment, rates: Rates) -> float:
-    """How many times as long work takes that is not done alone."""
+    """Return by what factor work is slower that other ranks or threads do at the same time."""
     return (1 + rates.crowd * (deployment.size > 1)) * (1 + rates.lock * (deployment.threads > 1))
 
 
@@ -313,9 +319,9 @@ class _Row:
     tokens: float
     squares: float
     blocks: float
-    """Micro-batches."""
+    """Micro-batches that a row makes."""
     longest: float
-    """As many rows as the longest of all takes."""
+    """How many average rows take as long as the longest row."""
 
 
 @lru_cache(4096)
@@ -330,14 +336,14 @@ def _row(
     recompute: bool,
     batches: tuple[Batch, ...],
 ) -> _Row:
-    """Many splits are fed the same."""
-    whole = sum(batch.rows for batch in batches) or 1.0
+    """Return what an average row takes: cached because many splits are fed the same."""
+    total_rows = sum(batch.rows for batch in batches) or 1.0
     layers = heads = tokens = squares = blocks = longest = 0.0
     for batch in batches:
-        part = batch.rows / whole
-        made, row = batch.blocks(budget, packs, shares)
-        # What is computed again for the backward pass is the layers, and a head of more logits than are kept.
-        parts = in_parts(shape, model, row.scored / made, tp)
+        part = batch.rows / total_rows
+        row_blocks, row = batch.blocks(budget, packs, shares)
+        # The backward pass recomputes the layers, and a head with more logits than are kept.
+        parts = in_parts(shape, model, row.scored / row_blocks, tp)
         head_once = work.head_flops(shape, model, row)
         layers_flops, head_flops = work.layers_flops(shape, row) + work.adapter_flops(shape, row), head_once
         if kind == "train":
@@ -347,7 +353,7 @@ def _row(
         heads += part * head_flops
         tokens += part * row.tokens
         squares += part * row.squares
-        blocks += part * made
+        blocks += part * row_blocks
         if packs:
             longest = max(longest, batch.prompt.mean + batch.response.at(1 - 0.5 / max(batch.rows, 1.0)))
     return _Row(layers, heads, tokens, squares, blocks, max(1.0, longest / max(tokens, 1.0)))
@@ -360,8 +366,8 @@ def latency(
     constants: Constants,
     batches: Sequence[Batch],
 ) -> LatencyModel:
-    """Of one copy's forward pass, or of its forward and backward passes; it does not depend on how many copies there
-    are."""
+    """Return the time of one replica's forward pass, or of its forward and backward passes; it does not depend on the
+    number of replicas."""
     shape, rates = config.shape, constants.rates[deployment.engine, kind]
     passes, reduces = (1.0, 2) if kind == "forward" else (4.0, 6) if deployment.recompute else (3.0, 4)
     budget, again = deployment.micro_tokens or BLOCK_TOKENS, kind == "train" and deployment.recompute
@@ -369,7 +375,7 @@ def latency(
     row = _row(kind, shape, config.kind, deployment.tp, budget, *fed, again, tuple(batches))
     flops, tokens, blocks = row.layers_flops / deployment.pp + row.head_flops, row.tokens, row.blocks
     layers = shape.layers / deployment.pp
-    inner, beside = deployment.links(constants)
+    inner, stage_link = deployment.links(constants)
     tokens /= deployment.cp
     size = tokens * shape.hidden * config.item
     sent = layers * reduces * inner.all_reduce_bytes(size, deployment.tp)
@@ -381,18 +387,18 @@ def latency(
         sent += sparse * reduces * among.all_to_all_bytes(size * shape.experts_per_token, deployment.ep)
         rounds += sparse * reduces * among.all_to_all_latency(deployment.ep)
     if deployment.cp > 1:
-        # Keys and values of all tokens come, and their gradients go back.
+        # Keys and values of all tokens arrive, and their gradients go back.
         nearby, gathers = deployment.among_tokens(constants), {1.0: 1, 3.0: 2, 4.0: 3}[passes]
         heads = max(1.0, shape.kv_heads / deployment.tp)
         keys = tokens * deployment.cp * 2 * heads * shape.widest * config.item
         latency_s = nearby.all_gather(0, deployment.cp)
         sent += layers * gathers * (nearby.all_gather(keys, deployment.cp) - latency_s)
         rounds += layers * gathers * (latency_s + rates.reduce)
-    # What a row and a micro-batch send on, of each part of a stage's layers.
+    # What a row and a micro-batch send to the next stage, for each chunk of a stage's layers.
     on, hop = 0.0, 0.0
     if deployment.pp > 1:
         both = 1 if kind == "forward" else 2
-        on, hop = both * size / beside.bandwidth, both * beside.latency
+        on, hop = both * size / stage_link.bandwidth, both * stage_link.latency
         sent, rounds = sent + deployment.chunks * on, rounds + deployment.chunks * hop
     device = deployment.island.device
     compute = flops / deployment.tp / deployment.cp / (device.products(config.dtype) * rates.compute)
@@ -402,26 +408,28 @@ def latency(
     memory = moved / (device.streamed * rates.memory)
     slower = crowded(deployment, rates)
     waits = 1 - rates.hides
-    each = Cost(compute, memory, sent * waits, overhead=rates.row + rates.token * tokens * layers).times(slower)
-    # Each part of a stage's layers is a pass of its own.
+    row_cost = Cost(compute, memory, sent * waits, overhead=rates.row + rates.token * tokens * layers).times(slower)
+    # Each chunk of a stage's layers is a separate pass.
     passing = rates.block * deployment.chunks
     block = Cost(communication=rounds, overhead=passing + rates.layer * layers).times(slower)
     once = 0.0
     if deployment.fsdp > 1:
-        # The next layer's parameters come while this one works.
-        turn, (exchanged, once) = each.seconds / max(blocks, 1e-9), _gathering(kind, config, deployment, constants)
+        # The next layer's parameters are gathered while this one works.
+        turn, (exchanged, once) = row_cost.seconds / max(blocks, 1e-9), _gathering(kind, config, deployment, constants)
         block += Cost(communication=exchanged - min(rates.hides * exchanged, turn))
         once -= min(rates.hides * once, turn)
-    call, ranks, one = rates.call + once, deployment.row_ranks, (on * waits * slower, (hop + rates.block) * slower)
-    return LatencyModel(each, block, call, blocks, deployment.pp, row.longest, ranks, once, deployment.chunks, one)
+    call, ranks, chunk_s = rates.call + once, deployment.row_ranks, (on * waits * slower, (hop + rates.block) * slower)
+    return LatencyModel(
+        row_cost, block, call, blocks, deployment.pp, row.longest, ranks, once, deployment.chunks, chunk_s
+    )
 
 
 def _gathering(
     kind: Literal["forward", "train"], config: ModelConfig, deployment: Deployment, constants: Constants
 ) -> tuple[float, float]:
-    """Seconds in which ranks that share out parameters exchange for one micro-batch, and for each call: all of them are
-    gathered, layer by layer, and for training once more, or once for all its micro-batches; and gradients are summed
-    up, narrow ones in float32 (arXiv 2304.11277)."""
+    """Return the seconds in which FSDP ranks communicate for one micro-batch, and for each call: all parameters are
+    gathered, layer by layer, and for training once more, or once for all its micro-batches; and gradients are reduced,
+    narrow ones in float32 (arXiv 2304.11277)."""
     link, ranks = deployment.gathering(constants), deployment.fsdp
     weights = ranks * work.shard_parameters(config.shape, config.kind, ranks) / deployment.tp
     units = config.shape.layers + 1
@@ -434,24 +442,24 @@ def _gathering(
 
 
 def held(config: ModelConfig, deployment: Deployment) -> float:
-    """Parameters that the fullest rank keeps."""
+    """Return how many parameters the fullest rank keeps."""
     if deployment.fsdp > 1:
         return work.shard_parameters(config.shape, config.kind, deployment.fsdp) / deployment.tp
     return work.rank_parameters(config.shape, config.kind, deployment.pp, deployment.tp, deployment.ep)
 
 
 def trained(config: ModelConfig, deployment: Deployment) -> float:
-    """Those of them, and of adapters, that training changes."""
+    """Return how many of these parameters, and of its adapters, training changes."""
     return held(config, deployment) if config.shape.adapters is None else _carried(config, deployment, config.kind)
 
 
 def adapters(config: ModelConfig, deployment: Deployment) -> float:
-    """Numbers of adapters that the fullest rank keeps."""
+    """Return how many numbers of adapters the fullest rank keeps."""
     return _carried(config, deployment, "causal_lm") if config.shape.adapters else 0
 
 
 def _carried(config: ModelConfig, deployment: Deployment, kind: ModelKind) -> float:
-    """Numbers of what travels of a model with adapters."""
+    """Return how many numbers travel of a model with adapters."""
     if deployment.parts == 1:
         return work.trained_parameters(config.shape, kind)
     return _laid_out(deployment.engine, config.shape, deployment.mesh.copied(1), kind)
@@ -459,73 +467,75 @@ def _carried(config: ModelConfig, deployment: Deployment, kind: ModelKind) -> fl
 
 @cache
 def _laid_out(name: str, shape: Shape, split: Mesh, kind: ModelKind) -> int:
-    return sum(math.prod(each.shape) for each in engine(name).carried(shape, split, 0, kind))
+    """Return how many numbers travel from the first rank of a split."""
+    return sum(math.prod(tensor.shape) for tensor in engine(name).carried(shape, split, 0, kind))
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The end of an optimizer step, by the number of copies: they add up their gradients and change the weights."""
+    """The end of an optimizer step, by the number of replicas: they all-reduce their gradients and change the
+    weights."""
 
     island: Island
     one: int
-    """Devices of a copy."""
+    """Devices of a replica."""
     sent: float
-    """Bytes of gradients and weights that go around once, among copies."""
+    """Bytes of gradients and weights that replicas exchange in one pass around their ring."""
     common: float
-    """The same of what ranks that share experts out have in common: among these, too."""
+    """The same bytes for what expert-parallel ranks have in common, which they exchange, too."""
     sharing: int
-    """So many ranks share them out."""
+    """The number of expert-parallel ranks."""
     alike: int
-    """Ranks of a copy that share tokens out, and are copies of each other here."""
+    """The context-parallel ranks of a replica, which are replicas of each other here."""
     whole: float
-    """Bytes that each copy reads and writes."""
+    """Bytes that each replica reads and writes."""
     shared: float
-    """More of them, which copies share out: with a sharded optimizer each updates its share."""
+    """More of these bytes, which replicas shard: with a sharded optimizer each updates its shard."""
     bandwidth: float
     share: float
-    """Of a link's bandwidth."""
+    """The share of a link's bandwidth that is reached."""
     overhead: float
 
     def communication(self, copies: int) -> float:
-        """Seconds that copies exchange."""
+        """Return the seconds in which replicas communicate."""
         copies *= self.alike
         one = self.one // self.alike
         between = between_copies(self.island, one, copies, self.share)
-        found = 2 * between.all_gather(self.sent / 2, copies)
+        seconds = 2 * between.all_gather(self.sent / 2, copies)
         if not self.common:
-            return found
+            return seconds
         ranks = copies * self.sharing
         wider = between_copies(self.island, one // self.sharing, ranks, self.share)
-        return found + 2 * wider.all_gather(self.common / 2, ranks)
+        return seconds + 2 * wider.all_gather(self.common / 2, ranks)
 
     def memory(self, copies: int) -> float:
-        """Seconds that a copy waits for its memory."""
+        """Return the seconds that a replica waits for its memory."""
         return (self.whole + self.shared / copies) / self.bandwidth
 
     def cost(self, copies: int) -> Cost:
-        """Of a step of so many copies."""
+        """Return the cost of a step of so many replicas."""
         return Cost(memory=self.memory(copies), communication=self.communication(copies), overhead=self.overhead)
 
     def seconds(self, copies: int) -> float:
-        """Those of `cost`."""
+        """Return the seconds of `cost`."""
         return self.memory(copies) + self.communication(copies) + self.overhead
 
 
 def update(config: ModelConfig, deployment: Deployment, constants: Constants) -> Update:
-    """Of a model that is trained on a split like this one."""
+    """Return the end of an optimizer step of a model that is trained on such a split."""
     rates = constants.rates[deployment.engine, "train"]
     weights = trained(config, deployment)
     stage = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
     device = deployment.island.device
-    # Copies that share out the optimizer scatter sums of float32 gradients and gather new weights; else they add up all
-    # gradients.
+    # Replicas that shard the optimizer reduce-scatter float32 gradients and all-gather new weights; else they
+    # all-reduce all gradients.
     split = deployment.spec.shards_optimizer
     step = optimizer_bytes(config.optimizer)
     waits = 1 - rates.hides
-    # While the next pass is computed weights travel as gradients do during the last.
+    # Weights travel while the next pass is computed, as gradients do during the last one.
     gathered = config.item * (waits if device.kind in deployment.spec.gathers_later else 1)
-    each = waits * step.gradient + gathered if split else 2 * waits * step.gradient
-    # Of the weights of all experts a rank has one part in so many.
+    sent_bytes = waits * step.gradient + gathered if split else 2 * waits * step.gradient
+    # A rank has one of `ep` parts of the weights of all experts.
     experts = (stage - weights) / (deployment.ep - 1) if deployment.ep > 1 else weights
     whole = weights * (step.gradient + (config.item if split else step.moved))
     shared = stage / deployment.ep / deployment.cp * step.moved if split else 0.0
@@ -533,8 +543,8 @@ def update(config: ModelConfig, deployment: Deployment, constants: Constants) ->
     return Update(
         deployment.island,
         deployment.mesh.copy_size,
-        experts * each,
-        (weights - experts) * each,
+        experts * sent_bytes,
+        (weights - experts) * sent_bytes,
         deployment.ep,
         deployment.cp,
         whole,
@@ -553,22 +563,22 @@ def sync(
     constants: Constants,
     apart: tuple[float, float] | None = None,
 ) -> Cost:
-    """New weights from where they are trained to where they are generated with.
+    """Return the cost of new weights from the group that trains to a group that generates.
 
-    together: both are on the same devices, and each keeps what it holds of them; what moves then is its share less the
-    overlap (HybridFlow, arXiv 2409.19256, table 2). Where tensors are split finer than in training, some device holds
-    nothing of its part. Else, and where one of them has copies on an island on which the other has none, all nodes of
-    the target get them once over the network, as fast as a node of the source sends or one of theirs takes them, each
-    passing on what it got; copies on a node get them from each other.
+    together: both are on the same devices, and each keeps what it already holds of them; what moves then is its shard
+    less the overlap (HybridFlow, arXiv 2409.19256, table 2). Where tensors are split finer than in training, some
+    device holds nothing of its part. Otherwise, and where one of them has replicas in a node group in which the other
+    has none, all nodes of the target get the weights once over the network, as fast as a node of the source sends or
+    one of the target receives, each passing on what it got; replicas on a node get them from each other.
 
-    apart: bytes a second of a device and seconds of a message between islands, where the two are on different ones.
+    apart: bytes a second of a device and seconds of a message between node groups, where the two are in different ones.
     """
     size = work.trained_parameters(config.shape, config.kind) * config.trained_item
     overhead = constants.sync + constants.tensor * work.tensor_count(config.shape, config.kind)
     one, merged = target.parts, merging(config, target, constants)
     if together and source.island != target.island:
-        # Of a pool over several islands one has copies where the other has none.
-        wider = max(source.island, target.island, key=lambda each: len(each.parts))
+        # In a pool over several node groups, one has replicas where the other has none.
+        wider = max(source.island, target.island, key=lambda island: len(island.parts))
         together, apart = False, (wider.between, wider.between_latency)
     if together:
         held = size / source.parts if target.tp <= source.tp else 0.0
@@ -582,8 +592,8 @@ def sync(
 
 
 def adapters_held(config: ModelConfig, deployment: Deployment, item: int) -> float:
-    """Bytes of adapters where an engine is brought them, and of what it keeps to compute with them; 0 without any.
-    item: bytes of a number of its weights."""
+    """Return the bytes of adapters that an engine receives, and of what it keeps to compute with them; 0 without
+    adapters. item: bytes of a number of the weights."""
     shape, spec = config.shape, deployment.spec
     if shape.adapters is None:
         return 0.0
@@ -592,8 +602,8 @@ def adapters_held(config: ModelConfig, deployment: Deployment, item: int) -> flo
 
 
 def merging(config: ModelConfig, target: Deployment, constants: Constants) -> Cost:
-    """What an engine does with adapters that came, to have them in its weights: of each matrix the copy without them is
-    read, what they say is added in the adapters' dtype, and written where the weights are."""
+    """Return the cost of merging received adapters into the weights of an engine: for each matrix the copy without
+    adapters is read, their product is added in the adapters' dtype, and the sum is written to the weights."""
     if config.shape.adapters is None or not target.merges:
         return Cost()
     device, rates = target.island.device, constants.rates[target.engine, "generate"]
@@ -605,6 +615,6 @@ def merging(config: ModelConfig, target: Deployment, constants: Constants) -> Co
 
 
 def link_of(deployment: Deployment, reach: int, constants: Constants) -> float:
-    """Bytes a second of planned transfers among so many devices in a row."""
+    """Return the bytes a second of planned transfers among so many devices in a row."""
     island = deployment.island
     return (island.device.link if island.near(reach) else island.network) * constants.transfer

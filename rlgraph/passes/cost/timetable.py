@@ -1,7 +1,7 @@
-"""When each task of a step starts and ends, and the least time that a step can take.
+"""Computes when each task of a step starts and ends, and a lower bound of the time of a step.
 
-A task asks for its pools when all that it waits for is done, and pools serve in the order of asking: as the executor
-does it.
+A task requests its pools when all tasks that it waits for are done, and pools serve requests in order, as the executor
+does.
 """
 
 from __future__ import annotations
@@ -12,89 +12,90 @@ from graphlib import TopologicalSorter
 from heapq import heapify, heappop, heappush
 
 Pools = Sequence[tuple[int, ...]]
-"""For each task the pools that it has while it runs."""
+"""For each task, the pools that it occupies while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Which tasks wait for which, worked out once for all timetables of a step."""
+    """Which tasks wait for which, computed once for all timetables of a step."""
 
     after: tuple[tuple[int, ...], ...]
-    """For each task those that it waits for."""
+    """For each task, the tasks that it waits for."""
     before: tuple[tuple[int, ...], ...]
-    """For each task those that wait for it."""
+    """For each task, the tasks that wait for it."""
     above: tuple[tuple[int, ...], ...]
-    """For each task all that come before it, at any distance."""
+    """For each task, all tasks before it, at any distance."""
     sequence: tuple[int, ...]
-    """All tasks, each after those that it waits for."""
+    """All tasks, each after the tasks that it waits for."""
     late: frozenset[int] = frozenset()
-    """Tasks that ask for their pools after all others that do so at the same time."""
+    """Tasks that request their pools after all others that do so at the same time."""
 
     @classmethod
     def of(cls, after: Sequence[Sequence[int]], late: frozenset[int] = frozenset()) -> Order:
+        """Return the order of tasks that wait for the given others."""
         before: list[list[int]] = [[] for _ in after]
-        for number, others in enumerate(after):
-            for other in others:
-                before[other].append(number)
+        for number, inputs in enumerate(after):
+            for earlier in inputs:
+                before[earlier].append(number)
         sequence = tuple(TopologicalSorter(dict(enumerate(after))).static_order())
         above: list[set[int]] = [set() for _ in after]
         for number in sequence:
-            above[number] = set(after[number]).union(*(above[other] for other in after[number]))
+            above[number] = set(after[number]).union(*(above[earlier] for earlier in after[number]))
         return cls(
             tuple(map(tuple, after)),
             tuple(map(tuple, before)),
-            tuple(tuple(sorted(each)) for each in above),
+            tuple(tuple(sorted(numbers)) for numbers in above),
             sequence,
             late,
         )
 
     def served(self, pools: Pools, lasting: Sequence[bool]) -> Order:
-        """With what follows from pools that serve in the order of asking: whatever the tasks take, of two on one pool
-        the one whose predecessors end first is done first.
+        """Return the order with what follows from pools that serve requests in order: however long tasks take, of two
+        tasks on one pool the one whose inputs end first runs first.
 
-        pools: none where they are not known. lasting: for each task whether it takes any time.
+        pools: empty for a task whose pools are unknown. lasting: for each task whether it takes any time.
         """
-        after = [set(others) for others in self.after]
+        after = [set(inputs) for inputs in self.after]
         while True:
-            known = Order.of([sorted(others) for others in after])
+            order = Order.of([sorted(inputs) for inputs in after])
             more = [
-                (number, other)
-                for number, own in enumerate(pools)
-                for other, others in enumerate(pools)
-                if other != number
-                and not {*own}.isdisjoint(others)
-                and other not in known.above[number]
-                and self._asks_first(other, number, known, lasting)
+                (number, earlier)
+                for number, pools_of in enumerate(pools)
+                for earlier, pools_before in enumerate(pools)
+                if earlier != number
+                and not {*pools_of}.isdisjoint(pools_before)
+                and earlier not in order.above[number]
+                and self._requests_first(earlier, number, order, lasting)
             ]
             if not more:
-                return known
-            for number, other in more:
-                after[number].add(other)
+                return order
+            for number, earlier in more:
+                after[number].add(earlier)
 
-    def _asks_first(self, task: int, later: int, known: Order, lasting: Sequence[bool]) -> bool:
-        """Whether a task asks for its pools before another one does; of two at the same time the one with the smaller
-        number is first."""
+    def _requests_first(self, task: int, later: int, order: Order, lasting: Sequence[bool]) -> bool:
+        """Return whether a task requests its pools before a later one does; of two at the same time the one with the
+        smaller number is first."""
         needed = {*self.after[task]}
         for last in self.after[later]:
-            if lasting[last] and needed.issubset(known.above[last]):
+            if lasting[last] and needed.issubset(order.above[last]):
                 return True
-        ended = {*self.after[later]}.union(*(known.above[last] for last in self.after[later]))
+        ended = {*self.after[later]}.union(*(order.above[last] for last in self.after[later]))
         return task < later and needed.issubset(ended)
 
 
 def starts(order: Order, seconds: Sequence[float], pools: Pools) -> list[float]:
-    """When each task starts."""
-    waiting = [len(others) for others in order.after]
+    """Return when each task starts."""
+    waiting = [len(inputs) for inputs in order.after]
     ready = [(0.0, number in order.late, number) for number, count in enumerate(waiting) if not count]
     heapify(ready)
     asked = [0.0] * len(seconds)
     free: dict[int, float] = {}
-    found = [0.0] * len(seconds)
+    begins = [0.0] * len(seconds)
     while ready:
         at, _, number = heappop(ready)
         for pool in pools[number]:
             at = max(at, free.get(pool, 0.0))
-        found[number] = at
+        begins[number] = at
         end = at + seconds[number]
         for pool in pools[number]:
             free[pool] = end
@@ -103,49 +104,49 @@ def starts(order: Order, seconds: Sequence[float], pools: Pools) -> list[float]:
             asked[later] = max(asked[later], end)
             if not waiting[later]:
                 heappush(ready, (asked[later], later in order.late, later))
-    return found
+    return begins
 
 
 def makespan(order: Order, seconds: Sequence[float], pools: Pools) -> float:
-    """Seconds of the step."""
-    found = starts(order, seconds, pools)
-    return max((start + length for start, length in zip(found, seconds, strict=True)), default=0.0)
+    """Return the seconds of the step."""
+    begins = starts(order, seconds, pools)
+    return max((start + length for start, length in zip(begins, seconds, strict=True)), default=0.0)
 
 
 Chains = tuple[tuple[tuple[int, ...], ...], ...]
-"""For each task, and after the last one for the end of the step, the tasks before it that share a pool, pool by
-pool."""
+"""For each task, and at the end for the end of the step, the earlier tasks that share a pool, pool by pool."""
 
 
 def chains(order: Order, pools: Pools, count: int) -> Chains:
-    """What is done one after the other before a task can start; `count`: of the pools."""
-    found = []
+    """Return the tasks of each pool that run one after the other before a task can start; `count` is the number of
+    pools."""
+    by_task = []
     for above in (*order.above, tuple(range(len(pools)))):
         shared = [tuple(number for number in above if pool in pools[number]) for pool in range(count)]
-        found.append(tuple(chain for chain in shared if len(chain) > 1))
-    return tuple(found)
+        by_task.append(tuple(chain for chain in shared if len(chain) > 1))
+    return tuple(by_task)
 
 
 def bound(order: Order, seconds: Sequence[float], chained: Chains) -> float:
-    """A time that no order of the tasks can beat: on a pool, all that come before a task are done one after the other.
-    It does not fall when a task takes longer."""
+    """Return a lower bound of the time for any order of the tasks: on a pool, all tasks that come before a task run
+    one after the other. The bound does not fall when a task takes longer."""
     earliest = [0.0] * len(seconds)
     ends = [0.0] * len(seconds)
     for number in order.sequence:
         at = 0.0
-        for other in order.after[number]:
-            if ends[other] > at:
-                at = ends[other]
+        for earlier in order.after[number]:
+            if ends[earlier] > at:
+                at = ends[earlier]
         at = _loaded(at, chained[number], earliest, seconds)
         earliest[number] = at
         ends[number] = at + seconds[number]
-    found = _loaded(max(ends, default=0.0), chained[-1], earliest, seconds)
-    return _followed(found, order, chained[-1], earliest, seconds)
+    end = _loaded(max(ends, default=0.0), chained[-1], earliest, seconds)
+    return _followed(end, order, chained[-1], earliest, seconds)
 
 
 def _loaded(at: float, chained: Sequence[Sequence[int]], earliest: Sequence[float], seconds: Sequence[float]) -> float:
-    """When a pool at the earliest is done with some tasks, or a time that is later. Those that cannot start before some
-    time are done after it, one after the other."""
+    """Return the earliest time when each pool can be done with its tasks, or `at` if that is later. Tasks that cannot
+    start before some time run after it, one after the other."""
     for chain in chained:
         total = 0.0
         for number in sorted(chain, key=earliest.__getitem__, reverse=True):
@@ -156,10 +157,10 @@ def _loaded(at: float, chained: Sequence[Sequence[int]], earliest: Sequence[floa
 
 
 def _followed(
-    found: float, order: Order, chained: Sequence[Sequence[int]], earliest: Sequence[float], seconds: Sequence[float]
+    end: float, order: Order, chained: Sequence[Sequence[int]], earliest: Sequence[float], seconds: Sequence[float]
 ) -> float:
-    """The same for the whole step: after the last of some tasks of a pool comes at least the least of what follows any
-    of them (the bound of one machine with heads and tails, Carlier 1982)."""
+    """Return this bound for the whole step: after the last of some tasks of a pool comes at least the shortest tail of
+    them (the bound of one machine with heads and tails, Carlier 1982)."""
     after = [0.0] * len(seconds)
     for number in reversed(order.sequence):
         for later in order.before[number]:
@@ -172,6 +173,6 @@ def _followed(
             for number in late:
                 if after[number] >= least:
                     total += seconds[number]
-                    if earliest[number] + total + least > found:
-                        found = earliest[number] + total + least
-    return found
+                    if earliest[number] + total + least > end:
+                        end = earliest[number] + total + least
+    return end

@@ -96,10 +96,12 @@ def newest(folder: Path) -> Path | None:
 
 
 def name(step: int) -> str:
+    """Return the folder name of a step's checkpoint."""
     return f"{_PREFIX}{step:09d}"
 
 
 def step_of(path: Path) -> int:
+    """Return the step of a checkpoint's folder."""
     return int(path.name.removeprefix(_PREFIX))
 
 

@@ -16,7 +16,7 @@ def astride(compiled: Compilation) -> Iterator[Diagnostic]:
     try:
         cluster = read_cluster(plan.cluster)
     except ProgramError:
-        # The cluster was a file, which may be missing: its node groups are unknown.
+        # The cluster was a file, so its node groups are unknown.
         return
     pools = {pool.name: pool for pool in plan.pools}
     if len(cluster.islands) == 1 or max(pool.first + pool.devices for pool in plan.pools) > cluster.devices:

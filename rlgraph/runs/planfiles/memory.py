@@ -36,13 +36,13 @@ def too_full(
         cluster = other or read_cluster(plan.cluster)
         workload = workload or assumed(compiled)
     except ProgramError:
-        # The cluster was a file that cannot be read, or there are no lengths: nothing can be counted.
+        # The cluster was a file, or the lengths are invalid: nothing can be counted.
         return []
     if max(pool.first + pool.devices for pool in plan.pools) > cluster.devices:
         return []
     constants = constants or defaults(cluster.islands[0].device.kind)
     if compiled.assumptions.get("constants", constants.source) != constants.source:
-        # Measured constants are not available here: count with the full memory of each device.
+        # The measured constants are not available here: only what exceeds all of a device's memory is refused.
         constants = replace(constants, reserved=0, fragmentation=0.0, asleep=1.0, process={}, communicator=0)
     shapes = compiled.placed.shapes
     configs = {
