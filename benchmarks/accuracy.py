@@ -34,7 +34,7 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError
-from rlgraph.explain.simulate import model_configs, simulate, simulated
+from rlgraph.explain.simulate import model_configs, simulate, simulate_plan
 from rlgraph.ir.plan import Holding
 from rlgraph.ops import work_of
 from rlgraph.passes.compilation.target import workload
@@ -114,7 +114,7 @@ def predicted(experiment: Experiment) -> float:
         backend = SimBackend(made.program, plan, predictor, lengths)
         for _ in backend.steps(1):
             return sum(work.seconds for work in backend.works if work_of(work.op) == experiment.work)
-    found = simulated(made, plan, cluster, predictor, lengths)
+    found = simulate_plan(made, plan, cluster, predictor, lengths)
     return sum(work.within(found.began, found.ends[-1]) for work in found.works if work_of(work.op) == experiment.work)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlgraph.backends.engines.base import Call, Micro, TrainOptions
+from rlgraph.backends.engines.base import MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.tokenizers import Words
@@ -41,10 +41,10 @@ SIZES = {
 }
 
 
-def micro(tokens: int) -> Micro:
+def micro(tokens: int) -> MicroBatch:
     half = torch.randint(0, 60, (2, 1, tokens // 2), generator=torch.Generator().manual_seed(tokens)).tolist()
-    call = Call("logprobs", Sequences.from_pairs(*half))
-    return Micro((call,), lambda answers: (answers[0] ** 2).sum())
+    call = ModelCall("logprobs", Sequences.from_pairs(*half))
+    return MicroBatch((call,), lambda answers: (answers[0] ** 2).sum())
 
 
 def job(mesh: Mesh, tokens: int, updates: int, times: int) -> list[list[float]]:

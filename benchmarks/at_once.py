@@ -17,24 +17,24 @@ import numpy as np
 import torch
 
 import rlgraph
-from rlgraph.backends.clocks import Clock, Threads
-from rlgraph.backends.distributed.backend import Placed
+from rlgraph.backends.clocks import Clock, ThreadClock
+from rlgraph.backends.distributed.backend import DistributedBackend
 from rlgraph.backends.enginespec.registry import engine
-from rlgraph.backends.exchange.exchange import Moved
+from rlgraph.backends.exchange.exchange import ExchangeCost
 from rlgraph.backends.in_flight import Things
-from rlgraph.backends.notes import Notes
-from rlgraph.backends.ray.failures import Request
-from rlgraph.backends.ray.links import Holding
-from rlgraph.backends.ray.orders import RankOrder, Receipt, RowsOf, order_of, packed
+from rlgraph.backends.notes import TraceNotes
+from rlgraph.backends.ray.failures import CallContext
+from rlgraph.backends.ray.links import HeldWeights
+from rlgraph.backends.ray.orders import AxisRows, RankRequest, Receipt, pickled, unpickled_request
 from rlgraph.backends.ray.processes import Losing, Processes
-from rlgraph.backends.ray.remote import Address, PieceRef, Single
+from rlgraph.backends.ray.remote import Address, PieceRef, ValueRef
 from rlgraph.backends.ray.transport import RayTransport
 from rlgraph.backends.ray.worker import WorkerSpec
-from rlgraph.backends.steps import Silent
-from rlgraph.backends.turns import Queues
+from rlgraph.backends.steps import SilentObserver
+from rlgraph.backends.turns import DeviceQueues
 from rlgraph.backends.worker.session import Settings
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.graph import Program, axes, numbered
+from rlgraph.ir.graph import Program, program_axes, with_node_ids
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.ir.types import Handle, axis_of
 
@@ -89,7 +89,7 @@ class AtOnce(Processes):
         super().__init__(specs, 1.0)
         self.program, self.shapes, self.batch = program, shapes, batch
         self.nodes = [node for _, node in program.walk()]
-        self.axes = axes(program)
+        self.axes = program_axes(program)
         self.calls: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         """Bytes."""
@@ -122,7 +122,7 @@ class AtOnce(Processes):
     def get(
         self,
         references: Sequence[Any],
-        request: Request,
+        request: CallContext,
         beside: Sequence[Any] = (),
         *,
         alone: bool = False,
@@ -172,9 +172,9 @@ class AtOnce(Processes):
         return [kind.name for kind in kinds if isinstance(kind, Handle) and kind.kind != "model"]
 
     def _fire(self, who: Address, told: bytes, *arrived: Any) -> bytes:
-        order = order_of(told)
+        order = unpickled_request(told)
         if not order.parts or not order.keeps:
-            return packed(self._receipt(order, len(arrived)))
+            return pickled(self._receipt(order, len(arrived)))
         self._parts[who, order.number] = self._in_parts(order, len(arrived))
         return self._next_part(who, order.number)
 
@@ -182,19 +182,19 @@ class AtOnce(Processes):
         return self._fire(who, told, *arrived)
 
     def _next_part(self, who: Address, number: int) -> bytes:
-        return packed(next(self._parts[who, number]))
+        return pickled(next(self._parts[who, number]))
 
     def _next_sampled(self, who: Address, number: int, model: str) -> bytes:
         return self._next_part(who, number)
 
-    def _in_parts(self, order: RankOrder, senders: int) -> Iterator[Receipt]:
+    def _in_parts(self, order: RankRequest, senders: int) -> Iterator[Receipt]:
         unit = self.nodes[order.node].unit
         assert unit is not None and unit.axis is not None
         for part, (_, rows) in enumerate(order.parts):
             yield replace(self._receipt(order, senders, {unit.axis: rows}), part=part)
             senders = 0
 
-    def _receipt(self, order: RankOrder, senders: int, part: Mapping[str, int] | None = None) -> Receipt:
+    def _receipt(self, order: RankRequest, senders: int, part: Mapping[str, int] | None = None) -> Receipt:
         node = self.nodes[order.node]
         if not order.keeps:
             return Receipt(0.0, 0.0, came=(0,) * senders)
@@ -215,7 +215,7 @@ class AtOnce(Processes):
                 else:
                     counts = np.full(there[axis.row.parent.key], node.attr("n"))
                     there[key] = int(counts.sum())
-                made.append(RowsOf(key, there[key], counts, None))
+                made.append(AxisRows(key, there[key], counts, None))
             sizes[value.name] = there[key]
         named = tuple(told.axis for told in made)
         metrics = dict.fromkeys(node.attr("names", ()), 0.0) if node.op == "report" else {}
@@ -227,25 +227,27 @@ class AtOnce(Processes):
             layout = engine(group.engine).layout(self.shapes[model], group.mesh, who[1], "causal_lm")
             self._layouts[who] = pickle.dumps(layout)
         machine = f"{group.name} {group.devices[who[1]] // NODE}"
-        return lambda: Holding(pickle.loads(self._layouts[who]), torch.bfloat16, machine)
+        return lambda: HeldWeights(pickle.loads(self._layouts[who]), torch.bfloat16, machine)
 
-    def _exchange(self, *_: Any) -> Moved:
-        return Moved(0, 0, 0.0, 0)
+    def _exchange(self, *_: Any) -> ExchangeCost:
+        return ExchangeCost(0, 0, 0.0, 0)
 
 
 def _nothing(*_: Any) -> None:
     return None
 
 
-class Controlled(Placed):
+class Controlled(DistributedBackend):
     """A run whose processes answer at once."""
 
     def __init__(
         self, program: Program, plan: Plan, shapes: Mapping[str, Shape], batch: int, clock: Clock | None = None
     ) -> None:
         """batch: rows that are read in a step. clock: that of a run on Ray, where none is given."""
-        program, clock, observer = numbered(program), clock or Threads(), Silent()
+        program, clock, observer = with_node_ids(program), clock or ThreadClock(), SilentObserver()
         self.processes = AtOnce(program, plan, shapes, batch)
-        first: Things = {name: Single(PieceRef((0, 0, name), (HOST, 0), 0)) for name in self.processes.open(plan)}
-        transport = RayTransport(program, plan, self.processes, Queues(plan, clock), observer, Notes(program))
+        first: Things = {name: ValueRef(PieceRef((0, 0, name), (HOST, 0), 0)) for name in self.processes.open(plan)}
+        transport = RayTransport(
+            program, plan, self.processes, DeviceQueues(plan, clock), observer, TraceNotes(program)
+        )
         super().__init__(program, plan, transport, clock, observer, first, seed=0)

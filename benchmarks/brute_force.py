@@ -34,25 +34,32 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import rlgraph
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.steady_state import FEWEST, run_steps
-from rlgraph.catalog.clusters.cluster import Island
+from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Tail
 from rlgraph.passes.compilation import blocks as streamed
 from rlgraph.passes.compilation import tails as moved
-from rlgraph.passes.compilation.finalists import refined
-from rlgraph.passes.compilation.overlap import simulated as in_time
+from rlgraph.passes.compilation.finalists import refine
+from rlgraph.passes.compilation.overlap import make_simulator as in_time
 from rlgraph.passes.compilation.target import workload
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.tasks import Workload
-from rlgraph.passes.placement.choose import Choice, Question, candidates, choose, planned, ways
+from rlgraph.passes.placement.choose import (
+    PlacementChoice,
+    PlacementQuery,
+    candidate_partitions,
+    choose,
+    decomposed_problems,
+    make_plan,
+)
 from rlgraph.passes.placement.search import caches
 from rlgraph.passes.placement.search import options as searched
 from rlgraph.passes.placement.search.components import Component
-from rlgraph.passes.placement.search.incumbent import Found
+from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option, Strategy
 from rlgraph.passes.placement.search.partitions import packed, sizes, used
 from rlgraph.passes.placement.search.problem import Blocks, Problem
-from rlgraph.passes.placement.tails import copies_of
+from rlgraph.passes.placement.tails import sampling_replicas
 
 MOST = 400
 """Plans of a problem; others are drawn again."""
@@ -102,12 +109,12 @@ def coarse() -> Iterator[None]:
         searched.MICROS, caches.STEP, moved.SHARES = before
 
 
-def every(choice: Choice, most: float = float("inf")) -> Iterator[Choice]:
+def every(choice: PlacementChoice, most: float = float("inf")) -> Iterator[PlacementChoice]:
     """All plans that fit: what is read apart from training, partitions, sizes of pools, options with any number of
     copies; on one device also who sleeps, where steps do not overlap. None where there are more than `most`."""
     asleep = choice.question.cluster.devices == 1 and not choice.problem.older
     asked = replace(choice.question, offload=asleep)
-    problems = list(zip(*ways(asked), strict=True))
+    problems = list(zip(*decomposed_problems(asked), strict=True))
     if sum(prod(map(len, own)) for each in problems for *_, own in shares(*each)) > most:
         return
     for question, problem in problems:
@@ -115,14 +122,14 @@ def every(choice: Choice, most: float = float("inf")) -> Iterator[Choice]:
             for chosen in product(*own):
                 pools = [[chosen[number] for number in block.components] for block in blocks]
                 if all(problem.fits(pool, problem.island(at)) for pool, at in zip(pools, blocks, strict=True)):
-                    found = Found(blocks, devices, chosen, 0.0, 0.0, 0.0, 0)
+                    found = SearchResult(blocks, devices, chosen, 0.0, 0.0, 0.0, 0)
                     yield replace(choice, question=question, problem=problem, found=found)
 
 
-def shares(question: Question, problem: Problem) -> Iterator[tuple[Blocks, tuple[int, ...], list[list[Option]]]]:
+def shares(question: PlacementQuery, problem: Problem) -> Iterator[tuple[Blocks, tuple[int, ...], list[list[Option]]]]:
     """Partitions with sizes of their pools, and the options of each component."""
     islands = problem.cluster.islands
-    for blocks in candidates(problem, question):
+    for blocks in candidate_partitions(problem, question):
         for devices in product(*(sizes(problem.island(block)) for block in blocks)):
             taken = zip(used(islands, blocks, devices), islands, strict=True)
             room = all(count <= island.devices for count, island in taken)
@@ -134,7 +141,7 @@ def shares(question: Question, problem: Problem) -> Iterator[tuple[Blocks, tuple
                 yield blocks, devices, own
 
 
-def options(problem: Problem, component: Component, island: Island, devices: int) -> Iterator[Option]:
+def options(problem: Problem, component: Component, island: NodeGroup, devices: int) -> Iterator[Option]:
     made = problem.options
     yield from _alike(problem, component, island, devices)
     if id(component) in made.parts:
@@ -143,7 +150,7 @@ def options(problem: Problem, component: Component, island: Island, devices: int
             yield from made.beside(component, trainer, [reader])
 
 
-def _alike(problem: Problem, component: Component, island: Island, devices: int) -> Iterator[Option]:
+def _alike(problem: Problem, component: Component, island: NodeGroup, devices: int) -> Iterator[Option]:
     """With one split for all that it does."""
     made = problem.options
     if island.inner:
@@ -166,23 +173,23 @@ def _tried(
         yield from ((several, copies) for copies in several.records(every) if copies <= plain.room(devices))
 
 
-def simulated(choice: Choice) -> float:
+def simulated(choice: PlacementChoice) -> float:
     """Seconds of a step in the middle of a run."""
-    asked, plan = choice.question, planned(choice.question, choice.problem, choice.found)
+    asked, plan = choice.question, make_plan(choice.question, choice.problem, choice.found)
     predictor = Predictor(plan, choice.configs, asked.cluster, asked.constants)
     steps = 2 if choice.problem.older else 1
     return run_steps(SimBackend(asked.program, plan, predictor, asked.workload), steps).seconds
 
 
-def streaming(choice: Choice) -> Iterator[Choice]:
+def streaming(choice: PlacementChoice) -> Iterator[PlacementChoice]:
     """A plan with each block that is tried of the table `rollout`, and the whole batch, or with each block and each
     tail."""
     asked = choice.question
-    plan, [line] = planned(asked, choice.problem, choice.found), asked.schedule.streams
-    sizes: list[int | None] = [*streamed.sizes(choice, line)]
+    plan, [line] = make_plan(asked, choice.problem, choice.found), asked.schedule.streams
+    sizes: list[int | None] = [*streamed.block_sizes(choice, line)]
     tails: list[tuple[Tail, ...]] = [()]
     if asked.schedule.tails:
-        copies = copies_of(line.table, plan, asked.program)
+        copies = sampling_replicas(line.table, plan, asked.program)
         powers = [2**power for power in range(copies.bit_length()) if 2**power <= copies / 2]
         tails += [(Tail(line.table, under, on),) for under, on in product(moved.SHARES, powers)]
     else:
@@ -193,7 +200,7 @@ def streaming(choice: Choice) -> Iterator[Choice]:
         yield replace(choice, plan=replace(plan, blocks=blocks, free=free, tails=tail))
 
 
-def seconds(choice: Choice, steps: int = FEWEST) -> float:
+def seconds(choice: PlacementChoice, steps: int = FEWEST) -> float:
     """Of a step of a plan as it is, as the compiler tells them."""
     return run_steps(in_time(choice), steps).seconds
 
@@ -234,7 +241,9 @@ def compared(dice: random.Random) -> Iterator[tuple[str, float, float]]:
         yield f"{len(plans):>4} plans, {tried:>4} with a {kind} or none, on {cluster}", own, alone
 
 
-def beside_all(choice: Choice, plans: Sequence[Choice], steps: int = FEWEST) -> tuple[int, float, float]:
+def beside_all(
+    choice: PlacementChoice, plans: Sequence[PlacementChoice], steps: int = FEWEST
+) -> tuple[int, float, float]:
     """How many blocks and tails plans have together, by which share a choice is slower than the best of all of them,
     and by which share the best plan without streams is with its own. steps: in which the best are looked for."""
     tried = [each for plan in plans for each in streaming(plan)]
@@ -242,7 +251,7 @@ def beside_all(choice: Choice, plans: Sequence[Choice], steps: int = FEWEST) -> 
     least = min(seconds(each, LONG) for each in best)
     alone = choose(replace(choice.question, apart=()))
     assert alone
-    return len(tried), seconds(choice, LONG) / least - 1, seconds(refined(alone), LONG) / least - 1
+    return len(tried), seconds(choice, LONG) / least - 1, seconds(refine(alone), LONG) / least - 1
 
 
 def compare(cases: int, seed: int) -> None:

@@ -345,9 +345,9 @@ def tell(seed: int, most: float) -> None:
 def delayed(each: Drawn, steps: int, most: float, folder: Path) -> dict[str, Any]:
     """What came of a run: what is wrong with it, if anything, and the ages of its rows."""
     import rlgraph
-    from rlgraph.backends.steps import Silent
+    from rlgraph.backends.steps import SilentObserver
 
-    class Late(Silent):
+    class Late(SilentObserver):
         """The controller sleeps, too."""
 
         def firing(self, node: Any, pool: str = "") -> None:

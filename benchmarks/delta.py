@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE.parent))
 
 
 import rlgraph
-from rlgraph.backends.exchange.changes import Sender
+from rlgraph.backends.exchange.changes import DeltaSender
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.worker.session import Settings
 
@@ -70,13 +70,13 @@ def transfers(model: Path, rate: float, steps: int) -> Iterator[tuple[int, int, 
     assert str(rate) in text
     program = rlgraph.compile(text, set={"base": model}).program
     backend = LocalBackend(program, Settings(folder=DEMO))
-    senders: dict[str, Sender] = {}
+    senders: dict[str, DeltaSender] = {}
     try:
         for step in backend.steps(steps):
             weights = backend.session.models["actor"].engine.tensors()
             numbers = changed = size = 0
             for name, tensor in weights.items():
-                head, body = senders.setdefault(name, Sender()).next(tensor.detach().bfloat16().contiguous())
+                head, body = senders.setdefault(name, DeltaSender()).next(tensor.detach().bfloat16().contiguous())
                 numbers, changed = numbers + tensor.numel(), changed + int(head[1])
                 size += head.nbytes + body.nbytes
             if step.number > 1:

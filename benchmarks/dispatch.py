@@ -46,7 +46,7 @@ import numpy as np
 import ray
 
 import rlgraph
-from rlgraph.backends.distributed.transport import Order
+from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.worker.session import Settings
@@ -123,7 +123,7 @@ class Ours:
         for self.node in graph.walk():
             if self.node.op == "tensor":
                 break
-            made = self.backend.transport.fire(Order(self.node, self.frame, host))
+            made = self.backend.transport.fire(NodeRequest(self.node, self.frame, host))
             for rows in made.rows:
                 self.frame.add_rows(rows)
             self.frame.values.update(made.values)
@@ -135,7 +135,7 @@ class Ours:
         copies = self.copies(count)
 
         def fire() -> object:
-            return self.backend.transport.fire(Order(self.node, self.frame, copies))
+            return self.backend.transport.fire(NodeRequest(self.node, self.frame, copies))
 
         # In this order: after the first the rows are here.
         return {"rows away": fire, "rows here": fire}

@@ -49,7 +49,7 @@ def main() -> None:
 
     # The engine's own threads do the rest: one for each block of rows.
     torch.set_num_threads(1)
-    from rlgraph.backends.engines.base import Micro, Sampling, TrainOptions
+    from rlgraph.backends.engines.base import MicroBatch, Sampling, TrainOptions
     from rlgraph.backends.engines.sequences import Sequences
     from rlgraph.backends.engines.sources import ModelSpec, RandomSource
     from rlgraph.backends.engines.tokenizers import Words
@@ -100,7 +100,7 @@ def main() -> None:
             return value
 
         blocks = engine.plan_blocks(sequences.lengths, options.block_tokens or None)
-        engine.train_step(blocks, lambda index: Micro((), lambda _: loss(index)), train, number)
+        engine.train_step(blocks, lambda index: MicroBatch((), lambda _: loss(index)), train, number)
         end = time.perf_counter()
         cpu_of["generation"].append(between - before)
         cpu_of["training"].append(clock.cpu_s() - between)

@@ -50,7 +50,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.one_pipeline import measured
-from rlgraph.passes.pipelines.fuse import Fused, fused
+from rlgraph.passes.pipelines.fuse import FusedSchedule, search_schedule
 from rlgraph.passes.pipelines.problem import Model, Problem, problem
 from rlgraph.passes.pipelines.timetable import timetable
 from rlgraph.viz.gantt import gantt
@@ -82,13 +82,13 @@ def published(number: int) -> Problem:
     )
 
 
-def timed(asked: Problem, options: argparse.Namespace) -> tuple[Fused | None, float]:
+def timed(asked: Problem, options: argparse.Namespace) -> tuple[FusedSchedule | None, float]:
     """What is found, and the seconds that it took."""
     began = perf_counter()
-    return fused(asked, options.work, options.within, options.seed), perf_counter() - began
+    return search_schedule(asked, options.work, options.within, options.seed), perf_counter() - began
 
 
-def told(found: Fused, seconds: float) -> dict[str, Any]:
+def told(found: FusedSchedule, seconds: float) -> dict[str, Any]:
     return {
         "what": "fused",
         "makespan": found.makespan,
@@ -128,7 +128,7 @@ def arguments() -> argparse.Namespace:
     return found
 
 
-def drawn(name: str, asked: Problem, found: Fused) -> str:
+def drawn(name: str, asked: Problem, found: FusedSchedule) -> str:
     """What each stage does when, as SVG."""
     names = ", ".join(dict.fromkeys(model.name for model in asked.models))
     notes = [

@@ -39,7 +39,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from rlgraph.backends.steps import Silent
+from rlgraph.backends.steps import SilentObserver
 from rlgraph.ir.graph import Node
 
 WORDS = ["ab", "b", "cdab", "a", "bc", "dddd", "c", "dab", "ba", "ca"]
@@ -111,7 +111,7 @@ def _slope(points: Sequence[tuple[int, float]]) -> float:
     return statistics.median(pairs) * 1e6 if pairs else 0.0
 
 
-class Watch(Silent):
+class Watch(SilentObserver):
     """Measures all processes of a run now and then. An observer of the run."""
 
     def __init__(self, steps: int, until: float, names: Mapping[int, str], allocations: bool) -> None:

@@ -527,9 +527,9 @@ def _load(compiled: Any) -> None:
     from rlgraph.runs.observer import Interrupts
     from rlgraph.runs.options import Options
     from rlgraph.runs.progress import Quiet
-    from rlgraph.runs.run import Watch
+    from rlgraph.runs.run import RunObserver
 
-    with open_backend(compiled, Options(threads=1), Watch(Quiet(), Interrupts(Quiet()), None, None)):
+    with open_backend(compiled, Options(threads=1), RunObserver(Quiet(), Interrupts(Quiet()), None, None)):
         pass
 
 

@@ -13,10 +13,10 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from rlgraph.catalog.clusters.devices import known as known_devices
+from rlgraph.catalog.clusters.devices import known_devices
 from rlgraph.catalog.clusters.devices import names as device_names
 from rlgraph.catalog.models.configs import find_config
-from rlgraph.catalog.models.configs import names as model_names
+from rlgraph.catalog.models.configs import known_models as model_names
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.lengths import Lengths

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlgraph.backends.engines.base import Call, Micro
+from rlgraph.backends.engines.base import MicroBatch, ModelCall
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.tokenizers import Words
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.passes.pipelines.bounds import serial_seconds
-from rlgraph.passes.pipelines.fuse import drawn
+from rlgraph.passes.pipelines.fuse import best_of_rules
 from rlgraph.passes.pipelines.problem import Model, Problem
 from rlgraph.passes.pipelines.timetable import timetable
 from tests.backends.engines.ranks import Ranks
@@ -37,12 +37,12 @@ SIZES = {
 KINDS: tuple[ModelKind, ...] = ("causal_lm", "value_lm")
 
 
-def micro(kind: ModelKind, block: int) -> Micro:
+def micro(kind: ModelKind, block: int) -> MicroBatch:
     made = torch.Generator().manual_seed(block)
     ids = torch.randint(0, 60, (2, ROWS, TOKENS // 2), generator=made)
     part = Sequences.from_pairs(ids[0].tolist(), ids[1].tolist())
-    call = Call("logprobs" if kind == "causal_lm" else "values", part)
-    return Micro((call,), lambda answers: (answers[0] ** 2).sum())
+    call = ModelCall("logprobs" if kind == "causal_lm" else "values", part)
+    return MicroBatch((call,), lambda answers: (answers[0] ** 2).sum())
 
 
 def job(mesh: Mesh, dtype: str, count: int, times: int) -> tuple[list[float], float]:
@@ -90,7 +90,7 @@ def measured(counts: list[int], times: int = 5) -> Iterator[dict[str, Any]]:
                 "serial": serial,
                 "fused": fused,
                 "speedup": serial / fused,
-                "promised": serial_seconds(problem) / timetable(problem, drawn(problem)).makespan,
+                "promised": serial_seconds(problem) / timetable(problem, best_of_rules(problem)).makespan,
                 "error": max(each[1] for each in exact),
             }
     finally:

@@ -118,16 +118,16 @@ def unlike(how: str) -> str:
 def flows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """Each program with orders that join others, and with orders that wait for them."""
     import rlgraph
-    from rlgraph.backends.distributed.backend import Placed
+    from rlgraph.backends.distributed.backend import DistributedBackend
 
-    joins = Placed._together
+    joins = DistributedBackend._together
     for how, more in FLOWS.items():
         seconds: dict[bool, float] = {}
         for joined in (False, True):
             changes = {"base": folder / "model", "batch": options.prompts, "n": options.n, "tokens": options.new}
             trace = folder / f"trace-{len(seconds)}.json"
             # There is no word for it: who would want a copy that is empty?
-            Placed._together = joins if joined else lambda *of: False  # type: ignore[method-assign]
+            DistributedBackend._together = joins if joined else lambda *of: False  # type: ignore[method-assign]
             with chdir(HERE / "peers"):
                 schedule = SCHEDULE.format(generates=options.generates) + more
                 made = rlgraph.compile(unlike(how), set=changes, schedule=schedule)
@@ -147,7 +147,7 @@ def flows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]
                 "beside": beside,
                 "age": run.metrics[-1].get("age"),
             }
-    Placed._together = joins  # type: ignore[method-assign]
+    DistributedBackend._together = joins  # type: ignore[method-assign]
 
 
 def judged() -> str:
@@ -214,11 +214,11 @@ def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, fl
     from toy_task import prompts
 
     from rlgraph.catalog.clusters.read import read_cluster
-    from rlgraph.explain.simulate import model_configs, simulate, simulated
+    from rlgraph.explain.simulate import model_configs, simulate, simulate_plan
     from rlgraph.ops import work_of
     from rlgraph.passes.cost.lengths import Lengths
     from rlgraph.passes.cost.predict import Predictor
-    from rlgraph.passes.cost.sampled import Sampled
+    from rlgraph.passes.cost.sampled import SamplingResult
     from rlgraph.passes.cost.tasks import Workload
     from rlgraph.passes.cost.time import Batch, Cost
     from rlgraph.profiles.calibration import read_calibration
@@ -249,15 +249,15 @@ def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, fl
             answers: Sequence[float],
             samples: int,
             copy: int,
-        ) -> Sampled:
+        ) -> SamplingResult:
             alone, factor = (
                 super().sampled(model, operation, prompts, answers, samples, copy),
                 times.get("generates", 1.0),
             )
-            return Sampled(alone.cost.times(factor), [factor * end for end in alone.ends])
+            return SamplingResult(alone.cost.times(factor), [factor * end for end in alone.ends])
 
     known = Measured(found.plan, model_configs(made), found.cluster, calibration.constants)
-    timed = simulated(made, found.plan, found.cluster, known, rows, 8)
+    timed = simulate_plan(made, found.plan, found.cluster, known, rows, 8)
     return {"predicted_s": found.seconds, "timetable_s": timed.seconds}
 
 

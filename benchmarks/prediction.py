@@ -30,17 +30,17 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.backends.engines.device import device_here
 from rlgraph.backends.recording import recording
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.explain.simulate import model_configs, simulated
+from rlgraph.explain.simulate import model_configs, simulate_plan
 from rlgraph.explain.simulation import Simulation
 from rlgraph.ops import work_of
 from rlgraph.ops.work import operations
 from rlgraph.passes.cost.calibration import Calibration
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.predict import Here, Predictor
+from rlgraph.passes.cost.predict import OneProcessPredictor, Predictor
 from rlgraph.passes.cost.tasks import Workload
 from rlgraph.profiles.calibration import read_calibration
-from rlgraph.profiles.observe import TimedRun, TimedStep, observed
-from rlgraph.profiles.profile import ALONE, COPIES, ONE, RANKS, ROUNDS, profile, quiet
+from rlgraph.profiles.observe import TimedRun, TimedStep, observe_run
+from rlgraph.profiles.profile import ALONE, COPIES, ONE, RANKS, ROUNDS, profile, undisturbed_seconds
 from rlgraph.runs.options import LOCAL, RAY, Options
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
@@ -213,7 +213,7 @@ def workload(case: Case, compiled: Compiled, folder: Path) -> Workload:
         return Workload(prompt, Lengths.of(len(row[name]) + 1 for row in rows for name in ("chosen", "rejected")))
     kept = folder / f"kept-{case.program}"
     if not kept.exists():
-        with recording(kept, compiled.name, 0), observed(compiled, Options(record=kept)) as run:
+        with recording(kept, compiled.name, 0), observe_run(compiled, Options(record=kept)) as run:
             run.go_on(WARM + ROUNDS)
     lines = [json.loads(line) for file in kept.glob("step-*") for line in file.read_text().splitlines()]
     return Workload(prompt, Lengths.of(len(line["tokens"]) for line in lines))
@@ -230,9 +230,9 @@ def simulation(case: Case, compiled: Compiled, calibration: Calibration, known: 
         first += pool.devices
     plan = replace(plan, pools=tuple(pools))
     cluster = calibration.on(read_cluster(f"1x{first}:{calibration.device.name}"))
-    kind = Here if case.threads else Predictor
+    kind = OneProcessPredictor if case.threads else Predictor
     predictor = kind(plan, model_configs(compiled), cluster, calibration.constants, case.threads or 1)
-    return simulated(compiled, plan, cluster, predictor, known, steps=4)
+    return simulate_plan(compiled, plan, cluster, predictor, known, steps=4)
 
 
 PHASES = ("generate", "read", "train", "sync", "host")
@@ -247,7 +247,9 @@ def phase_of(op: str) -> str:
 def phases_measured(seen: Sequence[TimedStep]) -> dict[str, float]:
     """Seconds of each phase in a step, added up over pools."""
     return {
-        phase: quiet([sum(each.seconds for each in step.done if phase_of(each.op) == phase) for step in seen])
+        phase: undisturbed_seconds(
+            [sum(each.seconds for each in step.done if phase_of(each.op) == phase) for step in seen]
+        )
         for phase in PHASES
     }
 
@@ -285,7 +287,7 @@ class Trial:
         told = simulation(self.case, self.compiled, calibration, self.workload)
         measured, predicted = phases_measured(seen), phases_predicted(told)
         parts = {phase: (predicted[phase], measured[phase]) for phase in PHASES}
-        return Result(self.case, told.seconds, quiet([step.seconds for step in seen]), parts)
+        return Result(self.case, told.seconds, undisturbed_seconds([step.seconds for step in seen]), parts)
 
 
 class Trials:
@@ -310,7 +312,7 @@ class Trials:
         known = workload(case, compiled, self.folder)
         backend = LOCAL if case.threads else RAY
         options = Options(backend=backend.name, threads=case.threads or 1, timeout=300)
-        return Trial(case, compiled, known, self.open.enter_context(observed(compiled, options)))
+        return Trial(case, compiled, known, self.open.enter_context(observe_run(compiled, options)))
 
 
 def kind_of(case: Case) -> str:

@@ -37,11 +37,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from rlgraph.backends.engines.process_groups import attend, listen
-from rlgraph.backends.exchange.exchange import Exchange, Moved
+from rlgraph.backends.engines.process_groups import connect, listen
+from rlgraph.backends.exchange.exchange import Exchange, ExchangeCost
 from rlgraph.backends.exchange.mailbox import Mailbox
-from rlgraph.backends.exchange.shared import Shared
-from rlgraph.ir.layout import Local, Parameter, Piece, share, whole
+from rlgraph.backends.exchange.shared import SharedMemoryLink
+from rlgraph.ir.layout import LocalTensor, Parameter, Piece, share, whole
 from rlgraph.ir.transfer import Topology
 from rlgraph.passes.resharding.reshard import reshard
 
@@ -109,13 +109,13 @@ class Layout:
             box[cut] = share(weight.shape[cut], self.parts(), self.ranks.index(rank) % self.parts())
         return tuple(box)
 
-    def locals(self, model: list[Weight], rank: int) -> tuple[Local, ...]:
+    def locals(self, model: list[Weight], rank: int) -> tuple[LocalTensor, ...]:
         found = []
         for weight in model:
             if self.holds(weight, rank):
                 box = self.box(weight, rank)
                 shape = tuple(high - low for low, high in box)
-                found.append(Local(weight.name, shape, (Piece(weight.name, box, (0,) * len(box)),)))
+                found.append(LocalTensor(weight.name, shape, (Piece(weight.name, box, (0,) * len(box)),)))
         return tuple(found)
 
     def team(self, weight: Weight, rank: int) -> tuple[int, ...]:
@@ -169,12 +169,12 @@ def planned(
 ) -> tuple[Callable[[], Any], int]:
     sides = [{r: layout.locals(model, r) for r in layout.ranks} for layout in (case.source, case.destination)]
     transfer = reshard(*sides, itemsize=DTYPE.itemsize, topology=Topology.separate(range(WORLD)), bucket=bucket)
-    links = dict.fromkeys(range(WORLD), Shared(mailbox, torch.device("cpu"))) if shared else {}
+    links = dict.fromkeys(range(WORLD), SharedMemoryLink(mailbox, torch.device("cpu"))) if shared else {}
     ends = {"source": sides[0].get(rank, ()), "destination": sides[1].get(rank, ())}
     end = Exchange(transfer, mailbox, **ends, dtype=DTYPE, links=links)
     held, needed = values(case.source, model, rank), values(case.destination, model, rank, empty=True)
 
-    def run() -> Moved:
+    def run() -> ExchangeCost:
         return end.run(held, needed)
 
     run()
@@ -287,14 +287,14 @@ def measure(run: Callable[[], Any], timed: Timed) -> None:
     dist.all_reduce(total)
     timed.seconds.append(slowest.item())
     timed.cpu.append(total.item())
-    peak = torch.tensor(did.peak if isinstance(did, Moved) else 0)
+    peak = torch.tensor(did.peak if isinstance(did, ExchangeCost) else 0)
     dist.all_reduce(peak, op=dist.ReduceOp.MAX)
     timed.buffers = max(timed.buffers, int(peak))
 
 
 def work(rank: int, address: str, size: Size, rounds: int, bucket: int) -> None:
     torch.set_num_threads(1)
-    store = attend(address, 300)
+    store = connect(address, 300)
     dist.init_process_group("gloo", store=dist.PrefixStore("default", store), rank=rank, world_size=WORLD)
     groups = {team: dist.new_group(team) for team in ((0, 1), (2, 3), (0, 2), (1, 3), (0, 2, 3), ALL)}
     mailbox = Mailbox(rank, range(WORLD), store)

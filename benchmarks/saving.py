@@ -59,7 +59,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from rlgraph.runs.checkpoint import disk
     from rlgraph.runs.checkpoint.saving import Saver
     from rlgraph.runs.folder import RunFolder
-    from rlgraph.runs.observer import Interrupts, Watch
+    from rlgraph.runs.observer import Interrupts, RunObserver
     from rlgraph.runs.options import Options
     from rlgraph.runs.progress import Quiet
     from tests.passes.cost.live import Live
@@ -82,7 +82,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     # The first step makes what the optimizer keeps.
     turns = [*["nothing"] * 2, *(way for _ in range(given.rounds) for way in source.sample(WAYS, len(WAYS)))]
     saved = RunFolder.at(folder / "run")
-    with open_backend(compiled, options, Watch(Quiet(), Interrupts(Quiet()), None, None)) as (opened, models):
+    with open_backend(compiled, options, RunObserver(Quiet(), Interrupts(Quiet()), None, None)) as (opened, models):
         backend: Any = opened
         saver = Saver(saved, compiled, options, backend)
         steps = backend.steps(len(turns) + 1)

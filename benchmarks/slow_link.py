@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
 from rlgraph.passes.compilation.target import workload
-from rlgraph.passes.placement.choose import Choice
+from rlgraph.passes.placement.choose import PlacementChoice
 
 PROGRAM = Path(__file__).resolve().parent / "asynchrony" / "streamrl.rlf"
 MODELS = ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-32B", "Qwen/Qwen2.5-72B")
@@ -69,7 +69,7 @@ def row(model: str, cluster: str, goal: str) -> dict[str, Any]:
     }
 
 
-def device(first: int, choice: Choice) -> str:
+def device(first: int, choice: PlacementChoice) -> str:
     """What kind it is, as people call it."""
     cluster = choice.question.cluster
     return cluster.islands[cluster.island(first)].device.name.partition("-")[0].upper()

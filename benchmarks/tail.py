@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
     from rlgraph.passes.cost.lengths import Lengths
-    from rlgraph.passes.cost.sampled import Sampled
+    from rlgraph.passes.cost.sampled import SamplingResult
     from rlgraph.passes.cost.time import Batch, Cost
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -84,13 +84,13 @@ class Toy:
 
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
-    ) -> Sampled:
-        from rlgraph.passes.cost.sampled import Pace, Sampled, Together
+    ) -> SamplingResult:
+        from rlgraph.passes.cost.sampled import ContinuousBatch, SamplingPace, SamplingResult
 
-        copy, pace = Together(), Pace(0.0, READ * fmean(prompts), self.slots, _step)
+        copy, pace = ContinuousBatch(), SamplingPace(0.0, READ * fmean(prompts), self.slots, _step)
         copy.join(0.0, pace, answers)
         [ends] = copy.ends()
-        return Sampled(_cost(max(ends)), ends, pace)
+        return SamplingResult(_cost(max(ends)), ends, pace)
 
     def host(self, op: str, count: float) -> Cost:
         return _cost(0.0)

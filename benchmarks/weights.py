@@ -40,12 +40,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlgraph.backends.engines.process_groups import Meeting, join, listen
+from rlgraph.backends.engines.process_groups import RendezvousStore, join, listen
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.tokenizers import Words
 from rlgraph.backends.exchange.exchange import Exchange
 from rlgraph.backends.ray.links import Links
-from rlgraph.ir.layout import Local, Piece
+from rlgraph.ir.layout import LocalTensor, Piece
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.passes.resharding.reshard import reshard
@@ -73,14 +73,14 @@ class End:
     def __init__(self, place: int, spec: ModelSpec) -> None:
         torch.set_num_threads(1)
         self.place, self.spec, self.links = place, spec, Links(120)
-        self.meetings: list[Meeting] = []
+        self.meetings: list[RendezvousStore] = []
         self.trains = place < TRAINERS
 
     def address(self) -> str:
         self.meetings.append(listen("127.0.0.1"))
         return self.meetings[-1].address
 
-    def open(self, address: str) -> tuple[Local, ...]:
+    def open(self, address: str) -> tuple[LocalTensor, ...]:
         """Starts the engine; what it holds."""
         if self.trains:
             from rlgraph.backends.engines.megatron.engine import MegatronEngine
@@ -93,7 +93,7 @@ class End:
             self.engine = VllmEngine.open(self.spec)
         return tuple(self.engine.layout())
 
-    def prepare(self, address: str, transfer: Transfer, layouts: list[tuple[Local, ...]]) -> None:
+    def prepare(self, address: str, transfer: Transfer, layouts: list[tuple[LocalTensor, ...]]) -> None:
         self.layouts = layouts
         ends = {"source" if self.trains else "destination": layouts[self.place]}
         self.links.meet("all", self.place, PLACES, address)
@@ -119,7 +119,7 @@ class End:
                 found[piece.name] = found.get(piece.name, 0.0) + float(tensor[inside].double().sum())
         return found
 
-    def parts(self) -> Iterator[tuple[Local, Tensor]]:
+    def parts(self) -> Iterator[tuple[LocalTensor, Tensor]]:
         """Each tensor with what it holds."""
         tensors = self.engine.tensors()
         return ((one, tensors[one.name].detach()) for one in single(self.layouts[self.place]))
@@ -247,7 +247,7 @@ def _status(name: str) -> int:
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith(name + ":")))
 
 
-def single(layout: tuple[Local, ...]) -> list[Local]:
+def single(layout: tuple[LocalTensor, ...]) -> list[LocalTensor]:
     """One entry for each tensor, not one for all layers."""
     found = []
     for local in layout:
@@ -258,11 +258,11 @@ def single(layout: tuple[Local, ...]) -> list[Local]:
             pieces = tuple(
                 Piece(piece.name.replace("*", str(layer)), piece.box[1:], piece.at[1:]) for piece in local.pieces
             )
-            found.append(Local(local.name.replace("*", str(layer)), local.shape[1:], pieces))
+            found.append(LocalTensor(local.name.replace("*", str(layer)), local.shape[1:], pieces))
     return found
 
 
-def shape_of(name: str, layouts: list[tuple[Local, ...]]) -> tuple[int, ...]:
+def shape_of(name: str, layouts: list[tuple[LocalTensor, ...]]) -> tuple[int, ...]:
     """Of a parameter, from the boxes that ranks hold of it."""
     boxes = [piece.box for layout in layouts for one in single(layout) for piece in one.pieces if piece.name == name]
     return tuple(max(box[dim][1] for box in boxes) for dim in range(len(boxes[0])))
@@ -300,7 +300,7 @@ def run(way: str, ends: list[Any]) -> dict[str, float]:
     }
 
 
-def check(ends: list[Any], layouts: list[tuple[Local, ...]], way: str) -> None:
+def check(ends: list[Any], layouts: list[tuple[LocalTensor, ...]], way: str) -> None:
     """Whether each generator has what the trainer has."""
     sums = ray.get([end.sums.remote() for end in ends])
     whole = {piece.name for one in single(layouts[0]) for piece in one.pieces if not split(one, layouts)}
@@ -310,7 +310,7 @@ def check(ends: list[Any], layouts: list[tuple[Local, ...]], way: str) -> None:
         assert not wrong, f"{way}: {wrong[:3]} did not arrive"
 
 
-def split(own: Local, layouts: list[tuple[Local, ...]]) -> bool:
+def split(own: LocalTensor, layouts: list[tuple[LocalTensor, ...]]) -> bool:
     return next(one for one in single(layouts[1]) if one.name == own.name).pieces != own.pieces
 
 
@@ -363,7 +363,7 @@ def main() -> None:
             file.write(json.dumps(told) + "\n")
 
 
-def measure(ends: list[Any], layouts: list[tuple[Local, ...]], rounds: int) -> dict[str, list[dict[str, float]]]:
+def measure(ends: list[Any], layouts: list[tuple[LocalTensor, ...]], rounds: int) -> dict[str, list[dict[str, float]]]:
     found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for number in range(rounds + 1):
         for way in WAYS:

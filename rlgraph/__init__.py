@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlgraph.moved import answer_to_old_names
+from rlgraph.moved import register_old_names
 
 if TYPE_CHECKING:
     from rlgraph.api import check, compile, functions, load_plan
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlgraph.runs.run import Interrupted, Run
     from rlgraph.runs.trace_check import check_trace
 
-answer_to_old_names()
+register_old_names()
 
 __version__ = "0.1.0"
 

@@ -60,7 +60,7 @@ def kind_of(value: Any) -> str:
     return _foreign(value)
 
 
-def most_bytes(text: str) -> int:
+def utf8_bytes_bound(text: str) -> int:
     """Return an upper bound on the bytes of a text in UTF-8, without encoding it."""
     return len(text) if text.isascii() else 4 * len(text)
 
@@ -104,7 +104,7 @@ class Column:
         return f"{WORDS[kind]} in {place}" if place else WORDS[kind]
 
 
-def declared(kind: str) -> Column:
+def declared_column(kind: str) -> Column:
     """Return a column whose kind of value is known without reading rows."""
     return Column({kind: ""})
 
@@ -115,7 +115,7 @@ _MOST_SIGNATURES = 4096
 
 
 @dataclass(slots=True)
-class Looked:
+class ColumnInspector:
     """Collects the kinds of values in columns, row by row.
 
     Most rows have a signature, the names of their columns and the types of their values, that was seen before: in
@@ -143,7 +143,7 @@ class Looked:
                 first[kind] = number
         longest = self._longest
         for name in texts:
-            if (size := most_bytes(row[name])) > longest[name]:
+            if (size := utf8_bytes_bound(row[name])) > longest[name]:
                 longest[name] = size
 
     def _add_signature(

@@ -20,7 +20,7 @@ _WIDTH = 32
 """The number of hexadecimal characters of a digest."""
 
 
-class Damaged(ValueError):
+class DamagedFile(ValueError):
     """Raised when a file differs from what was written."""
 
     def __init__(self, path: Path, why: str) -> None:
@@ -61,7 +61,7 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:_WIDTH]
 
 
-class Digesting:
+class DigestWriter:
     """A writer that computes a file's digests as it writes."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -101,7 +101,7 @@ def digests_of(path: Path) -> Digests:
     return Digests(sum(size for size, _ in stretches), "".join(hexadecimal for _, hexadecimal in stretches))
 
 
-class Looked:
+class VerifiedFile:
     """A file whose stretches are verified before they are read, each of them once."""
 
     def __init__(self, path: Path, told: Digests) -> None:
@@ -109,13 +109,13 @@ class Looked:
         self.path, self.told = path, told
         self._verified: set[int] = set()
         if (size := path.stat().st_size) != told.bytes:
-            raise Damaged(path, f"has {size:,} bytes in place of {told.bytes:,}")
+            raise DamagedFile(path, f"has {size:,} bytes in place of {told.bytes:,}")
 
     def need(self, start: int, end: int) -> None:
         """Verify the bytes from `start` to `end`. Raises OSError, and Damaged where they differ."""
         wanted = range(start // STRETCH, -(-end // STRETCH))
         if end > self.told.bytes:
-            raise Damaged(self.path, f"has no byte {end:,}")
+            raise DamagedFile(self.path, f"has no byte {end:,}")
         if all(stretch in self._verified for stretch in wanted):
             return
         with self.path.open("rb", buffering=0) as file:
@@ -123,7 +123,7 @@ class Looked:
                 if digest(os.pread(file.fileno(), STRETCH, stretch * STRETCH)) != self.told.of(stretch):
                     last = min((stretch + 1) * STRETCH, self.told.bytes)
                     where = f"between byte {stretch * STRETCH:,} and byte {last:,}"
-                    raise Damaged(self.path, f"is not as it was written: it differs {where}")
+                    raise DamagedFile(self.path, f"is not as it was written: it differs {where}")
                 self._verified.add(stretch)
 
     def content(self) -> bytes:

@@ -30,7 +30,7 @@ def read_bytes(path: str | Path, most: int, endings: tuple[str, ...] = ()) -> by
         os.set_blocking(handle, True)
         content = file.read(most + 1)
     if len(content) > most:
-        raise OSError(27, f"it is too large: it has more than {size(most)}")
+        raise OSError(27, f"it is too large: it has more than {format_size(most)}")
     return content
 
 
@@ -47,6 +47,6 @@ def reason(error: OSError | ValueError) -> str:
     return text[:1].lower() + text[1:]
 
 
-def size(number: int) -> str:
+def format_size(number: int) -> str:
     """Return a number of bytes as text: `128 KiB`, `16 MiB`."""
     return f"{number >> 20} MiB" if number >= 1 << 20 else f"{number >> 10} KiB"

@@ -38,7 +38,7 @@ class _Moved(ModuleType):
         return value
 
 
-def answer_to_old_names() -> None:
+def register_old_names() -> None:
     """Make imports such as `rlgraph.engines.base` find the module at its new place, with a warning. No module is
     loaded."""
     for old in MOVED:

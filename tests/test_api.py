@@ -106,10 +106,10 @@ def test_pictures_and_what_a_notebook_shows(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_values_from_python_are_expressions(value: Any, text: str) -> None:
-    from rlgraph.passes.compilation.programs import changes, settings_text
+    from rlgraph.passes.compilation.programs import parse_settings, settings_text
 
     assert settings_text({"x": value}) == {"x": text}
-    assert changes({"x": text})
+    assert parse_settings({"x": text})
 
 
 def test_a_setting_changes_the_program() -> None:

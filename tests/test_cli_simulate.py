@@ -19,8 +19,8 @@ from rlgraph.errors import ProgramError
 from rlgraph.explain.simulate import simulate
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.tasks import Workload
-from rlgraph.passes.pipelines.timetable import pieces
-from rlgraph.passes.placement.choose import Choice
+from rlgraph.passes.pipelines.timetable import timed_entries
+from rlgraph.passes.placement.choose import PlacementChoice
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 ROOT = Path(rlgraph.__file__).parent.parent
@@ -129,7 +129,7 @@ def test_stages_of_a_pipeline_are_tracks_of_a_timeline(tmp_path: Path) -> None:
                         piece.entry.part == "B",
                         fusion.problem.lines[piece.entry.line].model.name,
                     )
-                    for piece in pieces(fusion.problem, fusion.lists, fusion.table)
+                    for piece in timed_entries(fusion.problem, fusion.lists, fusion.table)
                 )
                 within = []
                 for stage, whole in enumerate(pair):
@@ -199,10 +199,10 @@ def test_what_a_plan_file_would_predict_is_not_worked_out(
 ) -> None:
     """That is a simulation of its own, of a plan that overlaps."""
 
-    def overlapped(choice: Choice) -> float:
+    def overlapped(choice: PlacementChoice) -> float:
         raise AssertionError("it is simulated twice")
 
-    monkeypatch.setattr("rlgraph.passes.compilation.overlap.overlapped", overlapped)
+    monkeypatch.setattr("rlgraph.passes.compilation.overlap.simulate_seconds", overlapped)
     assert told(capsys, *PPO, *CLUSTER)[0] == 0
 
 

@@ -17,7 +17,7 @@ def test_what_is_written_piece_by_piece_has_the_digests_of_the_file(
     for size in (0, 1, 7, 8, 9, 16, 41):
         content, file = bytes(range(size)), tmp_path / "file"
         with file.open("wb") as opened:
-            out = digests.Digesting(opened)
+            out = digests.DigestWriter(opened)
             for start, end in ((0, 3), (3, 4), (4, 30), (30, size)):
                 out.write(content[start:end])
             told = out.digests()

@@ -106,7 +106,7 @@ def test_a_plan_names_what_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) 
         "schedule a\npool one = 2 devices\nplace ref on one(engine=megatron)\nplace actor on one(engine=transformers)\n"
     )
     compiled = rlgraph.compile(PROGRAM.format(source=random("llama", SMALL)), schedule=schedule)
-    (found,) = planning.not_installed(compiled.plan, compiled.schedule)
+    (found,) = planning.missing_engines(compiled.plan, compiled.schedule)
     assert (
         found.render()
         == """\
@@ -206,7 +206,7 @@ def test_targets_that_a_family_does_not_have(tmp_path: Path) -> None:
     source = random("llama", SMALL)
     program, _ = check(Source("a.rlf", PROGRAM.format(source=f'{source}, lora=lora(rank=4, targets=["q_prj", "fc"])')))
     with pytest.raises(ProgramError) as caught:
-        planning.placed(program, Schedule(), Folders(tmp_path), planning.here(1))
+        planning.placed(program, Schedule(), Folders(tmp_path), planning.this_machine(1))
     assert [(found.code, found.message, found.hint) for found in caught.value.diagnostics] == [
         ("E0747", "no linear layer of `actor`, a llama model, is called `q_prj`", "did you mean `q_proj`?"),
         (

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.measure import Row, Setting
-from rlgraph.backends.engines.process_groups import attend, listen
+from rlgraph.backends.engines.process_groups import connect, listen
 from rlgraph.backends.engines.transformers.layout import layout as trained
 from rlgraph.backends.engines.vllm.layout import layout as sampled
 from rlgraph.backends.exchange.exchange import Exchange
 from rlgraph.backends.exchange.mailbox import Mailbox
 from rlgraph.backends.exchange.sites import open_links, site
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.carriers import Site, ways
-from rlgraph.ir.layout import Local
+from rlgraph.ir.carriers import Site, peer_carriers
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.passes.resharding.reshard import reshard
@@ -39,7 +39,7 @@ def rows(setting: Setting) -> Iterator[Row]:
 def pair(setting: Setting, devices: Sequence[int]) -> Iterator[Row]:
     """Two processes, on devices of these numbers."""
     shape = SMALL if setting.small else LARGE
-    sides: list[tuple[Local, ...]] = [trained(shape, Mesh(), 0), sampled(shape, Mesh(), 0)]
+    sides: list[tuple[LocalTensor, ...]] = [trained(shape, Mesh(), 0), sampled(shape, Mesh(), 0)]
     transfer = reshard({0: sides[0]}, {1: sides[1]}, itemsize=2, topology=Topology.separate((0, 1)), bucket=256 << 20)
     meeting, context = listen("127.0.0.1"), multiprocessing.get_context("spawn")
     pipes: list[Connection] = []
@@ -57,14 +57,16 @@ def pair(setting: Setting, devices: Sequence[int]) -> Iterator[Row]:
     yield Row(f"over {carrier}: {transfer.bound / 1e9:.3g} GB", transfer.bound / seconds / 1e9, "GB/s")
 
 
-def end(place: int, name: str, address: str, transfer: Transfer, layout: tuple[Local, ...], pipe: Connection) -> None:
+def end(
+    place: int, name: str, address: str, transfer: Transfer, layout: tuple[LocalTensor, ...], pipe: Connection
+) -> None:
     """One process: what carried its messages, the least seconds of a transfer, the share of tensors that are right."""
     device = torch.device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     pipe.send(site(device))
-    there = ways([(0, 1)], pipe.recv(), "the weights", {0: "the first", 1: "the second"})[place]
-    mailbox = Mailbox(place, (0, 1), attend(address, SECONDS), seconds=SECONDS)
+    there = peer_carriers([(0, 1)], pipe.recv(), "the weights", {0: "the first", 1: "the second"})[place]
+    mailbox = Mailbox(place, (0, 1), connect(address, SECONDS), seconds=SECONDS)
     links = open_links(mailbox, there, device, "links")
     sides: Any = {"source" if place == 0 else "destination": layout}
     exchange = Exchange(transfer, mailbox, **sides, dtype=torch.bfloat16, links=links, ways=there)
@@ -77,7 +79,7 @@ def end(place: int, name: str, address: str, transfer: Transfer, layout: tuple[L
     pipe.send((there.carriers[1 - place], min(seconds), right / len(tensors)))
 
 
-def numbered(layout: Sequence[Local], device: torch.device) -> dict[str, torch.Tensor]:
+def numbered(layout: Sequence[LocalTensor], device: torch.device) -> dict[str, torch.Tensor]:
     """What a rank has of a model whose numbers tell their rows and columns, and padding as 0."""
     found: dict[str, torch.Tensor] = {}
     for local in layout:

@@ -13,7 +13,7 @@ import torch
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.tokenizers import Bytes
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
-from rlgraph.catalog.models.configs import known
+from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.families import ModelKind
 
 
@@ -68,7 +68,7 @@ def config(name: str, setting: Setting) -> dict[str, Any]:
     """Of a well-known model, in transformers' words; a tiny one in its place if the setting is small."""
     if setting.small:
         return dict(SMALL)
-    found = known(name)
+    found = known_config(name)
     assert found is not None, name
     return {key: value for key, value in found.items() if key != "model_type"}
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from benchmarks.gpu.correctness import FAMILIES, GRADIENT, READS, alike, sequences
 from benchmarks.gpu.measure import Row, Setting, Skipped, config, engine, spec
 from benchmarks.gpu.throughput import MODELS, peak_of, training
-from rlgraph.backends.engines.base import Call, Micro, TrainOptions
+from rlgraph.backends.engines.base import MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.process_groups import join, listen
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.catalog.models.families import ModelKind
@@ -71,9 +71,9 @@ def _step(made: Any, rows: Sequences) -> dict[str, float]:
     """What the first update says of itself."""
     weights = torch.linspace(0.5, 1.5, int(rows.scored.sum()))
 
-    def micro(_: Any) -> Micro:
-        return Micro(
-            (Call("logprobs", rows),), lambda said: -(weights.to(said[0].device) * said[0]).sum() / len(weights)
+    def micro(_: Any) -> MicroBatch:
+        return MicroBatch(
+            (ModelCall("logprobs", rows),), lambda said: -(weights.to(said[0].device) * said[0]).sum() / len(weights)
         )
 
     return dict(made.train_step([0], micro, TrainOptions(1e-5), 0))

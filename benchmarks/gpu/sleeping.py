@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.gpu.measure import Row, Setting, config, engine, wait
 from benchmarks.gpu.megatron import alone, opened
-from rlgraph.backends.engines.base import Call, Micro, TrainOptions
-from rlgraph.backends.engines.offload import Switched
+from rlgraph.backends.engines.base import MicroBatch, ModelCall, TrainOptions
+from rlgraph.backends.engines.offload import OffloadRecord
 from rlgraph.backends.engines.sequences import Sequences
 
 MODEL = "Qwen/Qwen2.5-1.5B"
@@ -55,7 +55,7 @@ def _sleeping(name: str, made: Any, setting: Setting) -> Iterator[Row]:
     yield Row(f"{name}: back", statistics.median(up), "GB/s")
 
 
-def _rate(act: Callable[[], Switched], setting: Setting) -> float:
+def _rate(act: Callable[[], OffloadRecord], setting: Setting) -> float:
     """GB/s until the last byte is there: an engine that wakes up does not wait for it."""
     began = time.perf_counter()
     moved = act().moved
@@ -74,5 +74,5 @@ def _sums(made: Any) -> list[float]:
 
 def _train(made: Any) -> None:
     rows = Sequences.from_lists([list(range(1, 65))] * 2, [[place > 8 for place in range(64)]] * 2)
-    micro = Micro((Call("logprobs", rows),), lambda said: -said[0].mean())
+    micro = MicroBatch((ModelCall("logprobs", rows),), lambda said: -said[0].mean())
     made.train_step([0], lambda _: micro, TrainOptions(1e-5), 0)

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.measure import Row, Setting, config, engine, seconds
-from rlgraph.backends.engines.base import Call, Micro, Sampling, TrainOptions
+from rlgraph.backends.engines.base import MicroBatch, ModelCall, Sampling, TrainOptions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
-from rlgraph.catalog.clusters.devices import known
+from rlgraph.catalog.clusters.devices import known_devices
 from rlgraph.catalog.models.shape import Shape, shape_of
-from rlgraph.passes.cost.calibration import Measured
+from rlgraph.passes.cost.calibration import MeasuredDevice
 from rlgraph.passes.cost.work import Tokens, backward_flops, forward_flops
 from rlgraph.profiles.profile import measure_device
 
@@ -38,11 +38,11 @@ def rows(setting: Setting) -> Iterator[Row]:
             torch.cuda.empty_cache()
 
 
-def peak_of(setting: Setting) -> tuple[Measured, str, float]:
+def peak_of(setting: Setting) -> tuple[MeasuredDevice, str, float]:
     """What this device reaches, the dtype it is measured in, and the operations a second that are its peak."""
     device, dtype = measure_device(), "bfloat16" if setting.gpu else "float32"
     # What data sheets say of a GPU; of a CPU nothing is known but what it reaches.
-    peak = dict(known()[device.name].device.flops) if setting.gpu else device.flops
+    peak = dict(known_devices()[device.name].device.flops) if setting.gpu else device.flops
     return device, dtype, peak[dtype]
 
 
@@ -59,7 +59,7 @@ def _training(
     prompt = min(PROMPT, length // 4)
     drawn = np.random.default_rng(1).integers(1, 250, (count, length)).tolist()
     sequences = Sequences.from_lists(drawn, [[place >= prompt for place in range(length)]] * count)
-    micro = Micro((Call("logprobs", sequences),), lambda said: -said[0].sum() / (count * length))
+    micro = MicroBatch((ModelCall("logprobs", sequences),), lambda said: -said[0].sum() / (count * length))
     options, update = TrainOptions(1e-6, clip_norm=1.0), iter(range(10**6))
     if setting.gpu:
         torch.cuda.reset_peak_memory_stats()

@@ -90,9 +90,9 @@ def main() -> None:
     mark = clock.Tree()
     os.environ |= mark.env
     import rlgraph
-    from rlgraph.backends.steps import Silent
+    from rlgraph.backends.steps import SilentObserver
 
-    class Watch(Silent):
+    class Watch(SilentObserver):
         """What happened until the end of each step; a step ends with its report."""
 
         def __init__(self) -> None:

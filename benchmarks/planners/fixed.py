@@ -152,7 +152,7 @@ def _staged(problem: Problem, component: Component, option: Option, trained: Dep
     kept = option.deployment.kv_bytes * trained.pp
     deployment = replace(option.deployment.copied(trained.dp), kv_bytes=kept)
     passes = [
-        decoding.generate(component.config, deployment, problem.constants, task.batches[0]).seconds * task.times
+        decoding.generation_cost(component.config, deployment, problem.constants, task.batches[0]).seconds * task.times
         for task in tasks
     ]
     weights = (
@@ -193,7 +193,7 @@ def _sync(problem: Problem, source: Piece, target: Piece, together: bool, gather
     if not gathered:
         return 0.0
     if not together:
-        return time.sync(_config(problem), source.deployment, target.deployment, False, problem.constants).seconds
+        return time.sync_cost(_config(problem), source.deployment, target.deployment, False, problem.constants).seconds
     # Each device gathers all weights and keeps its share (HybridFlow, table 2).
     island, config = problem.cluster.islands[0], _config(problem)
     size = work.stage_parameters(config.shape, config.kind, 1) * config.item

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlgraph.catalog.clusters.cluster import Island
+from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.passes.cost.peak import usable
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import Blocks, Problem
@@ -38,7 +38,7 @@ class Chosen:
 
 
 def fastest_that_fit(
-    problem: Problem, island: Island, options: Mapping[int, Sequence[Option]]
+    problem: Problem, island: NodeGroup, options: Mapping[int, Sequence[Option]]
 ) -> dict[int, Option] | None:
     """One component of a pool after the other gets its fastest option beside what is chosen and the least of what is
     not."""

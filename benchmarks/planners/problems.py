@@ -13,14 +13,14 @@ from functools import cached_property
 from pathlib import Path
 
 import rlgraph
-from rlgraph.catalog.clusters.cluster import Cluster, Island
+from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.passes.compilation.planning import find_shapes
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.tasks import Task, Workload, main_step, tasks
-from rlgraph.passes.placement.search.components import Component, components
+from rlgraph.passes.placement.search.components import Component, make_components
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.user_code.files import Folders
@@ -61,7 +61,7 @@ def text(name: str) -> str:
 class PaperOptions(Options):
     """Training is split as in the paper, its pipelines no longer than there."""
 
-    def splits(self, component: Component, island: Island) -> Iterator[Deployment]:
+    def splits(self, component: Component, island: NodeGroup) -> Iterator[Deployment]:
         for deployment in super().splits(component, island):
             if component.work != "train" or (
                 deployment.tp == PER_NODE and deployment.pp <= STAGES[component.config.shape.layers]
@@ -95,7 +95,7 @@ class Case:
         program = compiled.program
         fixed = Lengths((float(TOKENS),))
         found = tasks(program, main_step(program), Workload(fixed, fixed))
-        return found, components(program, compiled.schedule, find_shapes(program, Folders(Path())), found)
+        return found, make_components(program, compiled.schedule, find_shapes(program, Folders(Path())), found)
 
     def problem(self, kind: type[Options] = Options) -> Problem:
         """With nothing worked out yet."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlgraph.passes.placement.search.problem import Blocks, Problem
-from rlgraph.passes.placement.search.search import Found
+from rlgraph.passes.placement.search.search import SearchResult
 
 
 def models(problem: Problem, blocks: Blocks) -> list[set[str]]:
@@ -42,7 +42,7 @@ SHAPES: dict[str, Callable[[Problem, Blocks], bool]] = {
 """By name; `paper` are all plans that keep a model's work together."""
 
 
-def named(problem: Problem, found: Found | None) -> str:
+def named(problem: Problem, found: SearchResult | None) -> str:
     """A plan as its pools: `actor ref 64 | critic reward 64`."""
     if found is None:
         return "nothing fits"

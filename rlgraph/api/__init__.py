@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Literal
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.passes.compilation.programs import (
     Setting,
-    changes,
-    columns_in,
-    faults_in,
+    column_reader,
+    fault_finder,
     open_program,
+    parse_settings,
     settings_text,
-    with_quotes,
+    with_quote_hints,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def check(
     `name` is what diagnostics call a text. The path of a schedule (`.rls`) is checked against its program:
     one of `programs`, or the one beside it. Nothing is run, and no file of Python is imported.
     """
-    from rlgraph.dsl.check import check as checked
+    from rlgraph.dsl.check import check as check_program
 
     try:
         opened = open_program(program, name)
@@ -55,9 +55,11 @@ def check(
 
             return check_schedule(opened, texts, programs)
         folders = opened.folders
-        return checked(opened.source, changes(texts), columns=columns_in(folders), faults=faults_in(folders))[1]
+        return check_program(
+            opened.source, parse_settings(texts), columns=column_reader(folders), faults=fault_finder(folders)
+        )[1]
     except ProgramError as error:
-        return with_quotes(error.diagnostics)
+        return with_quote_hints(error.diagnostics)
 
 
 def compile(
@@ -90,19 +92,19 @@ def compile(
     has. search_gap: the search ends with a plan that is at most so far from the best there is, as a share.
     """
     from rlgraph.api.compiled import Compiled
-    from rlgraph.passes.compilation.compile import checked, compiled
+    from rlgraph.passes.compilation.compile import check_program, compiled
 
     opened, texts = open_program(program, name), settings_text(set)
-    unplanned = checked(opened, texts, schedule)
+    unplanned = check_program(opened, texts, schedule)
     calibrated = goal = None
     if calibration is not None:
         from rlgraph.profiles.calibration import read_calibration
 
         calibrated = read_calibration(calibration)
     if cluster is not None:
-        from rlgraph.passes.compilation.target import target
+        from rlgraph.passes.compilation.target import make_target
 
-        goal = target(cluster, workload, calibrated, minimize, offload, search_seconds, search_gap, fuse, stream)
+        goal = make_target(cluster, workload, calibrated, minimize, offload, search_seconds, search_gap, fuse, stream)
     return Compiled.of(compiled(opened, texts, unplanned, devices, goal))
 
 
@@ -127,4 +129,4 @@ def functions(program: str | Path = "std", set: Mapping[str, Setting] | None = N
     if program == "std":
         return namespace("std", None, {})
     opened = open_program(program)
-    return namespace(opened.source.path, opened.source, changes(settings_text(set)))
+    return namespace(opened.source.path, opened.source, parse_settings(settings_text(set)))

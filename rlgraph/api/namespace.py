@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any
 
-from rlgraph.dsl.define import Defined, define, definitions
+from rlgraph.dsl.define import CompiledDef, compile_def, definitions
 from rlgraph.dsl.scope import DefName
 from rlgraph.dsl.tree import Expr
-from rlgraph.errors import Source, nearest
+from rlgraph.errors import Source, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ class Function:
     def __init__(self, called: DefName) -> None:
         definition = called.definition
         self._called = called
-        self._defined: dict[tuple[Any, ...], Defined] = {}
+        self._defined: dict[tuple[Any, ...], CompiledDef] = {}
         self.__name__ = self.__qualname__ = definition.name
         self.__doc__ = _text(called)
         names = [parameter.id for parameter in definition.parameters]
@@ -48,7 +48,7 @@ class Function:
         types = types_of(arguments)
         key = tuple(types.items())
         if key not in self._defined:
-            self._defined[key] = define(self._called, types)
+            self._defined[key] = compile_def(self._called, types)
         defined = self._defined[key]
         return call_padded(defined.node, arguments, mask, defined.group)
 
@@ -79,7 +79,7 @@ class Functions:
         if name in functions:
             function: Function = functions[name]
             return function
-        hint = nearest(name, functions) or f"it has {', '.join(functions) or 'none'}"
+        hint = did_you_mean(name, functions) or f"it has {', '.join(functions) or 'none'}"
         raise AttributeError(f"{self.__dict__.get('_name')} has no function {name}: {hint}")
 
     def __iter__(self) -> Iterator[str]:

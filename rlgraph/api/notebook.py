@@ -14,7 +14,7 @@ import shlex
 from typing import Any
 
 from rlgraph.api import compile
-from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, counted
+from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, count_phrase
 
 _FORM = "%%rlf [NAME] [--visualize] [--set NAME=EXPR]..."
 
@@ -35,7 +35,7 @@ def load(shell: Any) -> None:
         if visualize:
             display(compiled)
         else:
-            print(f"{name}: {counted(len(compiled.program.models), 'model')}, ready to run")
+            print(f"{name}: {count_phrase(len(compiled.program.models), 'model')}, ready to run")
 
     shell.register_magic_function(rlf, magic_kind="cell")
 

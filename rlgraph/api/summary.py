@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.backends.enginespec.registry import engine
-from rlgraph.errors import counted
+from rlgraph.errors import count_phrase
 from rlgraph.explain.fused import show_fused
-from rlgraph.explain.tables import sized, table
+from rlgraph.explain.tables import pool_size, table
 from rlgraph.ir.graph import Model, Node, Program
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.text.text import show_constant
 from rlgraph.ops import NODES, model_of
-from rlgraph.ops.bases import shared
+from rlgraph.ops.bases import shared_bases
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.rewrites.accumulate import trainings
 
@@ -74,7 +74,7 @@ def _placement(plan: Plan) -> Iterator[str]:
     """Yield a line for each pool with its groups, and for the weights that have to be synchronized."""
     for pool in plan.pools:
         if pool.name != HOST:
-            yield f"{sized(pool)} in `{pool.name}`"
+            yield f"{pool_size(pool)} in `{pool.name}`"
             groups = [group for group in plan.groups if group.pool == pool.name]
             yield from _columns([(f"{group.engine}, {group.mesh}", _does(group, plan)) for group in groups])
     for holding in plan.holdings:
@@ -96,7 +96,7 @@ def _sharing(program: Program, plan: Plan) -> Iterator[str]:
     """Yield which models of a group are one base with several adapters."""
     lending = [group for group in plan.groups if group.models and engine(group.engine).lends(group.mesh)]
     for group in lending:
-        for names in shared(program).values():
+        for names in shared_bases(program).values():
             members = [name for name in names if name in group.models]
             if len(members) > 1:
                 yield f"{', '.join(members)} share one base, which {group.name} has once"
@@ -115,7 +115,7 @@ def _streamed(compiled: Compilation) -> Iterator[str]:
     to."""
     for name, rows in compiled.plan.blocks:
         sharing = ", dealt to whoever is free" if name in compiled.plan.free else ""
-        yield f"{name} goes on in blocks of {counted(rows, 'row')}, before all of it is there{sharing}"
+        yield f"{name} goes on in blocks of {count_phrase(rows, 'row')}, before all of it is there{sharing}"
     for tail in compiled.plan.tails:
         threshold = f"{tail.under:.0%}" if tail.under < 1 else f"{tail.under:.0f}"
         copies = f"{tail.on} copies go" if tail.on > 1 else "1 copy goes"
@@ -143,7 +143,7 @@ def _always(node: Node) -> bool:
 
 
 def _count(things: list[Node] | tuple[Model, ...], word: str) -> str:
-    return counted(len(things), word)
+    return count_phrase(len(things), word)
 
 
 def _name(node: Node) -> str:

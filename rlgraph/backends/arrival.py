@@ -18,10 +18,10 @@ from rlgraph.backends.frame import Frame
 from rlgraph.ir.types import Axis, axis_of
 
 if TYPE_CHECKING:
-    from rlgraph.backends.executor import Made
+    from rlgraph.backends.executor import NodeOutput
 
 
-class Arrival:
+class RowOrder:
     """The order in which the rows of a frame lie, by its outer axes."""
 
     def __init__(self, frame: Frame) -> None:
@@ -63,7 +63,7 @@ class Arrival:
             ordered, _ = ordered.slice(axis, order.argsort(), wanted)
         return ordered
 
-    def laid(self, made: Made) -> Made:
+    def laid(self, made: NodeOutput) -> NodeOutput:
         """Reorder what a node made of rows in the order of the data to the order in which they lie."""
         for axis, order in self.order.items():
             ordered, inside = self.sorted(()), self.frame.rows[axis].axis

@@ -11,24 +11,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from rlgraph.backends.executor import Executor, GraphRun, not_yet, wait
+from rlgraph.backends.executor import Executor, GraphRun, never_ready, wait_for_progress
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.step import Ended
 from rlgraph.ir.graph import Graph
 
 
 @dataclass(eq=False)
-class Batch:
+class CollectBatch:
     """A run of the body of a `collect`."""
 
     given: Frame
     """The values with which it began."""
     run: GraphRun
-    before: Batch | None = None
+    before: CollectBatch | None = None
     """The batch before it, which has not read its rows of the data yet; this one reads the rows behind those."""
 
     @classmethod
-    def again(cls, given: Frame) -> Batch:
+    def again(cls, given: Frame) -> CollectBatch:
         """Restore a batch of another process from the values with which it began: whoever goes on with it begins it
         again."""
         # No step of this process has this attempt, so `go_on` takes its work for lost.
@@ -57,7 +57,7 @@ class Batch:
         return self.given.step.batch
 
 
-class Batches:
+class CollectBatches:
     """The batches that a `collect` has begun, or goes on with, in one step."""
 
     def __init__(self, executor: Executor, body: Graph, inputs: Sequence[Any], key: str, most: int) -> None:
@@ -70,27 +70,27 @@ class Batches:
         """What the batch that reads next is given, unless `last` makes it."""
         self.names = [value.name for value in body.inputs[: len(inputs)]]
         self.outputs = body.outputs[: len(inputs)]
-        self.going: list[Batch] = []
-        self.last: Batch | None = None
+        self.going: list[CollectBatch] = []
+        self.last: CollectBatch | None = None
 
-    def begin(self, frame: Frame) -> Batch:
+    def begin(self, frame: Frame) -> CollectBatch:
         """Begin a batch on the next rows of the data."""
         batch = self._add(frame)
         if self.last is None:
             self._give(batch, self.inputs)
         else:
-            batch.before, batch.run.awaited = self.last, dict.fromkeys(self.names, not_yet)
+            batch.before, batch.run.awaited = self.last, dict.fromkeys(self.names, never_ready)
         self.last = batch
         return batch
 
-    def begin_with(self, frame: Frame) -> Batch:
+    def begin_with(self, frame: Frame) -> CollectBatch:
         """Begin a batch on rows that the frame has: it reads nothing, and does not change what goes from batch to
         batch."""
         batch = self._add(frame)
         self._give(batch, self.inputs)
         return batch
 
-    def go_on(self, batch: Batch, attempt: int) -> None:
+    def go_on(self, batch: CollectBatch, attempt: int) -> None:
         """Go on with a batch of an earlier step; if its work was lost when a step failed, begin it again."""
         if batch.given.step.attempt == attempt:
             batch.run.crew = self.crew
@@ -105,13 +105,13 @@ class Batches:
         """The step and the number of each batch that has not ended."""
         return {(batch.step, batch.number) for batch in self.going}
 
-    def _add(self, frame: Frame) -> Batch:
+    def _add(self, frame: Frame) -> CollectBatch:
         given = frame.child()
-        batch = Batch(given, GraphRun(self.executor, self.body, frame, self.crew))
+        batch = CollectBatch(given, GraphRun(self.executor, self.body, frame, self.crew))
         self.going.append(batch)
         return batch
 
-    def _give(self, batch: Batch, inputs: Sequence[Any]) -> None:
+    def _give(self, batch: CollectBatch, inputs: Sequence[Any]) -> None:
         for frame in (batch.given, batch.run.frame):
             frame.values.update(zip(self.names, inputs, strict=True))
 
@@ -124,7 +124,7 @@ class Batches:
         """Return what goes from batch to batch, as the last one left it."""
         return self.inputs if self.last is None else [self.last.run.frame.values[name] for name in self.outputs]
 
-    def advance(self, only: Ended | None = None) -> list[Batch]:
+    def advance(self, only: Ended | None = None) -> list[CollectBatch]:
         """Let the batches go on until something has come of it. Returns those that have ended, in the order in which
         they were begun; they are no longer under way. only: the one batch that may go on; the others do no more than
         read their data."""
@@ -142,5 +142,5 @@ class Batches:
         ended = [batch for batch in self.going if batch.run.over]
         self.going = [batch for batch in self.going if batch not in ended]
         if not moved and not ended:
-            wait([batch.run for batch in self.going], self.crew)
+            wait_for_progress([batch.run for batch in self.going], self.crew)
         return ended

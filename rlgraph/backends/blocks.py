@@ -14,11 +14,11 @@ import numpy as np
 from rlgraph.backends.frame import Frame, is_handle
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, Table, Type, axis_of
-from rlgraph.ops.nodes import NODES, rows_each
+from rlgraph.ops.nodes import NODES, rows_per_input
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockSizes:
     """The block sizes that a run asks for; by default one block is the whole batch."""
 
     each: int | None = None
@@ -28,7 +28,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Cut:
+class TableBlock:
     """A table that sets the blocks of a node."""
 
     name: str
@@ -38,7 +38,7 @@ class Cut:
     """Axes of the table's rows (filters leave several), those that the node uses first."""
 
 
-def cuts(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> list[tuple[Cut, ...]]:
+def cuts(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> list[tuple[TableBlock, ...]]:
     """Return for each node of a graph the tables that it makes or uses, or from which its inputs were made. What a
     model has learned of rows does not count as made from them."""
     made_of: dict[str, set[str]] = {}
@@ -47,7 +47,9 @@ def cuts(graph: Graph, types: Mapping[str, Type], tables: Mapping[str, int]) -> 
         names = [name for name in (*node.inputs, *(v.name for v in node.outputs)) if not is_handle(types[name])]
         sources = {table for name in names for table in made_of.get(name, {_table(name)} & tables.keys())}
         made_of |= {value.name: sources for value in node.outputs}
-        cuts_by_node.append(tuple(Cut(table, tables[table], _axes(node, table, types)) for table in sorted(sources)))
+        cuts_by_node.append(
+            tuple(TableBlock(table, tables[table], _axes(node, table, types)) for table in sorted(sources))
+        )
     return cuts_by_node
 
 
@@ -73,7 +75,7 @@ def handed_on(graph: Graph) -> list[bool]:
     return handed[::-1]
 
 
-def ends(node: Node, unit: str, frame: Frame, done: int, ready: int, wanted: tuple[Cut, ...]) -> Iterator[int]:
+def ends(node: Node, unit: str, frame: Frame, done: int, ready: int, wanted: tuple[TableBlock, ...]) -> Iterator[int]:
     """Yield the ends of the whole blocks among the rows `done` to `ready` of a node's unit, in order."""
     axis = frame.rows[unit].axis
     counts = [(count, cut.rows) for cut in wanted if (count := _count(node, cut, axis, frame, ready)) is not None]
@@ -89,13 +91,13 @@ def ends(node: Node, unit: str, frame: Frame, done: int, ready: int, wanted: tup
         yield done
 
 
-def _count(node: Node, cut: Cut, unit: Axis, frame: Frame, ready: int) -> np.ndarray | None:
+def _count(node: Node, cut: TableBlock, unit: Axis, frame: Frame, ready: int) -> np.ndarray | None:
     """Return how many rows of a table lie before each row of the unit's axis, and before the next one to come, int64;
     for a unit inside of the table's rows, in how many of these the rows before it lie. None where the axes are not
     related."""
     if NODES[node.op].generates and _table(node.name) == cut.name:
         # These rows do not exist yet, but each row of the unit gets the same number of them.
-        return np.arange(ready + 1) * rows_each(node)
+        return np.arange(ready + 1) * rows_per_input(node)
     related = (axis for axis in cut.axes if axis.key in frame.rows and (axis.within(unit) or unit.within(axis)))
     axis = next(related, None)
     if axis is None:

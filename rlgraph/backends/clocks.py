@@ -1,9 +1,9 @@
 """This module has the clocks: how nodes that do not wait for each other work at the same time.
 
-There are three, and one executor. `InLine` does a node's work at once: one process, one thing after the other.
-`Threads` has a thread for each node that is at work, while the processes of a cluster do it. `Virtual` has greenlets
-instead, of which one runs at a time, and moves its time on when all wait: a simulation, in which the same order comes
-out every time. To switch between greenlets takes less than a microsecond, between threads up to a hundred.
+There are three, and one executor. `InlineClock` does a node's work at once: one process, one thing after the other.
+`ThreadClock` has a thread for each node that is at work, while the processes of a cluster do it. `VirtualClock` has
+greenlets instead, of which one runs at a time, and moves its time on when all wait: a simulation, in which the same
+order comes out every time. To switch between greenlets takes less than a microsecond, between threads up to a hundred.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any, Protocol
 
 from greenlet import getcurrent, greenlet
 
-from rlgraph.backends.places import Hold, Joins, Places, always
+from rlgraph.backends.places import HeldPlaces, Joins, LockPlaces, always_joins
 
 Event = Callable[[], None]
 """A callback to run because a node made something."""
 
 
-class Crew(Protocol):
+class TaskPool(Protocol):
     """A pool that does the work of a graph's nodes. The thread that runs the graph begins work and runs the events it
     reports."""
 
@@ -60,7 +60,7 @@ class Clock(Protocol):
     together: bool
     """Whether nodes that do not wait for each other work at the same time."""
 
-    def crew(self, size: int) -> AbstractContextManager[Crew]:
+    def crew(self, size: int) -> AbstractContextManager[TaskPool]:
         """Return a crew for a graph of so many nodes. When the context is left, all its work has ended."""
         ...
 
@@ -73,7 +73,7 @@ class Lock(Protocol):
     """A lock with numbered places, which are taken one at a time or as a set."""
 
     def take(
-        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
+        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always_joins
     ) -> AbstractContextManager[int]:
         """Wait for the first free place of the lock, or for all of `wanted` at once, and have it in the context, which
         gives the place, or the first of them. Of those that wait for the same the lowest rank is next, and among
@@ -83,8 +83,8 @@ class Lock(Protocol):
         ...
 
     def hold(
-        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
-    ) -> AbstractContextManager[Hold]:
+        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always_joins
+    ) -> AbstractContextManager[HeldPlaces]:
         """Take places as `take` does, for a user who may give some back before the others."""
         ...
 
@@ -96,13 +96,13 @@ class Lock(Protocol):
 # In line
 
 
-class InLine:
+class InlineClock:
     """A clock that does work when it begins."""
 
     together = False
 
     @contextmanager
-    def crew(self, size: int) -> Iterator[Crew]:
+    def crew(self, size: int) -> Iterator[TaskPool]:
         yield _InLineCrew()
 
     def lock(self, places: int = 1) -> Lock:
@@ -131,13 +131,13 @@ class _InLineCrew:
 # Threads
 
 
-class Threads:
+class ThreadClock:
     """A clock that does work in threads, in real time."""
 
     together = True
 
     @contextmanager
-    def crew(self, size: int) -> Iterator[Crew]:
+    def crew(self, size: int) -> Iterator[TaskPool]:
         with ThreadPoolExecutor(max(1, size), "node") as pool:
             yield _ThreadCrew(pool)
 
@@ -150,7 +150,11 @@ class _Takes:
 
     @contextmanager
     def take(
-        self: Lock, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
+        self: Lock,
+        rank: int = 0,
+        wanted: frozenset[int] | None = None,
+        key: Hashable = None,
+        joins: Joins = always_joins,
     ) -> Iterator[int]:
         with self.hold(rank, wanted, key, joins) as held:
             yield min(held.places)
@@ -161,24 +165,24 @@ class _Lock(_Takes):
 
     def __init__(self, places: int) -> None:
         self._mutex = threading.Lock()
-        self._places = Places(places)
+        self._places = LockPlaces(places)
 
     @contextmanager
     def hold(
-        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
-    ) -> Iterator[Hold]:
+        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always_joins
+    ) -> Iterator[HeldPlaces]:
         granted: SimpleQueue[frozenset[int]] = SimpleQueue()
         with self._mutex:
             _put(self._places.ask(rank, wanted, key, joins, granted))
 
-        def leave(held: Hold, some: frozenset[int]) -> bool:
+        def leave(held: HeldPlaces, some: frozenset[int]) -> bool:
             with self._mutex:
                 grants = self._places.leave(held.places, some, key)
                 held.places -= some if grants is not None else frozenset()
                 _put(grants or ())
             return grants is not None
 
-        held = Hold(granted.get(), leave)
+        held = HeldPlaces(granted.get(), leave)
         try:
             yield held
         finally:
@@ -222,7 +226,7 @@ class _ThreadCrew:
 # Virtual time
 
 
-class Stopped(BaseException):
+class SimulationStopped(BaseException):
     """The simulation failed elsewhere: this ends each greenlet that waits in it."""
 
 
@@ -240,7 +244,7 @@ class _Coroutine:
             self.since, self.cause = other.since, other.cause
 
 
-class Virtual:
+class VirtualClock:
     """A clock whose time passes when everybody waits.
 
     Exactly one greenlet runs at a time; it gives way where it sleeps, waits for a lock, or waits for an event. The one
@@ -271,7 +275,7 @@ class Virtual:
     def lock(self, places: int = 1) -> Lock:
         return _VirtualLock(self, places)
 
-    def crew(self, size: int) -> AbstractContextManager[Crew]:
+    def crew(self, size: int) -> AbstractContextManager[TaskPool]:
         return _VirtualCrew(self)
 
     # Causes
@@ -294,7 +298,7 @@ class Virtual:
             self._current = coroutine
             try:
                 work()
-            except Stopped:
+            except SimulationStopped:
                 pass
             finally:
                 del self._started[coroutine]
@@ -315,7 +319,7 @@ class Virtual:
             if following is not waiting:
                 following.stack.switch()
         if self._failure is not None:
-            raise self._failure if waiting is self._main else Stopped
+            raise self._failure if waiting is self._main else SimulationStopped
         self._current = waiting
 
     def _wake(self, coroutine: _Coroutine) -> None:
@@ -340,33 +344,33 @@ class Virtual:
         for coroutine in list(self._started):
             # False for those that have not begun to run, and for those that another one has ended.
             if coroutine.stack:
-                coroutine.stack.throw(Stopped)
+                coroutine.stack.throw(SimulationStopped)
         self._started.clear()
 
 
 class _VirtualLock(_Takes):
     """A lock for greenlets."""
 
-    def __init__(self, clock: Virtual, places: int) -> None:
-        self.clock, self.places = clock, Places(places)
+    def __init__(self, clock: VirtualClock, places: int) -> None:
+        self.clock, self.places = clock, LockPlaces(places)
         self.handed: dict[_Coroutine, frozenset[int]] = {}
 
     @contextmanager
     def hold(
-        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always
-    ) -> Iterator[Hold]:
+        self, rank: int = 0, wanted: frozenset[int] | None = None, key: Hashable = None, joins: Joins = always_joins
+    ) -> Iterator[HeldPlaces]:
         waiting = self.clock._current
         self._hand(self.places.ask(rank, wanted, key, joins, waiting))
         if waiting not in self.handed:
             self.clock._wait()
 
-        def leave(held: Hold, some: frozenset[int]) -> bool:
+        def leave(held: HeldPlaces, some: frozenset[int]) -> bool:
             grants = self.places.leave(held.places, some, key)
             held.places -= some if grants is not None else frozenset()
             self._hand(grants or ())
             return grants is not None
 
-        held = Hold(self.handed.pop(waiting), leave)
+        held = HeldPlaces(self.handed.pop(waiting), leave)
         try:
             yield held
         finally:
@@ -385,7 +389,7 @@ class _VirtualLock(_Takes):
 class _VirtualCrew:
     """A crew of greenlets."""
 
-    def __init__(self, clock: Virtual) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
         self.clock, self.owner = clock, clock._current
         self.waits, self.working = False, 0
         self.events: deque[Event] = deque()
@@ -426,7 +430,7 @@ class _VirtualCrew:
             self.waits = False
             self.clock._wake(self.owner)
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> TaskPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

@@ -8,24 +8,29 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlgraph.backends.batches import Batches
+from rlgraph.backends.batches import CollectBatches
 from rlgraph.backends.frame import Frame, Surplus
-from rlgraph.backends.regions import LOOKS, Loop, body_of
+from rlgraph.backends.regions import LOOKS, Loop, loop_body
 from rlgraph.backends.step import Ended, Step
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Table, axis_of
-from rlgraph.ops.nodes import NODES, at_once, attr
+from rlgraph.ops.nodes import NODES, attribute_value, concurrent_batches
 
 
-def collect(loop: Loop) -> Frame:
+def run_collect(loop: Loop) -> Frame:
     """Run the region on fresh batches until enough rows are kept, and take the first of them in the order of the data.
     The surplus begins the next step's, or is asked again there, or is dropped; so are rows of it that are too old."""
-    if attr(loop.node, "order") != "data":
+    if attribute_value(loop.node, "order") != "data":
         return collect_as_they_end(loop)
-    if attr(loop.node, "rest") == "longest":
+    if attribute_value(loop.node, "rest") == "longest":
         return collect_soonest(loop)
-    node, frame, rest, late = loop.node, loop.frame, attr(loop.node, "rest"), attr(loop.node, "late")
+    node, frame, rest, late = (
+        loop.node,
+        loop.frame,
+        attribute_value(loop.node, "rest"),
+        attribute_value(loop.node, "late"),
+    )
     axis, wanted = node.attr("axis"), node.attr("rows")
     place, name = _surplus_of(node)
     names = _kept_names(node)
@@ -42,9 +47,11 @@ def collect(loop: Loop) -> Frame:
         if not allowed:
             raise _too_few_rows(node, kept, rounds)
         begun = [] if again is None else [_batch_again(loop, again)]
-        if again is None or attr(node, "ahead") is not None:
+        if again is None or attribute_value(node, "ahead") is not None:
             missing -= 0 if again is None else again.size(axis)
-            begun += [frame.child() for _ in range(min(allowed - len(begun), at_once(node, max(0, missing))))]
+            begun += [
+                frame.child() for _ in range(min(allowed - len(begun), concurrent_batches(node, max(0, missing))))
+            ]
         bodies = loop.run_all(begun)
         # What is asked again was read before all others.
         parts = [*parts, *bodies] if again is None else [bodies[0], *parts, *bodies[1:]]
@@ -56,14 +63,14 @@ def collect(loop: Loop) -> Frame:
     last = int(joined.index(axis, top)[wanted - 1]) + 1
     now, _ = joined.slice(top, np.arange(last), names)
     # What was carried over once is the first of them.
-    first = max(last, before.size(top)) if before is not None and attr(node, "once") else last
+    first = max(last, before.size(top)) if before is not None and attribute_value(node, "once") else last
     kept_for_later = names if rest == "carry" else [_data_table(node)]
     later, _ = joined.slice(top, np.arange(first, joined.size(top)), kept_for_later)
     loop.carried[place] = later if later.size(top) and rest != "drop" else None
     left = joined.size(axis) - now.size(axis)
     if rest == "later":
         loop.metrics[f"{name}.later"] = float(left)
-    elif rest == "drop" or attr(node, "once"):
+    elif rest == "drop" or attribute_value(node, "once"):
         loop.metrics[f"{name}.dropped"] = float(left if rest == "drop" else left - later.size(axis))
     now.values.update({value.name: now.values[inner] for inner, value in node.exported})
     return now
@@ -85,7 +92,7 @@ def collect_soonest(loop: Loop) -> Frame:
     again, rounds = len(parts), len(parts)
     kept = sum(part.size(axis) for part in parts)
     while kept < wanted:
-        batches = min(node.attr("rounds") - rounds, at_once(node, wanted - kept))
+        batches = min(node.attr("rounds") - rounds, concurrent_batches(node, wanted - kept))
         if not batches:
             raise _too_few_rows(node, kept, rounds)
         body = _read_together(loop, batches)
@@ -148,12 +155,17 @@ def collect_as_they_end(loop: Loop) -> Frame:
     waited for in the next one. A recording that is replayed says which batches ended, one after the other.
     """
     node, frame, host = loop.node, loop.frame, loop.host
-    axis, wanted, late, once = node.attr("axis"), node.attr("rows"), attr(node, "late"), attr(node, "once")
+    axis, wanted, late, once = (
+        node.attr("axis"),
+        node.attr("rows"),
+        attribute_value(node, "late"),
+        attribute_value(node, "once"),
+    )
     (place, name), names, number = _surplus_of(node), _kept_names(node), frame.step.number
     before: Surplus | None = loop.carried[place]
     loop.carried[place] = None
-    most = at_once(node, wanted) + 1
-    batches = Batches(host.executor, body_of(node), loop.carried, f"{frame.step.phase}.{name}", most)
+    most = concurrent_batches(node, wanted) + 1
+    batches = CollectBatches(host.executor, loop_body(node), loop.carried, f"{frame.step.phase}.{name}", most)
     for batch in before.going if before else ():
         batches.go_on(batch, frame.step.attempt)
     recorded = host.endings.told(number, name)
@@ -182,7 +194,9 @@ def collect_as_they_end(loop: Loop) -> Frame:
             more = recorded[0] - begun
         else:
             # Where one node runs at a time nothing ends before its turn.
-            side_by_side = at_once(node, max(0, wanted - kept)) if host.executor.clock.together else int(kept < wanted)
+            side_by_side = (
+                concurrent_batches(node, max(0, wanted - kept)) if host.executor.clock.together else int(kept < wanted)
+            )
             more = min(side_by_side - len(batches.going), node.attr("rounds") - begun)
         for _ in range(more):
             batches.begin(_numbered(frame.child(), begun))

@@ -16,22 +16,22 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlgraph.backends.arrival import Arrival
-from rlgraph.backends.blocks import Blocks, Cut, cuts, ends, handed_on
-from rlgraph.backends.clocks import Clock, Crew, InLine
+from rlgraph.backends.arrival import RowOrder
+from rlgraph.backends.blocks import BlockSizes, TableBlock, cuts, ends, handed_on
+from rlgraph.backends.clocks import Clock, InlineClock, TaskPool
 from rlgraph.backends.frame import Frame, is_handle
 from rlgraph.backends.rows import Rows, join
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, axes_of, axis_of, is_model
 from rlgraph.ops import NODES, work_of
-from rlgraph.ops.nodes import expected_of, model_of
+from rlgraph.ops.nodes import expected_lengths_of, model_of
 
 PIECE = 8
 """Blocks that a training takes at a time where steps overlap: in between go weights that another step waits for."""
 
 
 @dataclass
-class Made:
+class NodeOutput:
     """The output of a node for one block."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -41,14 +41,14 @@ class Made:
     """What the node reported."""
 
 
-Part = tuple[int, Made]
+Part = tuple[int, NodeOutput]
 """A node's output for some of its rows, with the number of this part."""
 
 
 class Backend(Protocol):
     """The work that the executor asks for when a node fires."""
 
-    def fire(self, node: Node, frame: Frame) -> Made:
+    def fire(self, node: Node, frame: Frame) -> NodeOutput:
         """Do the work of a node on the rows of a frame."""
         ...
 
@@ -71,12 +71,12 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True)
-class Together:
+class FusedTrainings:
     """Trainings that are fired as one piece of work."""
 
     models: Sequence[Sequence[str]]
     """The models of each such piece."""
-    fire: Callable[[Sequence[Node], Frame], Sequence[Made]]
+    fire: Callable[[Sequence[Node], Frame], Sequence[NodeOutput]]
     """Does the work of these nodes, in the order of their models."""
 
 
@@ -85,7 +85,7 @@ class _Task:
     """A node of a graph that runs, and how far it has come."""
 
     node: Node
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[TableBlock, ...] = ()
     """The tables whose blocks it takes."""
     handed_on: bool = True
     """Whether others go on with a block of what it makes, while it does the next one."""
@@ -98,7 +98,7 @@ class _Task:
     fired: bool = False
     busy: int = 0
     """How often it was fired, on a block or on several in a row, without being done yet."""
-    ahead: dict[int, tuple[int, Made]] = field(default_factory=dict)
+    ahead: dict[int, tuple[int, NodeOutput]] = field(default_factory=dict)
     """Output that came before something that goes first: blocks by their first row, parts by their number, each with
     how many rows it has."""
     finished: bool = False
@@ -119,17 +119,17 @@ class Executor:
     def __init__(
         self,
         backend: Backend,
-        blocks: Blocks | None = None,
+        blocks: BlockSizes | None = None,
         clock: Clock | None = None,
         lanes: int = 1,
-        together: Together | None = None,
+        together: FusedTrainings | None = None,
     ) -> None:
         """lanes: on how many blocks any node is at work at the same time, at most."""
         self.fused = together
         self.backend, self.lanes = backend, lanes
-        self.clock = clock or InLine()
-        self.blocks = blocks or Blocks()
-        self._crews, self._lasting = ExitStack(), dict[str, Crew]()
+        self.clock = clock or InlineClock()
+        self.blocks = blocks or BlockSizes()
+        self._crews, self._lasting = ExitStack(), dict[str, TaskPool]()
 
     def threads(self, graph: Graph) -> int:
         """Return how many threads a graph needs at most; they are started as they are needed."""
@@ -145,7 +145,7 @@ class Executor:
             finally:
                 self._lasting.clear()
 
-    def lasting(self, key: str, size: int) -> Crew:
+    def lasting(self, key: str, size: int) -> TaskPool:
         """Return the crew of a key, which does not end with the node for which it works."""
         if key not in self._lasting:
             self._lasting[key] = self._crews.enter_context(_until_told(self.clock, size))
@@ -164,7 +164,7 @@ class Executor:
             try:
                 runs = [GraphRun(self, graph, frame, crew) for frame in frames]
                 for run in runs[1:]:
-                    run.turn, run.awaited = False, {value.name: not_yet for value in graph.inputs[: len(carried)]}
+                    run.turn, run.awaited = False, {value.name: never_ready for value in graph.inputs[: len(carried)]}
                 while not all(run.over for run in runs):
                     moved = runs[0].advance()
                     for before, run in pairwise(runs):
@@ -172,7 +172,7 @@ class Executor:
                         # Where one node runs at a time nothing is gained by beginning early.
                         moved |= (self.clock.together or before.over) and run.advance()
                     if not moved:
-                        wait(runs, crew)
+                        wait_for_progress(runs, crew)
                 for before, run in pairwise(runs):
                     run.follow(before, graph)
             except BaseException as error:
@@ -184,9 +184,9 @@ class Executor:
 class GraphRun:
     """A graph while it runs: one of a step, or of the region of a loop."""
 
-    def __init__(self, executor: Executor, graph: Graph, frame: Frame, crew: Crew) -> None:
+    def __init__(self, executor: Executor, graph: Graph, frame: Frame, crew: TaskPool) -> None:
         self.backend, self.blocks, self.together = executor.backend, executor.blocks, executor.clock.together
-        self.graph, self.frame, self.crew, self.arrival = graph, frame, crew, Arrival(frame)
+        self.graph, self.frame, self.crew, self.arrival = graph, frame, crew, RowOrder(frame)
         self.awaited: dict[str, Await] = {}
         """Inputs of the graph that a step before makes, and has not made yet."""
         self.turn = True
@@ -254,12 +254,12 @@ class GraphRun:
         """Whether a value is complete."""
         return name not in self.awaited and self.all_made([name])
 
-    def start(self, task: _Task, work: Callable[[], Iterable[Part]], then: Callable[[int, Made], None]) -> None:
+    def start(self, task: _Task, work: Callable[[], Iterable[Part]], then: Callable[[int, NodeOutput], None]) -> None:
         """Begin the work; `then` gets each part with its number."""
         task.busy, self.under_way = task.busy + 1, self.under_way + 1
         self.crew.begin(partial(self.work, task, work, then))
 
-    def work(self, task: _Task, work: Callable[[], Iterable[Part]], then: Callable[[int, Made], None]) -> None:
+    def work(self, task: _Task, work: Callable[[], Iterable[Part]], then: Callable[[int, NodeOutput], None]) -> None:
         """Do the work, and leave the rest to the thread that runs the graph: only that one changes the frame. It gets
         failures, too."""
         try:
@@ -293,7 +293,7 @@ class GraphRun:
             if partners:
                 return self.start_together(partners)
 
-            def all_done(number: int, made: Made) -> None:
+            def all_done(number: int, made: NodeOutput) -> None:
                 self.made(self.arrival.laid(made), {})
                 task.finished = True
 
@@ -361,7 +361,7 @@ class GraphRun:
         ordered = self.arrival.sorted([name for task in tasks for name in task.node.inputs])
         snapshot = ordered.child() if self.together else ordered
 
-        def done(number: int, made: Made) -> None:
+        def done(number: int, made: NodeOutput) -> None:
             self.made(self.arrival.laid(made), {})
             tasks[number].finished = True
 
@@ -401,7 +401,7 @@ class GraphRun:
         task.begun = ends[-1]
         snapshot = block.child() if self.together else block
 
-        def block_done(number: int, made: Made) -> None:
+        def block_done(number: int, made: NodeOutput) -> None:
             task.ahead[start] = ends[0] - start, made
             while task.done in task.ahead:
                 self.add(task, axis, task.done)
@@ -414,7 +414,7 @@ class GraphRun:
         left = dict(enumerate(sizes))
         """Parts whose rows are not in the frame yet."""
 
-        def part_done(number: int, made: Made) -> None:
+        def part_done(number: int, made: NodeOutput) -> None:
             task.ahead[number] = sizes[number], made
             while task.ahead:
                 number = next(iter(left))
@@ -438,7 +438,7 @@ class GraphRun:
 
     def admit(self, task: _Task, axis: str) -> None:
         """Move rows that are expected to be longer before others, if they may move: who is free takes the next ones."""
-        expected = expected_of(task.node)
+        expected = expected_lengths_of(task.node)
         if expected and self.may_move(task, axis):
             turn = np.argsort(-np.asarray(self.frame.values[expected]), kind="stable")
             self.arrival.lay(axis, turn, self.whole(self.frame.values))
@@ -477,7 +477,7 @@ class GraphRun:
         _, places = self.frame.slice(axis, np.arange(start, end), ())
         return {key: int(rows[0]) if rows.shape[0] else 0 for key, rows in places.items()}
 
-    def made(self, made: Made, first: dict[str, int]) -> None:
+    def made(self, made: NodeOutput, first: dict[str, int]) -> None:
         """Add the output of a block to the frame; `first` is the block's first row on each sliced axis."""
         frame = self.frame
         before = {
@@ -550,7 +550,7 @@ class GraphRun:
 
 
 @contextmanager
-def _until_told(clock: Clock, size: int) -> Iterator[Crew]:
+def _until_told(clock: Clock, size: int) -> Iterator[TaskPool]:
     """Yield a crew whose last events are run by whoever ends it."""
     with clock.crew(size) as crew:
         yield crew
@@ -563,7 +563,7 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def wait(runs: Sequence[GraphRun], crew: Crew) -> None:
+def wait_for_progress(runs: Sequence[GraphRun], crew: TaskPool) -> None:
     """Wait until something that one of these runs fired has come further."""
     waits = [task.node.name for run in runs for task in run.waiting]
     assert any(run.under_way for run in runs), f"no node can fire: {waits}"
@@ -573,6 +573,6 @@ def wait(runs: Sequence[GraphRun], crew: Crew) -> None:
         crew.next()()
 
 
-def not_yet(node: Node) -> bool:
+def never_ready(node: Node) -> bool:
     """Return False: this input comes as a whole, whichever node reads it."""
     return False

@@ -25,7 +25,7 @@ Told = tuple[int, tuple[Ended, ...]]
 """How many batches of new rows were begun, and which batches ended, in their order."""
 
 
-class Endings:
+class FinishOrder:
     """The order in which the batches of one run ended. Without folders it keeps nothing and knows nothing."""
 
     def __init__(self, record: Path | None = None, replay: Path | None = None) -> None:

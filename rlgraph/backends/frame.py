@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlgraph.backends.engines.ragged import ragged_places
-from rlgraph.backends.rows import Elsewhere, Rows, TableData, join, pick
+from rlgraph.backends.rows import RemoteEntries, Rows, TableData, join, pick
 from rlgraph.backends.step import Step
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 
 if TYPE_CHECKING:
-    from rlgraph.backends.batches import Batch
-    from rlgraph.backends.engines.base import Admission, Refresh
+    from rlgraph.backends.batches import CollectBatch
+    from rlgraph.backends.engines.base import Admission, WeightRefresh
 
 Places = dict[str, np.ndarray]
 """For each axis, which of a frame's rows another frame has, int64."""
@@ -37,7 +37,7 @@ class Frame:
     """Whether its values are in other processes."""
     version: int | None = None
     """The version of the weights that sample, where whoever handed the work out has chosen it."""
-    refresh: Refresh | None = None
+    refresh: WeightRefresh | None = None
     """Where newer weights come from while they sample."""
     admission: Admission | None = None
     """How its rows come among those of other work, where another process samples for all."""
@@ -135,7 +135,7 @@ class Frame:
         """Return the chosen entries of a value."""
         value, kind = self.values[name], self.types[name]
         axis = axis_of(kind)
-        if axis is not None and isinstance(value, Elsewhere):
+        if axis is not None and isinstance(value, RemoteEntries):
             # What lies inside a row travels with it.
             return value.pick(chosen[axis.row.key]) if axis.row.key in chosen else value
         if axis is None or axis.key not in chosen:
@@ -174,7 +174,7 @@ class Frame:
             for entry_axis in axes_of(kind):
                 self._order(parts, entry_axis if self.counts(entry_axis) else entry_axis.row, order)
             value = join([part.values[inner] for part, _ in parts])
-            if isinstance(value, Elsewhere):
+            if isinstance(value, RemoteEntries):
                 self.values[outer] = value.pick(order[value_axis.row.key])
             elif isinstance(value, TableData):
                 assert isinstance(kind, Table)
@@ -217,7 +217,7 @@ class Surplus:
 
     rows: Frame | None
     """Rows of batches that have ended, in the order in which they did."""
-    going: tuple[Batch, ...] = ()
+    going: tuple[CollectBatch, ...] = ()
     """Batches that go on."""
 
     @property
@@ -226,7 +226,7 @@ class Surplus:
         return [batch.step for batch in self.going]
 
 
-def all_over(step: Step, things: Mapping[str, Any]) -> Step:
+def last_settled_step(step: Step, things: Mapping[str, Any]) -> Step:
     """Return the last step up to which nothing goes on: what a step has made is needed as long as batches go on that it
     began. things: as a step that is over left them."""
     going = [began for thing in things.values() if isinstance(thing, Surplus) for began in thing.steps]

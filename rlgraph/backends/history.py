@@ -15,7 +15,7 @@ Known = dict[str, dict[RowId, tuple[int, int]]]
 """By table and prompt, the number of rows, and of their tokens together."""
 
 
-class History:
+class LengthHistory:
     """The lengths of the answers in one run."""
 
     def __init__(self) -> None:

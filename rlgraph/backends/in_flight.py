@@ -19,10 +19,10 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from rlgraph.backends.clocks import Crew
-from rlgraph.backends.executor import Await, Executor, GraphRun, not_yet, wait
+from rlgraph.backends.clocks import TaskPool
+from rlgraph.backends.executor import Await, Executor, GraphRun, never_ready, wait_for_progress
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.versions import Versions
+from rlgraph.backends.versions import WeightVersions
 from rlgraph.ir.graph import Node, Phase, Program, Value
 from rlgraph.ir.steps import distance
 from rlgraph.ir.types import Handle, is_model
@@ -63,7 +63,7 @@ class _InFlightStep:
         return {thing: self.frame.values[last] for thing, last in self.lasts.items()}
 
 
-class Flights:
+class InFlightSteps:
     """The steps in flight of a program. A caller that stops asking for them can ask again: they go on."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Flights:
         program: Program,
         executor: Executor,
         frame: Callable[[Phase, int], Frame],
-        versions: Versions,
+        versions: WeightVersions,
         published: Callable[[str], None],
     ) -> None:
         """published: is told of each new version of a model, while nodes work."""
@@ -123,7 +123,7 @@ class Flights:
         self.failed += 1
         self.executor.backend.abort(error)
 
-    def _begin(self, more: Iterator[Coming], wanted: deque[Coming], things: Things, crew: Crew) -> bool:
+    def _begin(self, more: Iterator[Coming], wanted: deque[Coming], things: Things, crew: TaskPool) -> bool:
         """Begin all steps for which there is credit. Returns whether any step is in flight that is wanted."""
         while True:
             if len(wanted) <= len(self.under_way):
@@ -135,11 +135,11 @@ class Flights:
                 return True
             self._add(phase, number, things, crew)
 
-    def _add(self, phase: Phase, number: int, things: Things, crew: Crew) -> None:
+    def _add(self, phase: Phase, number: int, things: Things, crew: TaskPool) -> None:
         frame, graph = self.frame(phase, number), phase.graph
         run = GraphRun(self.executor, graph, frame, crew)
         run.turn, run.overlaps = False, phase.staleness.steps > 0
-        names = [thing_name(value) for value in graph.inputs]
+        names = [state_name(value) for value in graph.inputs]
         step = _InFlightStep(phase, frame, run, dict(zip(names, graph.outputs, strict=True)))
         for value, name in zip(graph.inputs, names, strict=True):
             maker = next((earlier for earlier in reversed(self.under_way) if name in earlier.lasts), None)
@@ -149,7 +149,7 @@ class Flights:
             elif maker is None:
                 frame.values[value.name] = things[name]
             else:
-                step.sources[value.name], run.awaited[value.name] = (maker, maker.lasts[name]), not_yet
+                step.sources[value.name], run.awaited[value.name] = (maker, maker.lasts[name]), never_ready
         self.under_way.append(step)
 
     def _weights(self, handle: str, model: str, step: _InFlightStep) -> Await:
@@ -182,7 +182,7 @@ class Flights:
                 step.take()
                 moved |= step.run.advance()
             if not moved and not oldest.run.over:
-                wait([step.run for step in self.under_way], oldest.run.crew)
+                wait_for_progress([step.run for step in self.under_way], oldest.run.crew)
         self._note(oldest)
 
     def _note(self, oldest: _InFlightStep) -> None:
@@ -195,7 +195,7 @@ class Flights:
                     self.versions.newest[model] = version
                     oldest.run.crew.begin(partial(self._publish, model, oldest.run.crew))
 
-    def _publish(self, model: str, crew: Crew) -> None:
+    def _publish(self, model: str, crew: TaskPool) -> None:
         try:
             self.published(model)
         except BaseException as error:
@@ -206,6 +206,6 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def thing_name(value: Value) -> str:
+def state_name(value: Value) -> str:
     """Return the name of the thing that lives across steps, of a value of it."""
     return value.type.name if isinstance(value.type, Handle) else value.name.rsplit("@", 1)[0]

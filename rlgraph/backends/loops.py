@@ -7,19 +7,19 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rlgraph.backends.collects import collect
+from rlgraph.backends.collects import run_collect
 from rlgraph.backends.frame import Frame, Places
-from rlgraph.backends.regions import Loop, Policy, assembled
+from rlgraph.backends.regions import Loop, LoopPolicy, assemble_exports
 from rlgraph.ops.nodes import NODES, OnSteps
 
 
-def once(loop: Loop) -> Frame:
+def run_once(loop: Loop) -> Frame:
     """Run the region once, on the rows of the frame; it exports nothing."""
     loop.run(loop.frame.child())
     return loop.frame
 
 
-def minibatch(loop: Loop) -> Frame:
+def run_minibatches(loop: Loop) -> Frame:
     """Run the region for each slice of an axis, in every epoch. Exports are the rows of the last epoch."""
     node, frame = loop.node, loop.frame
     axis = node.attr("axis")
@@ -33,17 +33,17 @@ def minibatch(loop: Loop) -> Frame:
         for chosen in np.array_split(np.array(order, dtype=np.int64), max(1, min(node.attr("parts"), size))):
             body, places = frame.slice(axis, np.sort(chosen), node.captured)
             parts.append((loop.run(body), places))
-    return assembled(node, frame, parts, axis)
+    return assemble_exports(node, frame, parts, axis)
 
 
-def _on(steps: OnSteps) -> Policy:
+def _on(steps: OnSteps) -> LoopPolicy:
     """Return the policy of a loop that runs on some steps."""
-    return Policy(once, lambda node, step: steps.when(step.number, node.attr("steps")))
+    return LoopPolicy(run_once, lambda node, step: steps.when(step.number, node.attr("steps")))
 
 
-LOOPS: Mapping[str, Policy] = {
-    "minibatch": Policy(minibatch),
-    "collect": Policy(collect),
+LOOPS: Mapping[str, LoopPolicy] = {
+    "minibatch": LoopPolicy(run_minibatches),
+    "collect": LoopPolicy(run_collect),
     **{name: _on(op.on_steps) for name, op in NODES.items() if op.on_steps},
 }
 """The policy of each loop, by its operation."""

@@ -31,14 +31,14 @@ from rlgraph.backends.rows import RowId
 from rlgraph.backends.step import Ended, Step
 from rlgraph.backends.versions import Runs
 from rlgraph.ir.graph import Program
-from rlgraph.ir.steps import ages
+from rlgraph.ir.steps import trains_on_stale_rows
 
 KINDS = ("read", "sampled", "dropped", "trained")
 Kind = Literal["read", "sampled", "dropped", "trained"]
 
 
 @dataclass(frozen=True)
-class Note:
+class TraceNote:
     """A note that something was done with rows."""
 
     step: int
@@ -54,12 +54,12 @@ class Note:
     """The batch of a `collect`, as the step has it."""
 
 
-class Notes:
+class TraceNotes:
     """The notes of one process, until somebody takes them; in the one that runs the steps, until these are over."""
 
     def __init__(self, program: Program) -> None:
-        self.wanted = ages(program)
-        self._notes: list[Note] = []
+        self.wanted = trains_on_stale_rows(program)
+        self._notes: list[TraceNote] = []
         self._changed: Counter[tuple[int, str]] = Counter()
         self._ended: dict[int, list[tuple[str, int, int]]] = {}
         self._lock = Lock()
@@ -75,9 +75,9 @@ class Notes:
     ) -> None:
         """Note that something was done with rows, if a trace is wanted."""
         if self.wanted and rows:
-            self.extend([Note(step.number, kind, node, tuple(rows), tuple(versions), table, step.batch)])
+            self.extend([TraceNote(step.number, kind, node, tuple(rows), tuple(versions), table, step.batch)])
 
-    def extend(self, notes: Iterable[Note]) -> None:
+    def extend(self, notes: Iterable[TraceNote]) -> None:
         """Add notes of other processes."""
         with self._lock:
             self._notes += notes
@@ -93,7 +93,7 @@ class Notes:
         with self._lock:
             self._ended.setdefault(step.number, []).extend((data, *batch) for batch in batches)
 
-    def take(self, step: int | None = None) -> tuple[Note, ...]:
+    def take(self, step: int | None = None) -> tuple[TraceNote, ...]:
         """Return all notes, or those of a step, and forget them here."""
         with self._lock:
             taken = tuple(note for note in self._notes if step in (None, note.step))
@@ -124,7 +124,7 @@ class Notes:
         return trace | {kind: _merged(note for note in notes if note.kind == kind) for kind in KINDS}
 
 
-def _merged(notes: Iterable[Note]) -> list[dict[str, Any]]:
+def _merged(notes: Iterable[TraceNote]) -> list[dict[str, Any]]:
     """Merge the notes of the same node, table and batch."""
     entries: dict[tuple[str, str, Ended | None], dict[str, Any]] = {}
     for note in notes:

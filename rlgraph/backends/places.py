@@ -13,17 +13,17 @@ Joins = Callable[[], bool]
 """Whether a user may share places with those who have them now. If so they are given at once."""
 
 
-def always() -> bool:
+def always_joins() -> bool:
     """Return True: places may always be shared."""
     return True
 
 
 @dataclass(eq=False)
-class Hold:
+class HeldPlaces:
     """Places of a lock that a user has."""
 
     places: frozenset[int]
-    _leave: Callable[[Hold, frozenset[int]], bool]
+    _leave: Callable[[HeldPlaces, frozenset[int]], bool]
 
     def leave(self, some: frozenset[int]) -> bool:
         """Give some of them back, unless others share them. Returns whether they were given back."""
@@ -46,7 +46,7 @@ class _Waiting:
     who: Any = field(compare=False)
 
 
-class Places:
+class LockPlaces:
     """The places of a lock: which are free, and who waits for which."""
 
     def __init__(self, places: int) -> None:

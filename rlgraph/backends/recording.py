@@ -40,8 +40,8 @@ import torch
 
 from rlgraph.backends.engines.base import Generation
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.replayed import cut, damaged, stem, step_of, unwritable
-from rlgraph.backends.rows import RowId, show_id
+from rlgraph.backends.replayed import damaged_recording, drop_later_steps, step_file_stem, step_of, unwritable_recording
+from rlgraph.backends.rows import RowId, row_label
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Runs
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
@@ -95,14 +95,14 @@ def _write_header(folder: Path, program: str, seed: int) -> None:
         with (folder / HEADER).open("x", encoding="utf-8") as file:
             file.write(json.dumps(header, indent=2) + "\n")
     except OSError as error:
-        raise UsageMistake(unwritable(folder, error)) from None
+        raise UsageMistake(unwritable_recording(folder, error)) from None
 
 
 def _cut(folder: Path, step: int) -> None:
     try:
-        cut(folder, step)
+        drop_later_steps(folder, step)
     except (OSError, ValueError, LookupError) as error:
-        raise UsageMistake(damaged(folder, error)) from None
+        raise UsageMistake(damaged_recording(folder, error)) from None
 
 
 def read_header(folder: Path, program: str | None) -> dict[str, Any]:
@@ -174,14 +174,14 @@ class Recorder:
                 record["start"] = tokens[: len(tokens) - len(response)]
             lines.append(json.dumps(record) + "\n")
         try:
-            path = self.folder / f"{stem(step.number)}.{self._writer}.jsonl"
+            path = self.folder / f"{step_file_stem(step.number)}.{self._writer}.jsonl"
             with self._lock:
                 if step.attempt < self._attempt:
                     return
                 with path.open("a", encoding="utf-8") as file:
                     file.write("".join(lines))
         except OSError as error:
-            raise RunError(unwritable(self.folder, error)) from None
+            raise RunError(unwritable_recording(self.folder, error)) from None
 
 
 _Key = tuple[str, int | None, RowId]
@@ -239,7 +239,7 @@ class Replay:
         prompt: Sequence[int],
     ) -> dict[str, Any]:
         """Return the record of a row. Raises RunError where there is none, or it has another prompt."""
-        shown = show_id(row) + (f", turn {turn + 1}" if turn is not None else "")
+        shown = row_label(row) + (f", turn {turn + 1}" if turn is not None else "")
         record = rows.get((node.attr("key"), turn, row))
         if not rows:
             raise RunError(
@@ -270,7 +270,7 @@ class Replay:
         return max(_steps(self.folder), default=0)
 
 
-class Sampled(NamedTuple):
+class RecordedLength(NamedTuple):
     """The length of a row of a recording; of an episode, that of all its turns."""
 
     asked: str
@@ -282,7 +282,7 @@ class Sampled(NamedTuple):
     """Whether the last of its responses came to its end, and was not cut."""
 
 
-def sampled_in(folder: Path) -> Iterator[Sampled]:
+def recorded_lengths(folder: Path) -> Iterator[RecordedLength]:
     """Yield every row of a recording. Raises UsageMistake where it is none, RunError where it is damaged."""
     read_header(folder, None)
     for step in sorted(_steps(folder)):
@@ -293,7 +293,7 @@ def sampled_in(folder: Path) -> Iterator[Sampled]:
             turns.sort(key=lambda turn: turn[0])
             first, last = turns[0][1], turns[-1][1]
             tokens = sum(len(record["tokens"]) for _, record in turns)
-            yield Sampled(first["prompt"], first["prompt_tokens"], tokens, last["finished"])
+            yield RecordedLength(first["prompt"], first["prompt_tokens"], tokens, last["finished"])
 
 
 def _steps(folder: Path) -> set[int]:
@@ -301,7 +301,7 @@ def _steps(folder: Path) -> set[int]:
 
 
 def _lines(folder: Path, step: int) -> Iterator[tuple[_Key, dict[str, Any]]]:
-    for file in sorted(folder.glob(f"{stem(step)}.*.jsonl")):
+    for file in sorted(folder.glob(f"{step_file_stem(step)}.*.jsonl")):
         for number, line in enumerate(file.read_text("utf-8", errors="replace").splitlines(), 1):
             try:
                 yield _record(line)

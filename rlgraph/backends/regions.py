@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlgraph.backends.executor import Executor, Made
-from rlgraph.backends.finish_order import Endings
+from rlgraph.backends.executor import Executor, NodeOutput
+from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame, Places
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Ended, Step
@@ -26,11 +26,11 @@ Run = Callable[[Graph, Frame], None]
 """A function that runs every node of a graph; the values are in the frame afterwards."""
 
 
-class Host(Protocol):
+class LoopHost(Protocol):
     """What a loop needs of the backend that runs it."""
 
     executor: Executor
-    endings: Endings
+    endings: FinishOrder
 
     def choose(self, node: Node, frame: Frame) -> np.ndarray:
         """Return which rows of a frame a node that chooses rows leaves, int64."""
@@ -54,7 +54,7 @@ def run_region(run: Run, region: Graph, frame: Frame, carried: Sequence[Any]) ->
     return [frame.values[name] for name in region.outputs[: len(carried)]]
 
 
-def assembled(node: Node, frame: Frame, parts: Sequence[tuple[Frame, Places]], axis: str) -> Frame:
+def assemble_exports(node: Node, frame: Frame, parts: Sequence[tuple[Frame, Places]], axis: str) -> Frame:
     """Return a frame with what a node exports, put together from the slices of an axis on which its region ran."""
     joined = frame.child()
     if node.exported:
@@ -62,7 +62,9 @@ def assembled(node: Node, frame: Frame, parts: Sequence[tuple[Frame, Places]], a
     return joined
 
 
-def made_of(node: Node, frame: Frame, whole: Frame, carried: Sequence[Any], metrics: Mapping[str, float]) -> Made:
+def region_output(
+    node: Node, frame: Frame, whole: Frame, carried: Sequence[Any], metrics: Mapping[str, float]
+) -> NodeOutput:
     """Return the output of a node with a region; `whole` has its exports."""
     values = dict(zip((value.name for value in node.carried_out), carried, strict=True))
     rows: dict[str, Rows] = {}
@@ -71,14 +73,14 @@ def made_of(node: Node, frame: Frame, whole: Frame, carried: Sequence[Any], metr
         for axis in _row_axes(value.type):
             if axis.key not in frame.rows and frame.counts(axis):
                 rows[axis.key] = whole.rows[axis.key]
-    return Made(values, sorted(rows.values(), key=lambda axis_rows: axis_rows.axis.depth), dict(metrics))
+    return NodeOutput(values, sorted(rows.values(), key=lambda axis_rows: axis_rows.axis.depth), dict(metrics))
 
 
 LOOKS = ("recent", "aged", "soonest")
 """The operations by which a `collect` looks at rows that it has."""
 
 
-def body_of(node: Node) -> Graph:
+def loop_body(node: Node) -> Graph:
     """Return what a loop runs: its region without the nodes that ask how old rows are, or which of them are taken,
     since neither is asked of fresh rows."""
     return replace(node.region, nodes=tuple(body_node for body_node in node.region.nodes if body_node.op not in LOOKS))
@@ -91,7 +93,7 @@ class Loop:
     node: Node
     frame: Frame
     """The frame around it."""
-    host: Host
+    host: LoopHost
     carried: list[Any]
     """The carried values as the last run left them."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -102,31 +104,31 @@ class Loop:
 
     def run_all(self, bodies: Sequence[Frame]) -> Sequence[Frame]:
         """Run the region once for each frame, side by side but for what is carried from one to the next."""
-        self.carried = self.host.executor.run_all(body_of(self.node), bodies, self.carried)
+        self.carried = self.host.executor.run_all(loop_body(self.node), bodies, self.carried)
         for body in bodies:
             self.metrics.update(body.metrics)
         return bodies
 
 
-def always(node: Node, step: Step) -> bool:
+def every_step(node: Node, step: Step) -> bool:
     """Return True: the loop runs in every step."""
     return True
 
 
 @dataclass(frozen=True)
-class Policy:
+class LoopPolicy:
     """How a loop runs its region."""
 
     run: Callable[[Loop], Frame]
-    when: Callable[[Node, Step], bool] = always
+    when: Callable[[Node, Step], bool] = every_step
     """Whether it runs in a step; where not, what is carried stays as it is."""
 
 
-def run_loop(policy: Policy, node: Node, frame: Frame, host: Host) -> Made:
+def run_loop(policy: LoopPolicy, node: Node, frame: Frame, host: LoopHost) -> NodeOutput:
     """Run a loop and return its output."""
     loop = Loop(node, frame, host, [frame.values[name] for name in node.carried_in])
     exports = policy.run(loop) if policy.when(node, frame.step) else frame
-    return made_of(node, frame, exports, loop.carried, loop.metrics)
+    return region_output(node, frame, exports, loop.carried, loop.metrics)
 
 
 def _row_axes(kind: Any) -> list[Axis]:

@@ -22,35 +22,35 @@ from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 _SUFFIX = ".surplus"
 
 
-def begin_again(folder: Path, done: int, things: Things, attempt: int) -> None:
+def drop_unfinished_steps(folder: Path, done: int, things: Things, attempt: int) -> None:
     """Take out all that begins after a step: the steps after it, and batches that it left under way on work that
     another attempt has lost. things: as that step left them. Raises RunError."""
     try:
-        cut(folder, done)
+        drop_later_steps(folder, done)
         for data, batches in _lost_batches(things, attempt).items():
             _drop_batches(folder, data, batches)
     except OSError as error:
-        raise RunError(unwritable(folder, error)) from None
+        raise RunError(unwritable_recording(folder, error)) from None
     except (ValueError, LookupError) as error:
-        raise RunError(damaged(folder, error)) from None
+        raise RunError(damaged_recording(folder, error)) from None
 
 
-def once(folder: Path, step: int, lost: Collection[str]) -> None:
+def drop_resampled_rows(folder: Path, step: int, lost: Collection[str]) -> None:
     """Take out rows of a step that processes which are gone have written, where others have sampled the same rows, and
     lines that a gone process was writing when it ended. lost: the names of these processes. Raises RunError."""
     try:
-        paths = list(folder.glob(f"{stem(step)}.*.jsonl"))
+        paths = list(folder.glob(f"{step_file_stem(step)}.*.jsonl"))
         gone = [path for path in paths if _writer(path) in lost]
         present = {_key(line) for path in paths if path not in gone for _, line in _full_lines(path)} if gone else set()
         for path in gone:
             _filter_file(path, lambda line: _key(line) not in present)
     except OSError as error:
-        raise RunError(unwritable(folder, error)) from None
+        raise RunError(unwritable_recording(folder, error)) from None
     except (ValueError, LookupError) as error:
-        raise RunError(damaged(folder, error)) from None
+        raise RunError(damaged_recording(folder, error)) from None
 
 
-def cut(folder: Path, step: int) -> None:
+def drop_later_steps(folder: Path, step: int) -> None:
     """Take out the steps after this one. Raises OSError; ValueError or LookupError for what no recorder wrote."""
     for path in folder.glob("step-*.jsonl"):
         if step_of(path) > step:
@@ -63,12 +63,12 @@ def cut(folder: Path, step: int) -> None:
             ended.write_text("".join(lines_left), "utf-8")
 
 
-def stem(step: int) -> str:
+def step_file_stem(step: int) -> str:
     """Return the beginning of the names of a step's files."""
     return f"step-{step:06d}"
 
 
-def unwritable(folder: Path, error: OSError) -> Diagnostic:
+def unwritable_recording(folder: Path, error: OSError) -> Diagnostic:
     """Return the diagnostic for a folder that cannot be written."""
     reason = error.strerror or str(error)
     return Diagnostic(
@@ -79,7 +79,7 @@ def unwritable(folder: Path, error: OSError) -> Diagnostic:
     )
 
 
-def damaged(folder: Path, error: Exception) -> Diagnostic:
+def damaged_recording(folder: Path, error: Exception) -> Diagnostic:
     """Return the diagnostic for a recording that is damaged."""
     return Diagnostic("E0817", f"`{folder}` is damaged: {error}", NO_SPAN, "record again")
 
@@ -99,7 +99,7 @@ def _drop_batches(folder: Path, data: str, batches: Collection[Ended]) -> None:
     """Take the rows of some batches out of the files of their steps."""
     for step in {step for step, _ in batches}:
         numbers = {number for began, number in batches if began == step}
-        for path in folder.glob(f"{stem(step)}.*.jsonl"):
+        for path in folder.glob(f"{step_file_stem(step)}.*.jsonl"):
             _filter_file(path, partial(_is_other_batch, data, numbers))
 
 

@@ -21,15 +21,15 @@ RowId = tuple[Any, ...]
 it."""
 
 
-class Elsewhere(ABC):
+class RemoteEntries(ABC):
     """Entries that another process has: here it is only known how many there are, and which."""
 
     @abstractmethod
-    def pick(self, places: np.ndarray) -> Elsewhere:
+    def pick(self, places: np.ndarray) -> RemoteEntries:
         """Return some of them; `places` is int64."""
 
     @abstractmethod
-    def join(self, others: Sequence[Elsewhere]) -> Elsewhere:
+    def join(self, others: Sequence[RemoteEntries]) -> RemoteEntries:
         """Return these and the others, one after the other."""
 
 
@@ -41,7 +41,7 @@ class Rows:
     size: int
     parent: np.ndarray | None = None
     """int64 [size]: the row of the parent axis that each row lies in, ascending; None for a root axis."""
-    ids: tuple[RowId, ...] | Elsewhere | None = None
+    ids: tuple[RowId, ...] | RemoteEntries | None = None
     """The identities of rows; those of inner axes are known by their place."""
 
     @property
@@ -51,7 +51,7 @@ class Rows:
 
     def who(self, place: int) -> str:
         """Return a row's name for a message."""
-        return show_id(self.known[place]) if self.known else f"row {place}"
+        return row_label(self.known[place]) if self.known else f"row {place}"
 
     def take(self, places: np.ndarray, parent: np.ndarray | None) -> Rows:
         """Return some rows, with their places among the remaining rows of the parent."""
@@ -59,7 +59,7 @@ class Rows:
         return Rows(self.axis, int(places.shape[0]), parent, ids)
 
 
-def show_id(row: RowId) -> str:
+def row_label(row: RowId) -> str:
     """Return a row's identity for a message: `prompts row 17, sample 2`."""
     data, epoch, place, *samples = row
     again = f" (pass {epoch + 1})" if epoch else ""
@@ -115,7 +115,7 @@ def _column_axes(kind: Table) -> dict[str, str]:
 
 def pick(value: Any, places: np.ndarray) -> Any:
     """Return some entries of a tensor, a list or a tuple; `places` is int64."""
-    if isinstance(value, Elsewhere):
+    if isinstance(value, RemoteEntries):
         return value.pick(places)
     if isinstance(value, list | tuple):
         picked = [value[i] for i in places.tolist()]
@@ -127,7 +127,7 @@ def join(parts: Sequence[Any]) -> Any:
     """Join tensors, lists, tuples or tables, one after the other."""
     if len(parts) == 1:
         return parts[0]
-    if isinstance(parts[0], Elsewhere):
+    if isinstance(parts[0], RemoteEntries):
         return parts[0].join(parts[1:])
     if isinstance(parts[0], TableData):
         return TableData.concat(parts)

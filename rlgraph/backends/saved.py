@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rlgraph.digests import Damaged, Digests
+from rlgraph.digests import DamagedFile, Digests
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 
 MODELS = "models"
@@ -53,7 +53,7 @@ class SavedModel:
         return {self.place / name: self.digests[name] for name in names}
 
 
-class Kept(Protocol):
+class PendingSave(Protocol):
     """What a step left of a model, to be saved. Later steps may read it, and wait until it is written before they
     change it."""
 
@@ -70,29 +70,29 @@ class Kept(Protocol):
         ...
 
 
-class Torn(Exception):
+class HalfUpdatedModel(Exception):
     """A model cannot be saved, because a step has begun to change it."""
 
 
-class Diverged(ValueError):
+class NonFiniteWeights(ValueError):
     """Weights are NaN or infinite; the message is the name of the first such tensor."""
 
 
-def damaged(checkpoint: Path, why: Exception) -> UsageMistake:
+def damaged_checkpoint(checkpoint: Path, why: Exception) -> UsageMistake:
     """Return the error for a checkpoint that is not as it was written."""
     reason = (why.strerror if isinstance(why, OSError) else None) or str(why) or type(why).__name__
     if isinstance(why, OSError) and why.filename:
         reason = f"`{os.path.relpath(why.filename, checkpoint)}`: {reason}"
-    if isinstance(why, Damaged):
+    if isinstance(why, DamagedFile):
         reason = f"`{os.path.relpath(why.path, checkpoint)}` {why.why}"
     hint = f"remove `{checkpoint.name}`, and the run goes on from the checkpoint before it, if there is one"
     return UsageMistake(Diagnostic("E0827", f"the checkpoint `{checkpoint}` is damaged: {reason}", NO_SPAN, hint))
 
 
 @contextmanager
-def undamaged(saved: SavedModel) -> Iterator[None]:
+def checking_damage(saved: SavedModel) -> Iterator[None]:
     """Guard the reading of a model's files. Raises UsageMistake where one is not as it was written."""
     try:
         yield
-    except (OSError, Damaged) as error:
-        raise damaged(saved.place.parents[1], error) from None
+    except (OSError, DamagedFile) as error:
+        raise damaged_checkpoint(saved.place.parents[1], error) from None

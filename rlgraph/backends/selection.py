@@ -8,21 +8,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlgraph.backends.executor import Made
+from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Axis, Table, axes_of
 
 
-def selected(node: Node, frame: Frame, places: np.ndarray) -> Made:
+def select_rows(node: Node, frame: Frame, places: np.ndarray) -> NodeOutput:
     """Return the output of a node that only selects rows; `places`, int64: which it takes."""
     return _SELECT[node.op](node, frame, places)
 
 
-def _kept(node: Node, frame: Frame, places: np.ndarray) -> Made:
+def _kept(node: Node, frame: Frame, places: np.ndarray) -> NodeOutput:
     """Select rows, which then lie on new axes."""
     inside, _ = frame.slice(node.attr("axis"), places, node.inputs[1:])
-    made = Made()
+    made = NodeOutput()
     new_axes: dict[str, Axis] = {}
     for source, value in zip(node.inputs[1:], node.outputs, strict=True):
         made.values[value.name] = inside.values[source]
@@ -36,13 +36,13 @@ def _kept(node: Node, frame: Frame, places: np.ndarray) -> Made:
     return made
 
 
-def _picked(node: Node, frame: Frame, places: np.ndarray) -> Made:
+def _picked(node: Node, frame: Frame, places: np.ndarray) -> NodeOutput:
     """Select rows of a table, which stay on their axes."""
     kind = frame.types[node.inputs[0]]
     assert isinstance(kind, Table)
     picked, _ = frame.slice(kind.axis.key, places, [node.inputs[0]])
-    return Made({node.name: picked.values[node.inputs[0]]})
+    return NodeOutput({node.name: picked.values[node.inputs[0]]})
 
 
-_SELECT: Mapping[str, Callable[[Node, Frame, np.ndarray], Made]] = {"keep": _kept, "pick": _picked}
+_SELECT: Mapping[str, Callable[[Node, Frame, np.ndarray], NodeOutput]] = {"keep": _kept, "pick": _picked}
 """How each operation selects, by its name."""

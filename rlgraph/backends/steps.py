@@ -12,16 +12,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlgraph.backends.executor import Executor, Made
-from rlgraph.backends.finish_order import Endings
+from rlgraph.backends.executor import Executor, NodeOutput
+from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.in_flight import Coming, Flights, Things
+from rlgraph.backends.in_flight import Coming, InFlightSteps, Things
 from rlgraph.backends.loops import LOOPS
-from rlgraph.backends.notes import Notes
-from rlgraph.backends.regions import Policy, run_loop
-from rlgraph.backends.replayed import begin_again
+from rlgraph.backends.notes import TraceNotes
+from rlgraph.backends.regions import LoopPolicy, run_loop
+from rlgraph.backends.replayed import drop_unfinished_steps
 from rlgraph.backends.step import Ended, Step
-from rlgraph.backends.versions import Versions
+from rlgraph.backends.versions import WeightVersions
 from rlgraph.ir.graph import Node, Phase, Program
 from rlgraph.ir.types import is_model
 
@@ -59,7 +59,7 @@ class Observer(Protocol):
         ...
 
 
-class Silent:
+class SilentObserver:
     """An observer that does nothing."""
 
     def opening(self, what: str) -> None: ...
@@ -95,7 +95,7 @@ class StepResult:
     """Where steps may overlap, what became of its rows: see `rlgraph.backends.notes`."""
 
 
-class Steps:
+class StepRunner:
     """Runs a program's phases one after the other. A backend says what nodes do, and what there is to do after a step.
 
     All that a step has is in its frame; what it leaves to the next one are the values of things.
@@ -105,12 +105,12 @@ class Steps:
     seed: int
     executor: Executor
     observer: Observer
-    endings = Endings()
+    endings = FinishOrder()
     elsewhere = False
     """Whether the values of its frames are in other processes."""
     first: Things
     """The things as they are before the first step."""
-    loops: Mapping[str, Policy] = LOOPS
+    loops: Mapping[str, LoopPolicy] = LOOPS
     """The policy of each loop, by its operation."""
     lasting: Sequence[str] = ()
     """Names of what it keeps from step to step beside the program's things: `kept` has it, and a run that goes on gets
@@ -156,28 +156,28 @@ class Steps:
         """Run steps, and yield for each, in order, its frame and what it left."""
         things, flights = self.first if self.left is None else self.left, self._flights
         if self.record is not None and not flights.under_way:
-            begin_again(self.record, self.done, things, flights.failed)
+            drop_unfinished_steps(self.record, self.done, things, flights.failed)
         return flights.run(coming, things)
 
     @cached_property
-    def _flights(self) -> Flights:
-        return Flights(self.program, self.executor, self.frame, self.versions, self.published)
+    def _flights(self) -> InFlightSteps:
+        return InFlightSteps(self.program, self.executor, self.frame, self.versions, self.published)
 
     @cached_property
-    def versions(self) -> Versions:
+    def versions(self) -> WeightVersions:
         """The versions of all models."""
-        return Versions(self.program, self.loops)
+        return WeightVersions(self.program, self.loops)
 
     @cached_property
-    def notes(self) -> Notes:
+    def notes(self) -> TraceNotes:
         """The notes on the rows of this process."""
-        return Notes(self.program)
+        return TraceNotes(self.program)
 
     def frame(self, phase: Phase, number: int) -> Frame:
         """Return a frame for a step of a phase."""
         return Frame(phase.graph.values(), Step(number, phase.name, self.seed, self._flights.failed), self.elsewhere)
 
-    def fire(self, node: Node, frame: Frame) -> Made:
+    def fire(self, node: Node, frame: Frame) -> NodeOutput:
         """Do the work of a node on the rows of a frame."""
         policy = self.loops.get(node.op)
         if policy is not None:
@@ -208,7 +208,7 @@ class Steps:
 
     # What a backend defines
 
-    def work(self, node: Node, frame: Frame) -> Made:
+    def work(self, node: Node, frame: Frame) -> NodeOutput:
         """Do the work of a node that is no loop."""
         raise NotImplementedError
 

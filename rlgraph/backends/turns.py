@@ -7,42 +7,42 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 from rlgraph.backends.clocks import Clock
-from rlgraph.backends.places import Hold
+from rlgraph.backends.places import HeldPlaces
 from rlgraph.ir.plan import HOST, Group, Plan
 
 
 @dataclass(frozen=True)
-class Seats:
+class DeviceSet:
     """Devices of a pool that work is done on."""
 
     pool: str
     places: frozenset[int]
 
-    def meets(self, other: Seats) -> bool:
+    def meets(self, other: DeviceSet) -> bool:
         """Whether two sets have a device in common."""
         return self.pool == other.pool and not self.places.isdisjoint(other.places)
 
 
-def seats(group: Group, copy: int | None = None) -> Seats:
+def seats(group: Group, copy: int | None = None) -> DeviceSet:
     """Return the devices of a group, or of one of its data-parallel replicas."""
     if not group.devices:
-        return Seats(group.pool, frozenset({0}))
+        return DeviceSet(group.pool, frozenset({0}))
     ranks = range(group.mesh.size) if copy is None else group.mesh.ranks(dp=copy)
-    return Seats(group.pool, frozenset(group.devices[rank] for rank in ranks))
+    return DeviceSet(group.pool, frozenset(group.devices[rank] for rank in ranks))
 
 
-class Turn:
+class HeldDevices:
     """Devices that one piece of work has."""
 
-    def __init__(self, held: Mapping[str, Hold]) -> None:
+    def __init__(self, held: Mapping[str, HeldPlaces]) -> None:
         self._held = held
 
-    def leave(self, seats: Seats) -> bool:
+    def leave(self, seats: DeviceSet) -> bool:
         """Give some of them free now, unless other work shares them. Returns whether they are free."""
         return seats.pool not in self._held or self._held[seats.pool].leave(seats.places)
 
 
-class Queues:
+class DeviceQueues:
     """The queues for the devices of a plan. A rank is the number of a step: the older one is served first."""
 
     def __init__(self, plan: Plan, clock: Clock) -> None:
@@ -50,7 +50,7 @@ class Queues:
         self._locks = {name: clock.lock(size) for name, size in sizes.items()}
 
     @contextmanager
-    def turn(self, *wanted: Seats, rank: int = 0, key: Hashable = None) -> Iterator[Turn]:
+    def turn(self, *wanted: DeviceSet, rank: int = 0, key: Hashable = None) -> Iterator[HeldDevices]:
         """Wait until all these devices are free, and have them in the context. Without a rank it goes before all work,
         as does sending weights that others wait for. key: work of the same key on the same devices is done together."""
         places: dict[str, frozenset[int]] = {}
@@ -58,7 +58,7 @@ class Queues:
             places[devices.pool] = places.get(devices.pool, frozenset()) | devices.places
         with ExitStack() as stack:
             # Always in the same order: two turns that want the same pools never wait for each other.
-            yield Turn(
+            yield HeldDevices(
                 {pool: stack.enter_context(self._locks[pool].hold(rank, places[pool], key)) for pool in sorted(places)}
             )
 

@@ -16,10 +16,10 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from rlgraph.backends.loops import LOOPS
-from rlgraph.backends.regions import Policy
+from rlgraph.backends.regions import LoopPolicy
 from rlgraph.backends.step import Step
 from rlgraph.ir.graph import Graph, Node, Program
-from rlgraph.ir.steps import oldest, reach
+from rlgraph.ir.steps import longest_distances, oldest
 from rlgraph.ir.types import is_model
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ Runs = tuple[tuple[int, int], ...]
 another one went on. For a row without tokens, the version that would have made them."""
 
 
-def joined(runs: Iterable[tuple[int, int]]) -> Runs:
+def merge_runs(runs: Iterable[tuple[int, int]]) -> Runs:
     """Merge neighbours of the same version."""
     runs_left: list[tuple[int, int]] = []
     for version, tokens in runs:
@@ -40,11 +40,11 @@ def joined(runs: Iterable[tuple[int, int]]) -> Runs:
     return tuple(runs_left)
 
 
-class Versions:
+class WeightVersions:
     """The versions of all models of a program."""
 
-    def __init__(self, program: Program, loops: Mapping[str, Policy] = LOOPS) -> None:
-        self._reach = reach(program)
+    def __init__(self, program: Program, loops: Mapping[str, LoopPolicy] = LOOPS) -> None:
+        self._reach = longest_distances(program)
         self._coming = _models_changed_by_step(program, loops)
         self._seen = 0
         self._changed: dict[str, list[int]] = {model.name: [] for model in program.models}
@@ -99,7 +99,7 @@ class PastWeights:
     """The weights of a model before the present ones, by version, as long as a step may read them. Weights are copied
     before they change."""
 
-    def __init__(self, model: str, versions: Versions) -> None:
+    def __init__(self, model: str, versions: WeightVersions) -> None:
         self.model, self.versions = model, versions
         self.changed = 0
         """The last step that changed the weights."""
@@ -138,7 +138,7 @@ class PastWeights:
             self._past = {version: state for version, state in self._past.items() if version >= oldest}
 
 
-def _models_changed_by_step(program: Program, loops: Mapping[str, Policy]) -> Iterator[set[str]]:
+def _models_changed_by_step(program: Program, loops: Mapping[str, LoopPolicy]) -> Iterator[set[str]]:
     """Yield for each step the models that it changes."""
     number = 0
     for phase in program.phases:
@@ -147,7 +147,7 @@ def _models_changed_by_step(program: Program, loops: Mapping[str, Policy]) -> It
             yield set(_changed_models(phase.graph, Step(number, phase.name), loops))
 
 
-def _changed_models(graph: Graph, step: Step, loops: Mapping[str, Policy]) -> Iterator[str]:
+def _changed_models(graph: Graph, step: Step, loops: Mapping[str, LoopPolicy]) -> Iterator[str]:
     for node in graph.nodes:
         policy = loops.get(node.op)
         if policy is None:

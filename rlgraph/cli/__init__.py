@@ -28,7 +28,7 @@ from rlgraph.cli import (
 )
 from rlgraph.cli.base import BUG, INTERRUPTED, PIPE, USAGE, rlgraph
 from rlgraph.cli.namesake import namesake
-from rlgraph.errors import closest, visible
+from rlgraph.errors import closest_match, escape_controls
 
 __all__ = [
     "checking",
@@ -99,7 +99,7 @@ def _invoked(arguments: list[str]) -> int:
         return USAGE
     except click.ClickException as error:
         # The message quotes the user's input.
-        error.message = visible(error.message)  # type: ignore[misc]
+        error.message = escape_controls(error.message)  # type: ignore[misc]
         error.show()
         return USAGE
 
@@ -117,7 +117,7 @@ def _with_suggestion(error: click.NoSuchOption) -> click.NoSuchOption:
     options = [
         name.lstrip("-") for parameter in parameters if isinstance(parameter, click.Option) for name in parameter.opts
     ]
-    near = closest(wanted.lstrip("-"), options)
+    near = closest_match(wanted.lstrip("-"), options)
     others = [
         f"`rlgraph {name}`"
         for name, command in rlgraph.commands.items()
@@ -130,7 +130,7 @@ def _with_suggestion(error: click.NoSuchOption) -> click.NoSuchOption:
 
 
 def _first_line(error: Exception) -> str:
-    return visible(f"{type(error).__name__}: {error}".splitlines()[0][:200])
+    return escape_controls(f"{type(error).__name__}: {error}".splitlines()[0][:200])
 
 
 def _saved_traceback() -> str:

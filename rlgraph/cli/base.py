@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from rlgraph import __version__
-from rlgraph.cli.shown import Format, show
+from rlgraph.cli.shown import Format, show_diagnostics
 from rlgraph.errors import RlgraphError, RunError, UsageMistake
 from rlgraph.ir.plan import LARGEST
 
@@ -119,11 +119,11 @@ def settings_of(given: tuple[str, ...]) -> dict[str, str]:
 
 
 @contextmanager
-def telling(form: Format) -> Iterator[None]:
+def reporting_errors(form: Format) -> Iterator[None]:
     """Show an error of the block, and end the command with its exit code."""
     try:
         yield
     except RlgraphError as error:
-        show(error.diagnostics, form)
+        show_diagnostics(error.diagnostics, form)
         code = FAILED if isinstance(error, RunError) else USAGE if isinstance(error, UsageMistake) else WRONG
         raise click.exceptions.Exit(code) from None

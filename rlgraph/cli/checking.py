@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rlgraph.cli.base import FINE, WRONG, message_format, rlgraph, set_option, settings_of
-from rlgraph.cli.shown import Format, say, show, tally
+from rlgraph.cli.shown import Format, echo_text, show_diagnostics, tally
 from rlgraph.errors import Diagnostic, ProgramError
 
 
@@ -33,11 +33,11 @@ def check(files: tuple[str, ...], settings: tuple[str, ...], form: Format) -> in
             for diagnostic in checked(Path(file), changed, programs=programs)
             if diagnostic not in diagnostics
         ]
-        show(new, form)
+        show_diagnostics(new, form)
         diagnostics += new
     if form == "human":
         which = files[0] if len(files) == 1 else f"{len(files)} files"
-        say(f"{which}: {tally(diagnostics)}", err=True)
+        echo_text(f"{which}: {tally(diagnostics)}", err=True)
     return WRONG if any(diagnostic.severity == "error" for diagnostic in diagnostics) else FINE
 
 
@@ -55,11 +55,11 @@ def fmt(files: tuple[str, ...], only_check: bool) -> int:
         try:
             changed = format_stdin(only_check) if file == "-" else format_file(file, only_check)
         except ProgramError as error:
-            show(error.diagnostics, "human")
+            show_diagnostics(error.diagnostics, "human")
             code = WRONG
             continue
         if changed and file != "-":
-            say(f"{'would reformat' if only_check else 'reformatted'} {file}")
+            echo_text(f"{'would reformat' if only_check else 'reformatted'} {file}")
         if changed and only_check:
             code = WRONG
     return code

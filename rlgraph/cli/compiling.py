@@ -13,14 +13,14 @@ from rlgraph.cli.base import (
     FINE,
     devices_option,
     message_format,
+    reporting_errors,
     rlgraph,
     set_option,
     settings_of,
     target_options,
-    telling,
 )
-from rlgraph.cli.outputs import FORMATS, PICTURES, save, write
-from rlgraph.cli.shown import Format, say, show
+from rlgraph.cli.outputs import FORMATS, PICTURES, save_file, write_outputs
+from rlgraph.cli.shown import Format, echo_text, show_diagnostics
 from rlgraph.runs.jsonlines import emit
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def compile_(
     if out is None and emitted and (len(set(emitted)) > 1 or after or form == "json"):
         raise click.UsageError("say with -o DIR where the files go: only one form alone can go to stdout")
     ends = monotonic() + (inf if search_seconds is None else search_seconds)
-    with telling(form):
+    with reporting_errors(form):
         schedule = schedules[0] if schedules else None
         rows = None
         if (prompt_tokens, response_tokens, lengths, kept) != (None, None, None, 1.0):
@@ -167,22 +167,22 @@ def compile_(
                 search_gap=search_gap,
             )
         )
-        show(compiled.diagnostics, form)
+        show_diagnostics(compiled.diagnostics, form)
         reports: list[Explanation | Sweep] = [compiled.explain(ends - monotonic())] if explained else []
         reports += [compiled.what_if(what_if, ends - monotonic())] if what_if else []
     for name in after:
         try:
-            say(compiled.text(name), nl=False)
+            echo_text(compiled.text(name), nl=False)
         except LookupError as error:
             raise click.BadParameter(str(error), param_hint="'--print-after'") from None
-    write(compiled, list(dict.fromkeys(emitted)), visualize, out, picture)
+    write_outputs(compiled, list(dict.fromkeys(emitted)), visualize, out, picture)
     for name, report in zip([*(["explain"] if explained else []), "what-if"], reports, strict=False):
         if out is not None:
-            save(out / f"{compiled.name}.{name}.svg", report.to_svg())
+            save_file(out / f"{compiled.name}.{name}.svg", report.to_svg())
         if form == "json":
             emit(report.to_json())
         else:
-            say(f"{report}\n")
+            echo_text(f"{report}\n")
     if not (emitted or after or reports or visualize is not None):
         from rlgraph.api.summary import records, summary
 
@@ -190,5 +190,5 @@ def compile_(
             for record in records(compiled):
                 emit(record)
         else:
-            say(summary(compiled))
+            echo_text(summary(compiled))
     return FINE

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from rlgraph.cli.base import FINE, rlgraph
-from rlgraph.cli.shown import say
-from rlgraph.errors import nearest
+from rlgraph.cli.shown import echo_text
+from rlgraph.errors import did_you_mean
 from rlgraph.errors.codes import registry
 
 
@@ -16,7 +16,7 @@ def explain(code: str) -> str:
     wanted = code.strip().strip("[]").upper()
     if wanted in codes:
         return codes[wanted].section
-    hint = nearest(wanted, codes) or "`rlgraph explain` lists all codes"
+    hint = did_you_mean(wanted, codes) or "`rlgraph explain` lists all codes"
     raise LookupError(f"there is no code {code}: {hint}")
 
 
@@ -26,10 +26,10 @@ def explain_(code: str | None) -> int:
     """Say more about a diagnostic, such as E0201; without CODE, list them all."""
     if code is None:
         for entry in registry().values():
-            say(f"{entry.name}  {entry.title}")
+            echo_text(f"{entry.name}  {entry.title}")
         return FINE
     try:
-        say(explain(code), nl=False)
+        echo_text(explain(code), nl=False)
     except LookupError as error:
         raise click.BadParameter(str(error), param_hint="'CODE'") from None
     return FINE

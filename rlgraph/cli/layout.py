@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlgraph.dsl.format import format_source
 from rlgraph.errors import Diagnostic, ProgramError
-from rlgraph.passes.compilation.programs import decoded, open_file, whole
+from rlgraph.passes.compilation.programs import decode_source, file_span, open_file
 
 
 def format_file(path: str, only_check: bool = False) -> bool:
@@ -27,14 +27,14 @@ def format_file(path: str, only_check: bool = False) -> bool:
             _replace(Path(path).resolve(), text)
     except OSError as error:
         reason = (error.strerror or "it is not writable").lower()
-        raise ProgramError(Diagnostic("E0805", f"`{path}` cannot be written: {reason}", whole(path))) from None
+        raise ProgramError(Diagnostic("E0805", f"`{path}` cannot be written: {reason}", file_span(path))) from None
     return True
 
 
 def format_stdin(only_check: bool = False) -> bool:
     """Format stdin to stdout, and return whether its layout changes; with `only_check` nothing is written."""
     raw = sys.stdin.buffer.read()
-    text = format_source(decoded("<stdin>", raw))
+    text = format_source(decode_source("<stdin>", raw))
     if not only_check:
         sys.stdout.write(text)
     return text.encode() != raw

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from rlgraph.cli.base import FINE, message_format, rlgraph, telling
-from rlgraph.cli.shown import Format, say
+from rlgraph.cli.base import FINE, message_format, reporting_errors, rlgraph
+from rlgraph.cli.shown import Format, echo_text
 from rlgraph.runs.jsonlines import emit
 
 
@@ -49,12 +49,12 @@ def lengths(
         raise click.UsageError(f"`{given[0]}` goes with a file of rows: a recording says it itself")
     if not output.parent.is_dir():
         raise click.BadParameter(f"there is no folder `{output.parent}`", param_hint="'--output'")
-    with telling(form):
+    with reporting_errors(form):
         distributions = fit_lengths(source, prompt=prompt, answer=answer, limit=limit, model=model)
     output.write_text(distributions.to_text(), "utf-8")
     if form == "json":
         emit({"type": "lengths", **distributions.to_json()})
     else:
-        say(str(distributions))
-        say(f"wrote {output}", err=True)
+        echo_text(str(distributions))
+        echo_text(f"wrote {output}", err=True)
     return FINE

@@ -7,8 +7,8 @@ from importlib.resources import files
 import click
 
 from rlgraph.cli.base import FINE, rlgraph
-from rlgraph.cli.shown import say
-from rlgraph.errors import nearest
+from rlgraph.cli.shown import echo_text
+from rlgraph.errors import did_you_mean
 
 
 def algorithms() -> dict[str, str]:
@@ -26,12 +26,14 @@ def list_(name: str | None) -> int:
     if name is None:
         width = max(map(len, texts))
         for algorithm, text in texts.items():
-            say(f"{algorithm:{width}}  {text.partition(chr(10))[0].removeprefix('# ').partition(':')[0]}")
-        say("`rlgraph check NAME`, `compile` and `run` take these names; `rlgraph list NAME > my.rlf` makes one yours")
+            echo_text(f"{algorithm:{width}}  {text.partition(chr(10))[0].removeprefix('# ').partition(':')[0]}")
+        echo_text(
+            "`rlgraph check NAME`, `compile` and `run` take these names; `rlgraph list NAME > my.rlf` makes one yours"
+        )
         return FINE
     wanted = name.removesuffix(".rlf")
     if wanted not in texts:
-        hint = nearest(wanted, texts) or "`rlgraph list` says which there are"
+        hint = did_you_mean(wanted, texts) or "`rlgraph list` says which there are"
         raise click.BadParameter(f"no algorithm called {name} ships: {hint}", param_hint="'NAME'")
-    say(texts[wanted], nl=False)
+    echo_text(texts[wanted], nl=False)
     return FINE

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlgraph.cli.shown import say
+from rlgraph.cli.shown import echo_text
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled, Picture
@@ -20,7 +20,7 @@ PICTURES = ("html", "svg", "png", "dot")
 _ENDINGS = {"graph": "graph.txt", "plan": "plan.json", "transfers": "transfers.txt"}
 
 
-def write(
+def write_outputs(
     compiled: Compiled, emitted: list[str], visualize: str | None, out: Path | None, picture: Picture | None = None
 ) -> None:
     """Write the files and texts that were asked for. picture: the subject of pictures."""
@@ -31,11 +31,11 @@ def write(
         click.echo(data, nl=False)
     elif out is not None:
         for form in emitted:
-            save(out / f"{compiled.name}.{_ENDINGS.get(form, form)}", _emit(compiled, form, out, picture))
+            save_file(out / f"{compiled.name}.{_ENDINGS.get(form, form)}", _emit(compiled, form, out, picture))
     if visualize is not None:
         path = Path(visualize or f"{compiled.name}.html")
         path = path if out is None or path.is_absolute() else out / path
-        save(path, _emit(compiled, path.suffix[1:], path.parent, picture))
+        save_file(path, _emit(compiled, path.suffix[1:], path.parent, picture))
 
 
 def _emit(compiled: Compiled, form: str, folder: Path, picture: Picture | None) -> str | bytes:
@@ -56,11 +56,11 @@ def _emit(compiled: Compiled, form: str, folder: Path, picture: Picture | None) 
     return makers[form]()
 
 
-def save(path: Path, data: str | bytes) -> None:
+def save_file(path: Path, data: str | bytes) -> None:
     """Write a file, and say so."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data if isinstance(data, bytes) else data.encode())
     except OSError as error:
         raise click.FileError(str(path), error.strerror or "it cannot be written") from None
-    say(f"wrote {path}", err=True)
+    echo_text(f"wrote {path}", err=True)

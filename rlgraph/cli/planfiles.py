@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from rlgraph.cli.base import FINE, WRONG, message_format, rlgraph, telling
-from rlgraph.cli.shown import Format, say
+from rlgraph.cli.base import FINE, WRONG, message_format, reporting_errors, rlgraph
+from rlgraph.cli.shown import Format, echo_text
 from rlgraph.runs.jsonlines import emit
 
 
@@ -21,7 +21,7 @@ def diff(before: str, after: str, form: Format) -> int:
     from rlgraph.runs.planfiles.diff import differences, graph_difference
     from rlgraph.runs.planfiles.file import open_plan_file, read_plan_file
 
-    with telling(form):
+    with reporting_errors(form):
         files = [read_plan_file(open_plan_file(path)) for path in (before, after)]
     differing, graph = differences(*files), graph_difference(*files)
     if form == "json":
@@ -39,7 +39,9 @@ def diff(before: str, after: str, form: Format) -> int:
             emit({"type": "difference", "section": "graph", "diff": graph})
     else:
         for section in dict.fromkeys(difference.section for difference in differing):
-            say("\n".join([section, *(f"  {difference}" for difference in differing if difference.section == section)]))
+            echo_text(
+                "\n".join([section, *(f"  {difference}" for difference in differing if difference.section == section)])
+            )
         if graph:
-            say("\n".join(["graph", *(f"  {line}" for line in graph)]))
+            echo_text("\n".join(["graph", *(f"  {line}" for line in graph)]))
     return WRONG if differing or graph else FINE

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from rlgraph.cli.base import FINE, message_format, rlgraph, telling
-from rlgraph.cli.shown import Format, say
-from rlgraph.passes.cost.calibration import HeldOut
+from rlgraph.cli.base import FINE, message_format, reporting_errors, rlgraph
+from rlgraph.cli.shown import Format, echo_text
+from rlgraph.passes.cost.calibration import HeldOutErrors
 from rlgraph.runs.options import LOCAL, need_installed
 
 
@@ -46,7 +46,7 @@ def profile(output: Path, engines: str | None, threads: int, quick: bool, form: 
             raise click.BadParameter(
                 f"there is no engine `{name}`: there are {', '.join(known())}", param_hint="'--engines'"
             )
-    with telling(form):
+    with reporting_errors(form):
         need_installed(LOCAL)
     if not output.parent.is_dir():
         raise click.BadParameter(f"there is no folder `{output.parent}`", param_hint="'--output'")
@@ -57,16 +57,16 @@ def profile(output: Path, engines: str | None, threads: int, quick: bool, form: 
             raise click.BadParameter(
                 f"`{name}` is not installed: pip install '{engine(name).install}'", param_hint="'--engines'"
             )
-    with telling(form):
-        calibration = profile(wanted, threads=threads, quick=quick, note=lambda text: say(f"  {text}", err=True))
+    with reporting_errors(form):
+        calibration = profile(wanted, threads=threads, quick=quick, note=lambda text: echo_text(f"  {text}", err=True))
     output.write_text(calibration.to_text(), "utf-8")
     for constant, error in calibration.errors.items():
-        say(f"{constant:24}{error:6.1%} median error of the fit{_held_out(calibration.held_out.get(constant))}")
-    say(f"wrote {output}", err=True)
+        echo_text(f"{constant:24}{error:6.1%} median error of the fit{_held_out(calibration.held_out.get(constant))}")
+    echo_text(f"wrote {output}", err=True)
     return FINE
 
 
-def _held_out(errors: HeldOut | None) -> str:
+def _held_out(errors: HeldOutErrors | None) -> str:
     if errors is None:
         return ""
     return f"; {errors.median:.1%} on a model that it was not fitted to, {errors.worst:.1%} at worst"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from rlgraph.cli.base import FINE, devices_option, message_format, rlgraph, set_option, settings_of, telling
-from rlgraph.cli.shown import Format, say, show
+from rlgraph.cli.base import FINE, devices_option, message_format, reporting_errors, rlgraph, set_option, settings_of
+from rlgraph.cli.shown import Format, echo_text, show_diagnostics
 from rlgraph.runs.jsonlines import emit
 from rlgraph.runs.options import BACKENDS, KEEP, LOCAL, RESTARTS, Options, backend_spec
 
@@ -194,10 +194,10 @@ def run(
             )
         if not _was_given(context, "steps"):
             options = replace(options, steps=_steps_of(resume, form))
-    with telling(form):
+    with reporting_errors(form):
         options.need_installed()
         compiled = _compiled(file, schedule, settings_of(settings), devices)
-        show(compiled.diagnostics, form)
+        show_diagnostics(compiled.diagnostics, form)
         if resume is not None:
             return _resume_run(compiled, options, form)
         # Opened before the training, which would be lost if the folder could not be written.
@@ -231,10 +231,10 @@ def resume(
     RUN is the folder of a run that was begun with `--save-every`. It ends with the metrics and the weights of a run
     that was not interrupted, bit for bit.
     """
-    from rlgraph.runs.checkpoint.resuming import how
+    from rlgraph.runs.checkpoint.resuming import read_run_record
 
-    with telling(form):
-        saved = how(run)
+    with reporting_errors(form):
+        saved = read_run_record(run)
         run, trace = run.absolute(), trace and trace.absolute()
         # Paths of the program and of its settings are relative to the folder in which the run was started.
         with suppress(OSError):
@@ -260,7 +260,7 @@ def resume(
         if schedule and "\n" not in schedule:
             schedule = Path(schedule)
         compiled = _compiled(saved["program"], schedule, saved["set"], saved.get("devices", 1))
-        show(compiled.diagnostics, form)
+        show_diagnostics(compiled.diagnostics, form)
         return _resume_run(compiled, options, form)
 
 
@@ -269,16 +269,16 @@ def _was_given(context: click.Context, name: str) -> bool:
 
 
 def _steps_of(run: Path, form: Format) -> int:
-    from rlgraph.runs.checkpoint.resuming import how
+    from rlgraph.runs.checkpoint.resuming import read_run_record
 
-    with telling(form):
-        return int(how(run)["steps"])
+    with reporting_errors(form):
+        return int(read_run_record(run)["steps"])
 
 
 def _resume_run(compiled: Compiled, options: Options, form: Format) -> int:
-    from rlgraph.runs.run import going_on
+    from rlgraph.runs.run import resumed
 
-    options, folder = going_on(options)
+    options, folder = resumed(options)
     return _run_in(folder, compiled, options, form)
 
 
@@ -295,7 +295,7 @@ def _run_in(folder: RunFolder, compiled: Compiled, options: Options, form: Forma
     else:
         written = [folder.path / METRICS, *(path for path in (options.record, options.trace) if path)]
         lines = [*(f"wrote {path}" for path in written), *(f"saved {path}" for path in result.saved)]
-        say("\n".join(lines), err=True)
+        echo_text("\n".join(lines), err=True)
     return FINE
 
 

@@ -10,7 +10,7 @@ from typing import IO, Literal
 
 import click
 
-from rlgraph.errors import Diagnostic, counted, visible
+from rlgraph.errors import Diagnostic, count_phrase, escape_controls
 from rlgraph.runs.jsonlines import emit
 
 Format = Literal["human", "json"]
@@ -20,7 +20,7 @@ _HEAD = re.compile(r"^(error|warning|note|help)(\[\w+\])?: ")
 _GUTTER = re.compile(r"^( *)(-->|\d+ \||\|)")
 
 
-def show(diagnostics: Iterable[Diagnostic], form: Format) -> None:
+def show_diagnostics(diagnostics: Iterable[Diagnostic], form: Format) -> None:
     """Show each diagnostic as text on stderr, or as a line of JSON on stdout."""
     for diagnostic in diagnostics:
         if form == "json":
@@ -30,9 +30,9 @@ def show(diagnostics: Iterable[Diagnostic], form: Format) -> None:
             print(f"{coloured(text) if colours(sys.stderr) else text}\n", file=sys.stderr)
 
 
-def say(text: str, *, err: bool = False, nl: bool = True) -> None:
+def echo_text(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Print text that may contain names of files or texts of others, with their control characters made visible."""
-    click.echo(visible(text), err=err, nl=nl)
+    click.echo(escape_controls(text), err=err, nl=nl)
 
 
 def colours(stream: IO[str]) -> bool:
@@ -64,5 +64,5 @@ def tally(diagnostics: Iterable[Diagnostic]) -> str:
     for severity in ("error", "warning"):
         count = sum(diagnostic.severity == severity for diagnostic in all_diagnostics)
         if count:
-            parts.append(counted(count, severity))
+            parts.append(count_phrase(count, severity))
     return ", ".join(parts) or "no errors"

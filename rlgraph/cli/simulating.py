@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlgraph.cli.base import FINE, message_format, rlgraph, set_option, settings_of, target_options, telling
-from rlgraph.cli.shown import Format, say, show
+from rlgraph.cli.base import FINE, message_format, reporting_errors, rlgraph, set_option, settings_of, target_options
+from rlgraph.cli.shown import Format, echo_text, show_diagnostics
 from rlgraph.runs.jsonlines import emit
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ def simulate(
     from rlgraph.api.target import workload
     from rlgraph.catalog.clusters.read import read_cluster
     from rlgraph.explain.simulate import simulate
-    from rlgraph.passes.compilation.target import assumed
+    from rlgraph.passes.compilation.target import assumed_workload
     from rlgraph.profiles.calibration import read_calibration
     from rlgraph.runs.timeline import check_writable
 
-    with telling(form):
+    with reporting_errors(form):
         is_plan_file = file.endswith(".json")
         rows = workload(prompt_tokens, response_tokens, kept, lengths=lengths, foresight=foresight, alike=alike)
         measured = read_calibration(calibration) if calibration is not None else None
@@ -82,10 +82,12 @@ def simulate(
             check_writable(trace)
         limits = search_seconds, search_gap
         compiled = _compiled(file, schedule, settings_of(settings), cluster, rows, calibration, *limits)
-        show(compiled.diagnostics, form)
+        show_diagnostics(compiled.diagnostics, form)
         parsed_cluster = read_cluster(cluster) if cluster is not None else None
         has_lengths = prompt_tokens or response_tokens or lengths or kept != 1.0 or not is_plan_file
-        step_workload = rows if has_lengths else replace(assumed(compiled), foresight=rows.foresight, alike=alike)
+        step_workload = (
+            rows if has_lengths else replace(assumed_workload(compiled), foresight=rows.foresight, alike=alike)
+        )
         simulation = simulate(
             compiled, parsed_cluster, steps=steps, workload=step_workload, calibration=measured, seed=seed
         )
@@ -96,10 +98,10 @@ def simulate(
     if form == "json":
         emit({"type": "simulation", **simulation.to_json()})
     else:
-        say(str(simulation))
+        echo_text(str(simulation))
         for path in (trace, svg):
             if path:
-                say(f"wrote {path}", err=True)
+                echo_text(f"wrote {path}", err=True)
     return FINE
 
 

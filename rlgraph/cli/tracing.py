@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from rlgraph.cli.base import FINE, WRONG, message_format, rlgraph, telling
-from rlgraph.cli.shown import Format, say, show
-from rlgraph.errors import counted
+from rlgraph.cli.base import FINE, WRONG, message_format, reporting_errors, rlgraph
+from rlgraph.cli.shown import Format, echo_text, show_diagnostics
+from rlgraph.errors import count_phrase
 from rlgraph.runs.jsonlines import emit
 
 
@@ -32,22 +32,22 @@ def check(run: Path, form: Format) -> int:
     """
     from rlgraph.runs.trace_check import check_trace
 
-    with telling(form):
+    with reporting_errors(form):
         verdict = check_trace(run)
-    show(verdict.diagnostics, form)
+    show_diagnostics(verdict.diagnostics, form)
     if form == "json":
         emit({"type": "trace", **verdict.to_json()})
     else:
         ages = ", ".join(f"{rows:,} of age {age}" for age, rows in verdict.ages.items())
-        say(
-            f"{'accepted' if verdict.accepted else 'refused'}: {counted(verdict.steps, 'step')}, "
-            f"{counted(verdict.sampled, 'row')} sampled, {verdict.trained:,} trained on"
+        echo_text(
+            f"{'accepted' if verdict.accepted else 'refused'}: {count_phrase(verdict.steps, 'step')}, "
+            f"{count_phrase(verdict.sampled, 'row')} sampled, {verdict.trained:,} trained on"
             + (f" ({ages})" if ages else "")
         )
         if verdict.late:
-            say(f"{counted(verdict.late, 'row')} left over until too old")
+            echo_text(f"{count_phrase(verdict.late, 'row')} left over until too old")
         if verdict.left:
-            say(f"{counted(verdict.left, 'row')} left over for a step that did not come")
+            echo_text(f"{count_phrase(verdict.left, 'row')} left over for a step that did not come")
         if verdict.cut:
-            say(f"the run was killed: nothing is known of what came after step {verdict.steps}")
+            echo_text(f"the run was killed: nothing is known of what came after step {verdict.steps}")
     return FINE if verdict.accepted else WRONG

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from rlgraph.columns import WIDEST, Column, Looked, declared, kind_of, most_bytes
-from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, counted, listed, nearest
-from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, flag, text, whole
+from rlgraph.columns import WIDEST, Column, ColumnInspector, declared_column, kind_of, utf8_bytes_bound
+from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, count_phrase, did_you_mean, quoted_list
+from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, flag_option, text, whole_option
 
 SourceSpec = Spec
 Row = dict[str, Any]
@@ -35,7 +35,7 @@ class Rows(Protocol):
 
 
 @runtime_checkable
-class Scanned(Protocol):
+class ScannableRows(Protocol):
     """Rows that are read faster in their order than one by one."""
 
     def scan(self) -> Iterator[Row]:
@@ -63,7 +63,7 @@ class RowId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class TransformedRows:
     """Rows to which a function is applied when they are read."""
 
     rows: Rows
@@ -78,7 +78,7 @@ class Fitted:
 
 
 @dataclass(frozen=True, slots=True)
-class FittedStream:
+class TransformedStream:
     """A stream to whose rows a function is applied when they are read."""
 
     rows: Stream
@@ -124,12 +124,12 @@ class DataSource:
         return range(len(self.rows) if self.limit is None else min(self.limit, len(self.rows)))
 
 
-def in_order(source: DataSource) -> Iterator[tuple[int, Row]]:
+def numbered_rows(source: DataSource) -> Iterator[tuple[int, Row]]:
     """Yield all rows of an epoch, each with its number, in the order of the data. A file is read from beginning to
     end."""
     numbers, rows = source.numbers, source.rows
     assert numbers is not None and isinstance(rows, Rows)
-    if isinstance(rows, Scanned) and isinstance(numbers, range):
+    if isinstance(rows, ScannableRows) and isinstance(numbers, range):
         return zip(numbers, rows.scan(), strict=False)
     return ((number, rows[number]) for number in numbers)
 
@@ -137,24 +137,27 @@ def in_order(source: DataSource) -> Iterator[tuple[int, Row]]:
 def make_source(spec: Spec, rows: Rows | Stream, name: str, columns: Mapping[str, Column] | None = None) -> DataSource:
     """Return `rows` as a data source with the options that all sources share; `name` is what messages call the data,
     and `columns` what they hold."""
-    batch, limit = whole(spec, "batch", None), whole(spec, "limit", None)
-    most, shuffle = whole(spec, "max_prompt", None), flag(spec, "shuffle", isinstance(rows, Rows))
+    batch, limit = whole_option(spec, "batch", None), whole_option(spec, "limit", None)
+    most, shuffle = whole_option(spec, "max_prompt", None), flag_option(spec, "shuffle", isinstance(rows, Rows))
     if spec.options.get("defaults"):
-        rows, columns = with_defaults(spec, rows), None if columns is None else defaulted(spec, columns)
+        rows, columns = (
+            rows_with_defaults(spec, rows),
+            None if columns is None else columns_with_defaults(spec, columns),
+        )
     source = DataSource(spec, rows, batch, shuffle, limit, columns, None, most, overlong(spec))
     if source.length is None:
         return _checked_stream(source, name)
-    return enough(source, name)
+    return require_batch(source, name)
 
 
-def enough(source: DataSource, name: str) -> DataSource:
+def require_batch(source: DataSource, name: str) -> DataSource:
     """Return the source if it has rows for a batch; raise `ProgramError` otherwise."""
     spec, count, batch = source.spec, source.length, source.batch
     assert count is not None
     if count == 0:
         raise ProgramError(Diagnostic(NO_ROWS, f"{name} has no rows", spec.at(0)))
     if batch is not None and batch > count:
-        raise ProgramError(too_few(spec, count, batch, name))
+        raise ProgramError(too_few_rows(spec, count, batch, name))
     return source
 
 
@@ -162,12 +165,12 @@ def overlong(spec: Spec) -> str | None:
     """Return the option `overlong`, None where the program does not say. Raises `ProgramError`."""
     value = text(spec, "overlong", None)
     if value is not None and value not in OVERLONG:
-        message = f"`overlong` is {listed(OVERLONG, 'or')}, not {value!r}"
-        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("overlong"), nearest(value, OVERLONG)))
+        message = f"`overlong` is {quoted_list(OVERLONG, 'or')}, not {value!r}"
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("overlong"), did_you_mean(value, OVERLONG)))
     return value
 
 
-def with_defaults(spec: Spec, rows: Rows | Stream) -> Rows | Stream:
+def rows_with_defaults(spec: Spec, rows: Rows | Stream) -> Rows | Stream:
     """Return the rows with the program's default values filled in for columns that a row lacks."""
     defaults = spec.options["defaults"]
 
@@ -175,19 +178,19 @@ def with_defaults(spec: Spec, rows: Rows | Stream) -> Rows | Stream:
         del number
         return {**defaults, **row}
 
-    return Fitted(rows, fill) if isinstance(rows, Rows) else FittedStream(rows, fill)
+    return TransformedRows(rows, fill) if isinstance(rows, Rows) else TransformedStream(rows, fill)
 
 
-def defaulted(spec: Spec, columns: Mapping[str, Column]) -> dict[str, Column]:
+def columns_with_defaults(spec: Spec, columns: Mapping[str, Column]) -> dict[str, Column]:
     """Return what the columns hold once the program's defaults have replaced missing values."""
     result = dict(columns)
     for name, value in (spec.options.get("defaults") or {}).items():
         old = columns.get(name)
         if old is None:
-            result[name] = declared(kind_of(value))
+            result[name] = declared_column(kind_of(value))
         elif "missing" in old.first:
             first = {kind: place for kind, place in old.first.items() if kind != "missing"}
-            longest = max(old.longest or 0, most_bytes(value)) if isinstance(value, str) else old.longest
+            longest = max(old.longest or 0, utf8_bytes_bound(value)) if isinstance(value, str) else old.longest
             result[name] = Column({**first, kind_of(value): first.get(kind_of(value), "")}, longest)
     return result
 
@@ -208,18 +211,18 @@ def _checked_stream(source: DataSource, name: str) -> DataSource:
     return source
 
 
-def too_few(spec: Spec, count: int, batch: int, name: str) -> Diagnostic:
+def too_few_rows(spec: Spec, count: int, batch: int, name: str) -> Diagnostic:
     """Return the error for a batch that is larger than the data."""
-    rows = counted(count, "row")
+    rows = count_phrase(count, "row")
     cut = ", of which `limit` keeps no more" if "limit" in spec.options else ""
-    message = f"a batch of {counted(batch, 'row')} is more than {name} has: {rows}{cut}"
+    message = f"a batch of {count_phrase(batch, 'row')} is more than {name} has: {rows}{cut}"
     return Diagnostic(TOO_FEW, message, spec.at("batch"), f"take `batch={count}` or less")
 
 
-def look(spec: Spec, rows: Iterable[Row], name: str) -> dict[str, Column]:
+def inspect_columns(spec: Spec, rows: Iterable[Row], name: str) -> dict[str, Column]:
     """Return what the rows of an epoch hold, by column; messages call the rows `row 3 of NAME`."""
-    looked = Looked(lambda number: f"row {number} of {name}")
-    for number, row in enumerate(islice(rows, whole(spec, "limit", None))):
+    looked = ColumnInspector(lambda number: f"row {number} of {name}")
+    for number, row in enumerate(islice(rows, whole_option(spec, "limit", None))):
         looked.add(row, number)
     return looked.columns()
 
@@ -234,7 +237,7 @@ def columns_of_table(spec: Spec, table: Any, name: str) -> dict[str, Column]:
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-    table = table.slice(0, whole(spec, "limit", None))
+    table = table.slice(0, whole_option(spec, "limit", None))
 
     def first_row(mask: Any) -> dict[str, str]:
         place = pc.index(mask, pa.scalar(True)).as_py()
@@ -291,6 +294,6 @@ def column(rows: Sequence[Mapping[str, Any]], ids: Sequence[object], name: str, 
     """
     for row, row_id in zip(rows, ids, strict=True):
         if name not in row:
-            hint = nearest(name, row) or f"it has: {', '.join(row)}"
+            hint = did_you_mean(name, row) or f"it has: {', '.join(row)}"
             raise RunError(Diagnostic(NO_COLUMN, f"{row_id} has no column '{name}'", span, hint))
     return [row[name] for row in rows]

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.columns import Column
-from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, columns_of_table, look, make_source
+from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, columns_of_table, inspect_columns, make_source
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import Spec, need, one_text, only_options, text
+from rlgraph.user_code.spec import Spec, one_text, only_options, require_package, text
 
 NOT_LOADED = "E0710"
 OPTIONS = (*SHARED_OPTIONS, "split", "config", "revision")
@@ -43,7 +43,7 @@ def check(spec: Spec) -> None:
 def open_source(spec: Spec, folders: Folders) -> DataSource:
     """Load the split, from the cache of `datasets` where it is cached."""
     del folders  # hub names are not paths
-    need("datasets", spec.span)
+    require_package("datasets", spec.span)
     import datasets  # type: ignore[import-not-found, unused-ignore]
 
     name = spec.args[0]
@@ -65,7 +65,7 @@ def _columns(spec: Spec, loaded: Any, name: str) -> dict[str, Column]:
     """Return what the underlying table holds where its rows are those of the data set, or what the rows hold."""
     table = getattr(getattr(loaded, "data", None), "table", None)
     if table is None or getattr(loaded, "_indices", None) is not None:
-        return look(spec, map(dict, loaded), name)
+        return inspect_columns(spec, map(dict, loaded), name)
     return columns_of_table(spec, table, name)
 
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rlgraph.columns import Column, Looked
+from rlgraph.columns import Column, ColumnInspector
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
 from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, RunError, Span
 from rlgraph.user_code.files import Folders, find_file
-from rlgraph.user_code.spec import UNREADABLE, Spec, one_text, only_options, whole
+from rlgraph.user_code.spec import UNREADABLE, Spec, one_text, only_options, whole_option
 
 NOT_TEXT = "E0705"
 BAD_LINE = "E0706"
@@ -89,8 +89,8 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
     """Find the rows of the file, and check that every line is one."""
     path = spec.args[0]
     file = find_file(path, folders, spec.at(0), "data file")
-    starts, limit = array("Q"), whole(spec, "limit", None)
-    collected = Looked(lambda number: f"{path}:{number}")
+    starts, limit = array("Q"), whole_option(spec, "limit", None)
+    collected = ColumnInspector(lambda number: f"{path}:{number}")
     offset = 0
     try:
         with file.open("rb") as handle:
@@ -114,8 +114,8 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
 
 def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
     """Return what the first 4 MiB of rows hold; None where there are none to look at."""
-    path, limit = spec.args[0], whole(spec, "limit", None)
-    collected, count = Looked(lambda number: f"{path}:{number}"), 0
+    path, limit = spec.args[0], whole_option(spec, "limit", None)
+    collected, count = ColumnInspector(lambda number: f"{path}:{number}"), 0
     with suppress(OSError, RlgraphError):
         file = folders.find(path)
         if not file.is_file():

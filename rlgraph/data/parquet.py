@@ -13,7 +13,7 @@ from rlgraph.columns import Column
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, columns_of_schema, columns_of_table, make_source
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
 from rlgraph.user_code.files import Folders, find_file
-from rlgraph.user_code.spec import UNREADABLE, Spec, need, one_text, only_options
+from rlgraph.user_code.spec import UNREADABLE, Spec, one_text, only_options, require_package
 
 NOT_LOADED = "E0710"
 NO_VALUE = "E0715"
@@ -54,7 +54,7 @@ def open_source(spec: Spec, folders: Folders) -> DataSource:
     """Read the table of the file."""
     path = spec.args[0]
     file = find_file(path, folders, spec.at(0), "data file")
-    need("pyarrow", spec.span)
+    require_package("pyarrow", spec.span)
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     try:

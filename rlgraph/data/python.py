@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.columns import Column
-from rlgraph.data.base import NO_COLUMN, SHARED_OPTIONS, DataSource, Row, Stream, look, make_source
+from rlgraph.data.base import NO_COLUMN, SHARED_OPTIONS, DataSource, Row, Stream, inspect_columns, make_source
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.user_code.files import Folders
 from rlgraph.user_code.imported import code_files
-from rlgraph.user_code.report import Target, check_required, describe, failed_call, own_options, parse_target
-from rlgraph.user_code.spec import Spec, one_text, seconds
+from rlgraph.user_code.report import Target, check_required, describe, failed_call, parse_target, user_options
+from rlgraph.user_code.spec import Spec, one_text, seconds_option
 from rlgraph.user_code.worker import Failure, Worker, Workers
 
 NOT_A_ROW = "E0714"
@@ -40,7 +40,7 @@ class ListRows:
 
 
 @dataclass(slots=True)
-class Generated:
+class GeneratorRows:
     """The stream of rows that a generator yields."""
 
     target: Target
@@ -62,7 +62,7 @@ class Generated:
     def read(self, start: int, count: int) -> list[Row]:
         """Return the rows from `start` on; the generator is started again where it is already beyond."""
         if start < self.position or self.generation != self.worker.generation:
-            call(self.worker, self.target, self.limit_s, "rows", self.key, self.target.name, self.arguments)
+            call_user_code(self.worker, self.target, self.limit_s, "rows", self.key, self.target.name, self.arguments)
             self.position, self.generation = 0, self.worker.generation
         while self.position < start:
             skipped = self._next(min(start - self.position, 1024))
@@ -71,8 +71,8 @@ class Generated:
         return self._next(count)
 
     def _next(self, count: int) -> list[Row]:
-        rows = call(self.worker, self.target, self.limit_s, "read", self.key, count)
-        checked = [as_row(self.target, row, self.position + index) for index, row in enumerate(rows)]
+        rows = call_user_code(self.worker, self.target, self.limit_s, "read", self.key, count)
+        checked = [checked_row(self.target, row, self.position + index) for index, row in enumerate(rows)]
         for index, row in enumerate(checked, self.position):
             self._check_columns(row, index)
         self.position += len(rows)
@@ -93,7 +93,7 @@ class Generated:
 def check(spec: Spec) -> None:
     """Raise an error for wrong arguments; options that may be the function's own are not looked at."""
     one_text(spec, "a file and a function in it", 'python("tasks.py:make", batch=64)')
-    seconds(spec, "timeout", DEFAULT_LIMIT_S)
+    seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
 
 
 def open_source(spec: Spec, folders: Folders, workers: Workers | None = None) -> DataSource:
@@ -101,18 +101,18 @@ def open_source(spec: Spec, folders: Folders, workers: Workers | None = None) ->
     target = parse_target(spec.args[0], folders, spec.at(0), spec.kind)
     worker = (workers or Workers()).get(target.code)
     signature = describe(target, worker)
-    arguments = own_options(spec, OPTIONS, signature, target.name)
+    arguments = user_options(spec, OPTIONS, signature, target.name)
     check_required(target, signature, arguments)
-    limit_s = seconds(spec, "timeout", DEFAULT_LIMIT_S)
+    limit_s = seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
     key = worker.new_key()
-    returned = call(worker, target, limit_s, "rows", key, target.name, arguments)
+    returned = call_user_code(worker, target, limit_s, "rows", key, target.name, arguments)
     rows: ListRows | Stream
     if returned is None:
         defaults = spec.options.get("defaults") or ()
-        rows = Generated(target, arguments, limit_s, worker, key, worker.generation, defaults=defaults)
+        rows = GeneratorRows(target, arguments, limit_s, worker, key, worker.generation, defaults=defaults)
     else:
-        rows = ListRows([as_row(target, row, index) for index, row in enumerate(returned)])
-        return make_source(spec, rows, f"`{target.name}`", look(spec, rows.rows, f"`{target.name}`"))
+        rows = ListRows([checked_row(target, row, index) for index, row in enumerate(returned)])
+        return make_source(spec, rows, f"`{target.name}`", inspect_columns(spec, rows.rows, f"`{target.name}`"))
     return make_source(spec, rows, f"`{target.name}`")
 
 
@@ -122,7 +122,7 @@ def columns(spec: Spec, folders: Folders) -> dict[str, Column] | None:
     return None
 
 
-def call(worker: Worker, target: Target, limit_s: float, operation: str, *arguments: Any) -> Any:
+def call_user_code(worker: Worker, target: Target, limit_s: float, operation: str, *arguments: Any) -> Any:
     """Return what `Child.<operation>` returns; raise a `RunError` where the user's code fails."""
     try:
         return worker.request(operation, *arguments, limit_s=limit_s)
@@ -130,7 +130,7 @@ def call(worker: Worker, target: Target, limit_s: float, operation: str, *argume
         raise failed_call(target, failure, "while it made rows", None) from None
 
 
-def as_row(target: Target, row: Any, index: int) -> Row:
+def checked_row(target: Target, row: Any, index: int) -> Row:
     """Return `row` if it is a dict of columns; raise a `RunError` otherwise."""
     if isinstance(row, dict) and all(isinstance(name, str) for name in row):
         return row

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from rlgraph.data.base import NO_ROWS, DataSource, Row, RowId, Rows, too_few
+from rlgraph.data.base import NO_ROWS, DataSource, Row, RowId, Rows, too_few_rows
 from rlgraph.errors import Diagnostic, RunError
 
 
@@ -80,7 +80,7 @@ class Reader:
         if count == 0:
             raise RunError(Diagnostic(NO_ROWS, f"`{spec.args[0]}` has no rows", spec.at(0)))
         if count < wanted:
-            raise RunError(too_few(spec, count, wanted, f"`{spec.args[0]}`"))
+            raise RunError(too_few_rows(spec, count, wanted, f"`{spec.args[0]}`"))
 
     def _order(self, epoch: int) -> list[int]:
         """Return the indexes of the rows in the order in which this epoch reads them."""

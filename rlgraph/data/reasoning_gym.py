@@ -13,9 +13,9 @@ from typing import Any
 
 from rlgraph.columns import Column
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, make_source
-from rlgraph.errors import Diagnostic, ProgramError, RunError, nearest
+from rlgraph.errors import Diagnostic, ProgramError, RunError, did_you_mean
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, need, one_text, whole
+from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, one_text, require_package, whole_option
 
 BAD_TASK = "E0713"
 COLUMNS = {"prompt": "text", "answer": "text", "metadata": "nested", "task": "text", "index": "whole"}
@@ -51,24 +51,24 @@ class GymRows:
 def check(spec: Spec) -> None:
     """Raise an error for wrong arguments; the task's own options are checked when it is opened."""
     one_text(spec, "the name of a task", 'reasoning_gym("spell_backward", size=1000, batch=64)')
-    whole(spec, "size", 500)
-    whole(spec, "seed", 0, least=0)
-    whole(spec, "start", 0, least=0)
+    whole_option(spec, "size", 500)
+    whole_option(spec, "seed", 0, least=0)
+    whole_option(spec, "start", 0, least=0)
 
 
 def open_source(spec: Spec, folders: Folders) -> DataSource:
     """Create the data set of the task."""
     del folders
-    need("reasoning_gym", spec.span)
+    require_package("reasoning_gym", spec.span)
     import reasoning_gym  # type: ignore[import-untyped]
 
     task = spec.args[0]
     tasks = reasoning_gym.factory.DATASETS
     if task not in tasks:
-        hint = nearest(task, tasks) or "see the list at https://github.com/open-thought/reasoning-gym"
+        hint = did_you_mean(task, tasks) or "see the list at https://github.com/open-thought/reasoning-gym"
         raise ProgramError(Diagnostic(BAD_TASK, f"reasoning_gym has no task '{task}'", spec.at(0), hint))
     config = _config(spec, tasks[task][1])
-    start, size = whole(spec, "start", 0, least=0) or 0, whole(spec, "size", 500) or 500
+    start, size = whole_option(spec, "start", 0, least=0) or 0, whole_option(spec, "size", 500) or 500
     options = {**config, "seed": spec.options.get("seed", 0), "size": start + size}
     try:
         dataset = reasoning_gym.create_dataset(task, **options)
@@ -94,7 +94,7 @@ def _config(spec: Spec, config_class: type[Any]) -> dict[str, Any]:
     for name in spec.options:
         if name not in OPTIONS and name not in task_options:
             message = f"the task '{spec.args[0]}' has no option '{name}'"
-            hint = nearest(name, (*OPTIONS, *task_options)) or f"its options are: {', '.join(task_options)}"
+            hint = did_you_mean(name, (*OPTIONS, *task_options)) or f"its options are: {', '.join(task_options)}"
             raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(name), hint))
     return {name: value for name, value in spec.options.items() if name not in OPTIONS}
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 
 from rlgraph.columns import Column
-from rlgraph.data.base import DataSource, defaulted, overlong
-from rlgraph.errors import Diagnostic, ProgramError, nearest
+from rlgraph.data.base import DataSource, columns_with_defaults, overlong
+from rlgraph.errors import Diagnostic, ProgramError, did_you_mean
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.spec import Spec, flag, whole
+from rlgraph.user_code.spec import Spec, flag_option, whole_option
 from rlgraph.user_code.worker import Workers
 
 NO_SOURCE = "E0701"
@@ -39,14 +39,14 @@ def open_source(spec: Spec, folders: Folders, workers: Workers | None = None) ->
 def check_source(spec: Spec) -> None:
     """Raise an error for what is wrong with a `data` declaration, as far as that can be seen without any file."""
     if spec.kind not in SOURCES:
-        hint = nearest(spec.kind, SOURCES) or f"there are: {', '.join(SOURCES)}"
+        hint = did_you_mean(spec.kind, SOURCES) or f"there are: {', '.join(SOURCES)}"
         raise ProgramError(Diagnostic(NO_SOURCE, f"there is no data source '{spec.kind}'", spec.span, hint))
     _module(spec).check(spec)
-    whole(spec, "batch", None)
-    whole(spec, "limit", None)
-    whole(spec, "max_prompt", None)
+    whole_option(spec, "batch", None)
+    whole_option(spec, "limit", None)
+    whole_option(spec, "max_prompt", None)
     overlong(spec)
-    flag(spec, "shuffle", False)
+    flag_option(spec, "shuffle", False)
 
 
 def columns(spec: Spec, folders: Folders) -> Mapping[str, Column] | None:
@@ -60,7 +60,7 @@ def columns(spec: Spec, folders: Folders) -> Mapping[str, Column] | None:
     except ProgramError:
         return None
     result: Mapping[str, Column] | None = _module(spec).columns(spec, folders)
-    return None if result is None else defaulted(spec, result)
+    return None if result is None else columns_with_defaults(spec, result)
 
 
 def files(spec: Spec, folders: Folders) -> list[Path]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.scope import Reporter
-from rlgraph.dsl.tails import makers
-from rlgraph.errors import nearest
+from rlgraph.dsl.tails import sampling_nodes
+from rlgraph.errors import did_you_mean
 from rlgraph.ir.graph import Program
 from rlgraph.ir.schedule import Admit
 from rlgraph.ir.types import Table
@@ -17,7 +17,7 @@ LONGEST = "longest"
 
 def check_admit(reporter: Reporter, program: Program, line: tree.Admit, table: str, by: str) -> Admit:
     """Return what a line says of a table of the program."""
-    samplers = list(makers(program, table))
+    samplers = list(sampling_nodes(program, table))
     if not samplers or not all(NODES[node.op].streams for node, _ in samplers):
         message = f"`{table}` is no table that a model generates: there is no row of it to begin with"
         raise reporter.stop("E0975", message, line.table.span, "leave the line out")
@@ -42,5 +42,5 @@ def check_admit(reporter: Reporter, program: Program, line: tree.Admit, table: s
                 message = f"`{by}` says nothing of how long the rows of `{table}` will be"
                 choices = [LONGEST, *functions, *columns]
                 expected = "a column of their data, a function of the program, or `longest`"
-                raise reporter.stop("E0975", message, rule.span, nearest(by, choices) or expected)
+                raise reporter.stop("E0975", message, rule.span, did_you_mean(by, choices) or expected)
     return Admit(table, "column", by, line.span)

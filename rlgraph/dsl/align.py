@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-Paragraph = list["Row"]
+Paragraph = list["LayoutRow"]
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class LayoutRow:
     """A line of the formatted text."""
 
     number: int
@@ -69,7 +69,7 @@ class Row:
         return code + " " * (self.comment_column - len(code)) + self.comment if self.comment else code
 
 
-def align(rows: list[Row]) -> None:
+def align(rows: list[LayoutRow]) -> None:
     """Set how many blanks stand in every row."""
     paragraphs = list(_paragraphs(rows))
     for _, paragraph in paragraphs:
@@ -89,7 +89,7 @@ def align(rows: list[Row]) -> None:
     _align_comments(rows)
 
 
-def _paragraphs(rows: list[Row]) -> Iterator[tuple[bool, Paragraph]]:
+def _paragraphs(rows: list[LayoutRow]) -> Iterator[tuple[bool, Paragraph]]:
     """Yield the paragraphs, each with whether only blank lines and comments separate it from the one above."""
     paragraph: Paragraph = []
     adjoining = gap = False
@@ -149,10 +149,10 @@ def _line_up(paragraph: Paragraph, column: int) -> None:
         row.blanks = max(1, column - row.width)
 
 
-def _align_comments(rows: list[Row]) -> None:
+def _align_comments(rows: list[LayoutRow]) -> None:
     """Keep comments that share a column, on consecutive lines, in one column after the code."""
-    group: list[Row] = []
-    for row, below in pairwise([*rows, Row(0, 0, "")]):
+    group: list[LayoutRow] = []
+    for row, below in pairwise([*rows, LayoutRow(0, 0, "")]):
         if not row.comment:
             continue
         group.append(row)

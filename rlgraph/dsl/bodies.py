@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.loops import collect, minibatch, on_steps, targets, train
+from rlgraph.dsl.loops import assigned_names, collect, minibatch, on_steps, train
 from rlgraph.dsl.reports import report
-from rlgraph.dsl.scope import Stop, Wrong
+from rlgraph.dsl.scope import Invalid, StatementError
 from rlgraph.dsl.statements import assign, keep, minimize, push, store, update
 
 
-def write(context: Context, body: Sequence[tree.Stmt]) -> None:
+def write_body(context: Context, body: Sequence[tree.Stmt]) -> None:
     """Write the nodes of a body into the current block."""
-    context.block.later = dict(targets(body))
+    context.block.later = dict(assigned_names(body))
     for statement in body:
         try:
             _statement(context, statement)
@@ -26,16 +26,16 @@ def write(context: Context, body: Sequence[tree.Stmt]) -> None:
                 "give a part of it a name on a line of its own",
             )
             _forget(context, statement)
-        except Stop:
+        except StatementError:
             _forget(context, statement)
 
 
 def _forget(context: Context, statement: tree.Stmt) -> None:
     """Mark what a wrong statement would have made as wrong, so that its uses are no new mistakes."""
-    wrong = {name for name, _ in targets([statement]) if name not in context.declared}
+    wrong = {name for name, _ in assigned_names([statement]) if name not in context.declared}
     if isinstance(statement, tree.Collect) and statement.table.id in context.phase.collected:
         wrong.add(statement.table.id)
-    context.block.scope.update(dict.fromkeys(wrong, Wrong()))
+    context.block.scope.update(dict.fromkeys(wrong, Invalid()))
 
 
 def _statement(context: Context, statement: tree.Stmt) -> None:

@@ -18,14 +18,14 @@ from itertools import count
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.scope import Stop
-from rlgraph.errors import Related, counted
+from rlgraph.dsl.scope import StatementError
+from rlgraph.errors import Related, count_phrase
 from rlgraph.ir.graph import Constant, Graph, Node, Phase, Value
 from rlgraph.ir.types import OLDEST, Handle, Table, Type
-from rlgraph.ops.nodes import NODES, attr, model_of, sampler
+from rlgraph.ops.nodes import NODES, attribute_value, model_of, sampling_node
 
 
-def bounded(context: Context, made: Sequence[Phase], written: Mapping[str, tree.Phase]) -> list[Phase]:
+def apply_staleness_bounds(context: Context, made: Sequence[Phase], written: Mapping[str, tree.Phase]) -> list[Phase]:
     """Return the phases with the bound in each node that it concerns; `written`: their syntax by name."""
     bounded_phases = []
     for phase in made:
@@ -50,7 +50,7 @@ def bounded(context: Context, made: Sequence[Phase], written: Mapping[str, tree.
                     message = f"no batches are under way side by side here that `order={order}` could be about"
                     hint = "write `collect DATA(ROWS, ahead=1.5):`, and carry over what is left (`rest=carry`)"
                     raise context.stop("E0409", message, options["order"].value.span, hint)
-        except Stop:
+        except StatementError:
             continue
         bounded_phases.append(phase)
     return bounded_phases
@@ -77,15 +77,14 @@ def _in_steps(context: Context, phase: Phase, phases: Sequence[Phase], options: 
     most = max(counts.values(), default=1)
     steps = (allowed - (in_step - 1)) // most
     if steps < 0:
-        message = (
-            f"a step takes {counted(in_step, 'update')}, and its own rows are {in_step - 1} behind at the last of them"
-        )
+        updates = count_phrase(in_step, "update")
+        message = f"a step takes {updates}, and its own rows are {in_step - 1} behind at the last of them"
         hint = f"write at least `staleness={in_step - 1}`; `staleness={in_step - 1 + most}` lets a step run ahead"
         raise context.stop("E0408", message, options["staleness"].value.span, hint)
     span = phase.staleness.span
     if not steps and span != "row":
         message = f"`staleness={allowed}` lets no step run ahead, and `span={span}` is for rows of several versions"
-        hint = f"write at least `staleness={in_step - 1 + most}`: a step takes {counted(in_step, 'update')}"
+        hint = f"write at least `staleness={in_step - 1 + most}`: a step takes {count_phrase(in_step, 'update')}"
         raise context.stop("E0407", message, options["span"].value.span, hint)
     return replace(phase, staleness=replace(phase.staleness, steps=steps, exact=not steps))
 
@@ -102,7 +101,7 @@ def _updates(graph: Graph, times: int | None) -> Iterator[tuple[Node, int | None
         if op.updates:
             yield node, times
         if op.loop == "slices" and times is not None:
-            inner_times = times * attr(node, "parts") * attr(node, "epochs")
+            inner_times = times * attribute_value(node, "parts") * attribute_value(node, "epochs")
         elif op.loop == "rounds":
             inner_times = None
         for region in node.regions if not op.trains else ():
@@ -134,16 +133,16 @@ class _Bounds:
         """Return the node with what the bound means for it."""
         op, added = NODES[node.op], dict[str, Constant]()
         if op.on_steps:
-            period *= attr(node, "steps")
-        carries, waits = op.loop == "rounds" and attr(node, "rest") == "carry", held
+            period *= attribute_value(node, "steps")
+        carries, waits = op.loop == "rounds" and attribute_value(node, "rest") == "carry", held
         if carries:
             waits += period
             added |= {"once": True} if self.late == "wait" else {"late": self.late}
-            if self.order != "data" and attr(node, "ahead") is not None:
+            if self.order != "data" and attribute_value(node, "ahead") is not None:
                 self.check_overlap(node)
                 added |= {"order": self.order}
         if waits > self.steps and op.loop == "rounds":
-            message = f"what is left over is {counted(waits, 'step')} older when it is trained on, "
+            message = f"what is left over is {count_phrase(waits, 'step')} older when it is trained on, "
             message += f"and `staleness={self.option.value.span.text}` does not grant that"
             hint = "`rest=later` asks its prompts again, `rest=drop` forgets it"
             raise self.context.stop("E0408", message, node.span, hint, (Related(self.option.span, "here"),))
@@ -181,7 +180,7 @@ class _Bounds:
         for table, value in node.exported:
             if not isinstance(value.type, Table) or not value.type.sampled:
                 continue
-            source = sampler(table, self.makers)
+            source = sampling_node(table, self.makers)
             if source is None or source.attr("staleness") is None:
                 continue
             name = next(name for name in _numbered(f"{table}.waited") if name not in self.makers)

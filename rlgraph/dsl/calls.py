@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.nodes import emit, fresh, inner_axis, materialize, new_axis
+from rlgraph.dsl.nodes import emit, inner_axis, materialize, new_axis, unique_name
 from rlgraph.dsl.reports import report
 from rlgraph.dsl.rows import sample
-from rlgraph.dsl.scope import Meaning, ModelName, OutsideName, TableValue, describe
+from rlgraph.dsl.scope import ExternalName, Meaning, ModelName, TableValue, describe
 from rlgraph.dsl.signatures import METHODS, Method
-from rlgraph.dsl.values import table_of
-from rlgraph.errors import nearest
+from rlgraph.dsl.values import evaluate_table
+from rlgraph.errors import did_you_mean
 from rlgraph.ir.graph import Apply, Constant, Model, Node, Ref, Staleness, Value
 from rlgraph.ir.types import Axis, Table, Tensor
 from rlgraph.ops import NODES
 
 
-def method(context: Context, expr: tree.Call, hint: str) -> Meaning:
+def method_call(context: Context, expr: tree.Call, hint: str) -> Meaning:
     """Return the value of a method call: `actor.logprobs(rollout)`, `replay.sample(64)`."""
     assert isinstance(expr.func, tree.Attribute)
     base = context.evaluate(expr.func.base)
     name = expr.func.name
-    if isinstance(base, OutsideName) and base.outside.kind == "buffer":
+    if isinstance(base, ExternalName) and base.outside.kind == "buffer":
         return sample(context, expr, base.outside, hint)
     if isinstance(base, TableValue) and name in base.type.columns():
         raise context.stop(
@@ -40,7 +40,7 @@ def method(context: Context, expr: tree.Call, hint: str) -> Meaning:
     methods = METHODS[model.kind]
     if name not in methods:
         owners = [kind for kind, names in METHODS.items() if name in names]
-        advice = nearest(name, methods) or f"it has {', '.join(f'`{n}`' for n in methods)}"
+        advice = did_you_mean(name, methods) or f"it has {', '.join(f'`{n}`' for n in methods)}"
         if owners:
             advice = f"`{name}` belongs to a `{owners[0]}`; a `{model.kind}` has {', '.join(f'`{n}`' for n in methods)}"
         raise context.stop("E0205", f"`{model.name}` cannot `{name}`", expr.func.name_span, advice)
@@ -66,12 +66,12 @@ def _score_call(
 ) -> Ref:
     """Emit what a model computes for existing rows, and return its value."""
     name = called.signature.name
-    table = table_of(context, expr.args[0], f"`{name}`")
+    table = evaluate_table(context, expr.args[0], f"`{name}`")
     if options.get("temperature", 0) is None:
         # At temperature 0 nothing is sampled; the probabilities meant are the model's own.
         options["temperature"] = table.type.temperature or 1.0
     axis = table.type.axis if called.by_row else table.type.token
-    value = Value(fresh(context, hint or f"{model.name}.{name}"), Tensor("float", axis))
+    value = Value(unique_name(context, hint or f"{model.name}.{name}"), Tensor("float", axis))
     handle = context.block.versions[model.name]
     emit(context, Node(name, (handle.name, table.name), (value,), tuple(options.items()), span=expr.span))
     if context.block.training == model.name:
@@ -97,7 +97,7 @@ def _kept_samples(context: Context, expr: tree.Call, options: dict[str, Constant
 def _report_first(context: Context, expr: tree.Call, table: TableValue, parent: Axis) -> None:
     """Report how many tokens each sample that `first` keeps has, and each that it drops had by then."""
     kind = table.type.columns()["length"]
-    length = Ref(fresh(context, f"{table.name}.length"), kind, expr.span)
+    length = Ref(unique_name(context, f"{table.name}.length"), kind, expr.span)
     attrs: tuple[tuple[str, Constant], ...] = (("name", "length"),)
     emit(context, Node("column", (table.name,), (Value(length.name, kind),), attrs, span=expr.span))
     context.phase.columns[table.name, "length"] = length.name
@@ -122,7 +122,7 @@ def _generate_call(
     """Emit the node that samples rows from the model, and return their table."""
     if called.environment:
         env = context.evaluate(expr.args[0])
-        if not isinstance(env, OutsideName) or env.outside.kind != "env":
+        if not isinstance(env, ExternalName) or env.outside.kind != "env":
             raise context.stop(
                 "E0206",
                 f"an environment is needed here, and this is {describe(env)}",
@@ -147,7 +147,7 @@ def _generate_call(
         raise context.stop(
             "E0305", f"`{name}` needs a table of prompts, and this is {describe(source)}", expr.args[-1].span
         )
-    label = fresh(context, hint or called.makes)
+    label = unique_name(context, hint or called.makes)
     min_tokens, max_tokens = options.get("min_tokens", 0), options["max_tokens"]
     if isinstance(min_tokens, int) and isinstance(max_tokens, int) and min_tokens > max_tokens:
         place = next(option.value.span for option in expr.options if option.name == "min_tokens")

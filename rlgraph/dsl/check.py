@@ -10,20 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.bodies import write
-from rlgraph.dsl.columns import misused
+from rlgraph.dsl.bodies import write_body
+from rlgraph.dsl.columns import column_misuses
 from rlgraph.dsl.context import Columns, Context, Faults
-from rlgraph.dsl.declarations import declare, prelude, unknown_changes, unknown_in, unused
+from rlgraph.dsl.declarations import declare, prelude, report_unknown_changes, report_unknown_names, report_unused
 from rlgraph.dsl.expressions import evaluate
-from rlgraph.dsl.lints import allowed, lint
+from rlgraph.dsl.lints import lint, without_allowed
 from rlgraph.dsl.parse import parse
-from rlgraph.dsl.phases import phases
+from rlgraph.dsl.phases import build_phases
 from rlgraph.dsl.schedule import check_schedule
-from rlgraph.dsl.scope import Meaning, ModelName, OutsideName, StateName, Stop, Wrong
-from rlgraph.dsl.training import chosen_inside
-from rlgraph.dsl.use import Read, assemble
-from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, ordered
-from rlgraph.ir.graph import Outside, Program, Record
+from rlgraph.dsl.scope import ExternalName, Invalid, Meaning, ModelName, StatementError, StateName
+from rlgraph.dsl.training import rows_chosen_in_train
+from rlgraph.dsl.use import Read, resolve_uses
+from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, sorted_diagnostics
+from rlgraph.ir.graph import External, Program, Record
 from rlgraph.ir.schedule import Schedule
 
 
@@ -65,17 +65,17 @@ def check_all(
 ) -> Checked:
     """Return what `check` returns, with the schedule and the names of the text."""
     context = new_context(columns, faults)
-    file = assemble(parse(source), source, context, read)
+    file = resolve_uses(parse(source), source, context, read)
     if any(d.code != "E0803" for d in context.diagnostics):
         # Without the used file, the other errors cannot be known.
-        raise ProgramError(ordered(context.diagnostics))
+        raise ProgramError(sorted_diagnostics(context.diagnostics))
     program = _program(context, file, source, changes or {})
     # A value that seems unused may be used in a statement that is wrong: warnings wait until there are no errors.
     _raise_errors(context.diagnostics)
     diagnostics = [
         *context.diagnostics,
-        *chosen_inside(program),
-        *misused(program, context.data_columns),
+        *rows_chosen_in_train(program),
+        *column_misuses(program, context.data_columns),
         *lint(program),
     ]
     schedule = Schedule()
@@ -85,37 +85,37 @@ def check_all(
         diagnostics += error.diagnostics
     _raise_errors(diagnostics)
     comments = {(source.path, comment.line): comment.text for comment in file.comments}
-    return Checked(program, allowed(ordered(diagnostics), comments), schedule, context.scope)
+    return Checked(program, without_allowed(sorted_diagnostics(diagnostics), comments), schedule, context.scope)
 
 
 def _raise_errors(diagnostics: Sequence[Diagnostic]) -> None:
     """Raise the errors among the diagnostics, if any."""
     errors = [d for d in diagnostics if d.severity == "error"]
     if errors:
-        raise ProgramError(ordered(errors))
+        raise ProgramError(sorted_diagnostics(errors))
 
 
 def new_context(columns: Columns = lambda record: None, faults: Faults = lambda word, record, options: []) -> Context:
     """Return a context with what the language itself defines."""
-    return Context(evaluator=evaluate, writer=write, columns=columns, faults=faults, scope=prelude())
+    return Context(evaluator=evaluate, writer=write_body, columns=columns, faults=faults, scope=prelude())
 
 
 def _program(context: Context, file: tree.File, source: Source, changes: Mapping[str, tree.Expr]) -> Program:
     """Return the program of a file."""
     top = Span(source, 1, 1, 1, max(2, len(source.line(1)) + 1))
     declared = file.declarations
-    unknown_changes(context, declared, changes)
+    report_unknown_changes(context, declared, changes)
     context.below = {item.name: item.name_span for item in declared if isinstance(item, (tree.Declaration, tree.State))}
     for item in declared:
         if isinstance(item, (tree.Declaration, tree.State)):
             context.below.pop(item.name, None)
         try:
             declare(context, item, changes)
-        except Stop:
+        except StatementError:
             if isinstance(item, (tree.Declaration, tree.State, tree.Def)):
-                context.scope[item.name] = Wrong()
-    wrong = [item.name for item in declared if isinstance(item, tree.Def) and unknown_in(context, item)]
-    context.scope.update({name: Wrong() for name in wrong})
+                context.scope[item.name] = Invalid()
+    wrong = [item.name for item in declared if isinstance(item, tree.Def) and report_unknown_names(context, item)]
+    context.scope.update({name: Invalid() for name in wrong})
     algorithms = [item for item in declared if isinstance(item, tree.Algorithm)]
     if not algorithms:
         context.say(
@@ -125,11 +125,11 @@ def _program(context: Context, file: tree.File, source: Source, changes: Mapping
         context.say(
             "E0203", "a file is one algorithm", extra.span, related=(Related(algorithms[0].span, "the first one"),)
         )
-    program_phases = phases(context, [item for item in declared if isinstance(item, tree.Phase)], top)
-    unused(context, declared, source)
+    program_phases = build_phases(context, [item for item in declared if isinstance(item, tree.Phase)], top)
+    report_unused(context, declared, source)
     meanings = context.scope.values()
-    outside = [meaning.outside for meaning in meanings if isinstance(meaning, OutsideName)]
-    outside += [Outside("buffer", f"{name}.surplus", Record("surplus")) for name in sorted(context.collected)]
+    outside = [meaning.outside for meaning in meanings if isinstance(meaning, ExternalName)]
+    outside += [External("buffer", f"{name}.surplus", Record("surplus")) for name in sorted(context.collected)]
     return Program(
         algorithms[0].name if algorithms else "program",
         tuple(meaning.model for meaning in meanings if isinstance(meaning, ModelName)),

@@ -15,7 +15,7 @@ from rlgraph.columns import EVERY_ROW, NO_KEYS, NUMBERS, WORDS, Column
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Apply, Const, Expr, Graph, Node, Program, Ref
 from rlgraph.ir.types import Handle, Table, Type
-from rlgraph.ops import NODES, TENSOR, attr
+from rlgraph.ops import NODES, TENSOR, attribute_value
 
 Known = Mapping[str, Mapping[str, Column] | None]
 """What the columns of each data source hold; None where the data have not been read."""
@@ -35,7 +35,7 @@ _MANY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PromptUse:
     """Prompts of the data that a model answers, or that it reads with their answers."""
 
     node: Node
@@ -48,7 +48,7 @@ class Asked:
     """The column of the answers that follow the prompts, where the model does not generate them."""
 
 
-class Function(Protocol):
+class LoadedFunction(Protocol):
     """A function of the program, as far as it is loaded."""
 
     def takes(self, name: str) -> bool:
@@ -56,7 +56,9 @@ class Function(Protocol):
         ...
 
 
-def misused(program: Program, known: Known, functions: Mapping[str, Function] | None = None) -> list[Diagnostic]:
+def column_misuses(
+    program: Program, known: Known, functions: Mapping[str, LoadedFunction] | None = None
+) -> list[Diagnostic]:
     """Return a diagnostic for each use that does not fit what its column holds. `functions`: those that are loaded,
     which know what they take."""
     walk = _UseWalk(program, known, functions or {})
@@ -66,7 +68,7 @@ def misused(program: Program, known: Known, functions: Mapping[str, Function] | 
     return list({(d.code, d.message, str(d.span)): d for d in walk.diagnostics}.values())
 
 
-def asked(program: Program, known: Known) -> list[Asked]:
+def find_prompt_uses(program: Program, known: Known) -> list[PromptUse]:
     """Return where a model answers prompts of the data, or reads them, in the order of the program."""
     walk = _UseWalk(program, known, {})
     for phase in program.phases:
@@ -114,7 +116,7 @@ class _UseWalk:
 
     program: Program
     contents: Known
-    functions: Mapping[str, Function]
+    functions: Mapping[str, LoadedFunction]
     tables: dict[str, str] = field(default_factory=dict)
     """The data source of each table."""
     columns: dict[str, _Use] = field(default_factory=dict)
@@ -127,7 +129,7 @@ class _UseWalk:
     """The prompts and answers of each table that is made of two columns."""
     chosen: set[str] = field(default_factory=set)
     """Tables and values some of whose rows were left out."""
-    prompt_uses: list[Asked] = field(default_factory=list)
+    prompt_uses: list[PromptUse] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def graph(self, graph: Graph, types: Mapping[str, Type]) -> None:
@@ -154,7 +156,9 @@ class _UseWalk:
         if table is not None and node.op in NODES and NODES[node.op].with_model:
             prompt, answer = self.encoded[table]
             model = _handle(node, types).name
-            self.prompt_uses.append(Asked(node, prompt.source, prompt.name, model, table in self.chosen, answer.name))
+            self.prompt_uses.append(
+                PromptUse(node, prompt.source, prompt.name, model, table in self.chosen, answer.name)
+            )
         if node.op in _BY_OPERATION:
             _BY_OPERATION[node.op](self, node, types)
         elif node.op in NODES and NODES[node.op].generates:
@@ -322,7 +326,7 @@ class _UseWalk:
         # With an environment the prompts come from the environment.
         if source and not NODES[node.op].foreign:
             column = from_column.name if from_column else "prompt"
-            self.prompt_uses.append(Asked(node, source, column, _handle(node, types).name, name in self.chosen))
+            self.prompt_uses.append(PromptUse(node, source, column, _handle(node, types).name, name in self.chosen))
         if from_column:
             self._texts(name, node.span, ("text", "messages"))
             return
@@ -353,7 +357,7 @@ class _UseWalk:
 
     def _expect(self, node: Node, types: Mapping[str, Type]) -> None:
         """Check the column by which rows begin."""
-        name = attr(node, "column")
+        name = attribute_value(node, "column")
         use = self._data_column(node.inputs[0], str(name), node.span) if name else None
         if use is None:
             return

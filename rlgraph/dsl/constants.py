@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.scope import Literal, Meaning, Reporter, Stop, Wrong, describe
+from rlgraph.dsl.scope import Invalid, LiteralConstant, Meaning, Reporter, StatementError, describe
 from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, Signature
 from rlgraph.dsl.words import KEYWORDS
-from rlgraph.errors import Related, Span, closest, counted, nearest
-from rlgraph.ir.attributes import Attribute, Required, fits
+from rlgraph.errors import Related, Span, closest_match, count_phrase, did_you_mean
+from rlgraph.ir.attributes import Attribute, Required, has_attribute_type
 from rlgraph.ir.graph import Const, Constant, Record
 from rlgraph.ops import TENSOR
 from rlgraph.ops.tensor import LARGEST
@@ -26,7 +26,7 @@ def evaluate(reporter: Reporter, expr: tree.Expr, scope: Mapping[str, Meaning]) 
     if isinstance(expr, (tree.Number, tree.String, tree.Bool)):
         return expr.value
     if isinstance(expr, tree.List):
-        return bounded(reporter, tuple(evaluate(reporter, item, scope) for item in expr.items), expr.span)
+        return check_constant_size(reporter, tuple(evaluate(reporter, item, scope) for item in expr.items), expr.span)
     if isinstance(expr, tree.Name):
         return _name(reporter, expr, scope)
     if isinstance(expr, tree.Unary):
@@ -40,11 +40,11 @@ def evaluate(reporter: Reporter, expr: tree.Expr, scope: Mapping[str, Meaning]) 
 
 def _name(reporter: Reporter, expr: tree.Name, scope: Mapping[str, Meaning]) -> Constant:
     meaning = scope.get(expr.id)
-    if isinstance(meaning, Wrong):
-        raise Stop
+    if isinstance(meaning, Invalid):
+        raise StatementError
     if isinstance(meaning, Const):
         return meaning.value
-    if isinstance(meaning, Literal):
+    if isinstance(meaning, LiteralConstant):
         return meaning.value
     if meaning is None and expr.id in reporter.below:
         raise reporter.stop(
@@ -55,9 +55,9 @@ def _name(reporter: Reporter, expr: tree.Name, scope: Mapping[str, Meaning]) -> 
             (Related(reporter.below[expr.id], "it is declared here"),),
         )
     if meaning is None:
-        constants = [name for name, candidate in scope.items() if isinstance(candidate, (Const, Literal))]
+        constants = [name for name, candidate in scope.items() if isinstance(candidate, (Const, LiteralConstant))]
         advice = "" if expr.id in KEYWORDS else f"declare it: `param {expr.id} = ...`, or "
-        hint = nearest(expr.id, constants) or f'{advice}quote it: `"{expr.id}"`'
+        hint = did_you_mean(expr.id, constants) or f'{advice}quote it: `"{expr.id}"`'
         raise reporter.stop("E0201", f"nothing is called `{expr.id}`", expr.span, hint)
     raise reporter.stop(
         "E0404",
@@ -83,7 +83,7 @@ def _binary(reporter: Reporter, expr: tree.Binary, scope: Mapping[str, Meaning])
         return (left and right) if expr.op == "and" else (left or right)
     if isinstance(left, str) and isinstance(right, str) and expr.op in ("+", "==", "!="):
         value: Constant = _ARITHMETIC[expr.op](left, right)
-        return bounded(reporter, value, expr.span)
+        return check_constant_size(reporter, value, expr.span)
     if expr.op not in _ARITHMETIC or not isinstance(left, (int, float)) or not isinstance(right, (int, float)):
         needed = "true or false on both sides" if expr.op in ("and", "or") else "two numbers"
         shown = f"{_show(left)} and {_show(right)}"
@@ -91,7 +91,7 @@ def _binary(reporter: Reporter, expr: tree.Binary, scope: Mapping[str, Meaning])
     return arithmetic(reporter, expr.op, left, right, expr.span)
 
 
-def bounded(reporter: Reporter, value: Constant, span: Span) -> Constant:
+def check_constant_size(reporter: Reporter, value: Constant, span: Span) -> Constant:
     """Return the constant, unless names of names of names have made it huge."""
     if _size(value) > LARGEST_PARTS:
         raise reporter.stop("E0403", f"this constant has more than {LARGEST_PARTS} parts", span)
@@ -124,13 +124,13 @@ def record(
     signature = known.get(call.func.id)
     if signature is None:
         choices = ", ".join(f"`{name}`" for name in known)
-        hint = nearest(call.func.id, known) or f"one of {choices}"
+        hint = did_you_mean(call.func.id, known) or f"one of {choices}"
         raise reporter.stop("E0406", f"`{call.func.id}` makes no {what}", call.func.span, hint)
     args, options = bind(reporter, signature, call.args, call.options, call.span, scope)
     spans: dict[int | str, Span] = {at: arg.span for at, arg in enumerate(call.args)}
     spans |= {option.name: option.span for option in call.options}
     constant = Record(signature.name, tuple(args.values()), tuple(options.items()), call.span, tuple(spans.items()))
-    bounded(reporter, constant, call.span)
+    check_constant_size(reporter, constant, call.span)
     return constant
 
 
@@ -145,7 +145,7 @@ def bind(
     """Return the values of arguments and of options, with defaults, checked for type and range."""
     if len(args) != len(signature.args):
         named = ", ".join(f"`{opt.name}`" for opt in signature.args)
-        wanted = f"{counted(len(signature.args), 'value')} by place, {named}" if named else "nothing"
+        wanted = f"{count_phrase(len(signature.args), 'value')} by place, {named}" if named else "nothing"
         place = args[len(signature.args)].span if len(args) > len(signature.args) else span
         raise reporter.stop("E0405", f"`{signature.name}` takes {wanted}, and is given {len(args)}", place)
     values = {
@@ -170,14 +170,16 @@ def options(
                 given[option.name] = evaluate(reporter, option.value, scope)
             else:
                 legal = ", ".join(f"`{name}`" for name in declared)
-                hint = nearest(option.name, declared) or (f"it takes {legal}" if declared else "it takes no options")
+                hint = did_you_mean(option.name, declared) or (
+                    f"it takes {legal}" if declared else "it takes no options"
+                )
                 raise reporter.stop(
                     "E0401", f"`{signature.name}` has no option `{option.name}`", option.name_span, hint
                 )
-        except Stop:
+        except StatementError:
             failed = True
     if failed:
-        raise Stop
+        raise StatementError
     for opt in signature.options:
         if opt.name not in given and isinstance(opt.default, Required):
             raise reporter.stop(
@@ -228,7 +230,7 @@ def _word(reporter: Reporter, opt: Attribute, expr: tree.Expr, where: str) -> st
     names = list(opt.names())
     if isinstance(expr, tree.Name) and expr.id in names:
         return expr.id
-    near = nearest(expr.id, names) if isinstance(expr, tree.Name) else ""
+    near = did_you_mean(expr.id, names) if isinstance(expr, tree.Name) else ""
     raise reporter.stop(
         "E0403", f"{where} is {opt.choice}, not `{expr.span.text}`", expr.span, near or f"`{opt.name}`: {opt.about}"
     )
@@ -246,7 +248,7 @@ def _size(value: Constant) -> int:
 
 def _is_constructor(name: str) -> bool:
     """Return whether a call is meant to be a constant: of a constructor, or of a name that reads like one."""
-    return name in CONSTRUCTORS or (name not in TENSOR and closest(name, CONSTRUCTORS) != "")
+    return name in CONSTRUCTORS or (name not in TENSOR and closest_match(name, CONSTRUCTORS) != "")
 
 
 _TYPES = {
@@ -278,7 +280,7 @@ def _has_type(opt: Attribute, value: Constant) -> bool:
         return value.name in _RECORDS[opt.type]
     if opt.type == "texts" and isinstance(value, str):
         return True
-    return fits(opt.type, value) and not (opt.type == "source" and value == "")
+    return has_attribute_type(opt.type, value) and not (opt.type == "source" and value == "")
 
 
 def _show(value: Constant) -> str:

@@ -13,19 +13,19 @@ from rlgraph.dsl.names import AXES, BUILT_IN, free_names, names_in
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.scope import (
     DefName,
-    Literal,
+    ExternalName,
+    Invalid,
+    LiteralConstant,
     Meaning,
     ModelName,
-    OutsideName,
+    StatementError,
     StateName,
-    Stop,
-    Wrong,
     describe,
 )
 from rlgraph.dsl.signatures import MODELS, OUTSIDE
-from rlgraph.errors import Related, Source, Span, nearest
+from rlgraph.errors import Related, Source, Span, did_you_mean
 from rlgraph.ir import dtypes
-from rlgraph.ir.graph import Const, Model, Outside, Record, State
+from rlgraph.ir.graph import Const, External, Model, Record, State
 from rlgraph.ir.types import DType, Tensor
 
 
@@ -45,13 +45,13 @@ def prelude() -> dict[str, Meaning]:
     return scope
 
 
-def unknown_changes(context: Context, declared: Sequence[tree.Decl], changes: Mapping[str, tree.Expr]) -> None:
+def report_unknown_changes(context: Context, declared: Sequence[tree.Decl], changes: Mapping[str, tree.Expr]) -> None:
     """Report the changes of names that are not declared."""
     names = [item.name for item in declared if isinstance(item, (tree.Declaration, tree.State))]
     for name, expr in changes.items():
         if name not in names:
             hint = (
-                nearest(name, names)
+                did_you_mean(name, names)
                 or f"it declares {', '.join(f'`{known_name}`' for known_name in names) or 'nothing'}"
             )
             context.say("E0804", f"the program declares nothing called `{name}`", expr.span, hint)
@@ -87,7 +87,7 @@ SET = "--set "
 """The beginning of the path of an expression that comes from the command line."""
 
 
-def is_bare(text: str) -> bool:
+def is_unquoted_text(text: str) -> bool:
     """Return whether this could be a text whose quotes the shell took away: `Qwen/Qwen2.5-7B`."""
     return any(sign.isalpha() for sign in text) and not any(sign in text for sign in "\"'()[],\n")
 
@@ -96,7 +96,7 @@ def _bare_text(context: Context, item: tree.Declaration | tree.State, changed: t
     """Return what a declaration is changed to: in the place of a text, a text without quotes is one too, unless it
     names something that is declared."""
     source = changed.span.source
-    if not source.path.startswith(SET) or not is_bare(source.text):
+    if not source.path.startswith(SET) or not is_unquoted_text(source.text):
         return changed
     if isinstance(item.value, tree.String) and not any(name.id in context.scope for name in names_in((changed,))):
         return tree.String(source.text, changed.span)
@@ -114,7 +114,7 @@ def _meaning(context: Context, item: tree.Declaration) -> Meaning:
         value = constants.evaluate(context, item.value, context.scope)
         if isinstance(value, (bool, int, float)):
             return Const(value, Tensor(_dtype(value)), item.value.span)
-        return Literal(value)
+        return LiteralConstant(value)
     if item.kind == "model":
         return ModelName(_model(context, item))
     if not isinstance(item.value, tree.Call) or not isinstance(item.value.func, tree.Name):
@@ -124,7 +124,7 @@ def _meaning(context: Context, item: tree.Declaration) -> Meaning:
     record = constants.record(context, item.value, OUTSIDE[item.kind], context.scope, what)
     options = [option.name for option in OUTSIDE[item.kind][record.name].options]
     context.diagnostics += context.faults(item.kind, record, options)
-    return OutsideName(Outside(item.kind, item.name, record, item.span))
+    return ExternalName(External(item.kind, item.name, record, item.span))
 
 
 def _model(context: Context, item: tree.Declaration) -> Model:
@@ -135,8 +135,8 @@ def _model(context: Context, item: tree.Declaration) -> Model:
         value, frozen = value.args[0], True
     if isinstance(value, tree.Name):
         meaning = context.scope.get(value.id)
-        if isinstance(meaning, Wrong):
-            raise Stop
+        if isinstance(meaning, Invalid):
+            raise StatementError
         if isinstance(meaning, ModelName):
             context.used.add(value.id)
             return replace(
@@ -152,7 +152,7 @@ def _model(context: Context, item: tree.Declaration) -> Model:
             )
         models = [name for name, candidate in context.scope.items() if isinstance(candidate, ModelName)]
         shown = f"`{value.id}` is {describe(meaning)}, not a model" if meaning else f"nothing is called `{value.id}`"
-        hint = nearest(value.id, models) or f"load one: `causal_lm({value.id})`"
+        hint = did_you_mean(value.id, models) or f"load one: `causal_lm({value.id})`"
         raise context.stop("E0201", shown, value.span, hint)
     if not isinstance(value, tree.Call) or not isinstance(value.func, tree.Name):
         name = value.value if isinstance(value, tree.String) else "folder or hub name"
@@ -223,7 +223,7 @@ def _define(context: Context, item: tree.Def) -> None:
     context.scope[item.name] = DefName(item, context.scope)
 
 
-def unknown_in(context: Context, definition: tree.Def) -> bool:
+def report_unknown_names(context: Context, definition: tree.Def) -> bool:
     """Report names in a def that mean nothing, whether it is called or not; return whether there are any."""
     free = free_names(definition)
     built_in = {*BUILT_IN, *AXES}
@@ -234,11 +234,11 @@ def unknown_in(context: Context, definition: tree.Def) -> bool:
     ]
     names = {*context.scope, *built_in, *(parameter.id for parameter in definition.parameters)}
     for name in unknown:
-        context.say("E0201", f"nothing is called `{name.id}`", name.span, nearest(name.id, names))
+        context.say("E0201", f"nothing is called `{name.id}`", name.span, did_you_mean(name.id, names))
     return bool(unknown)
 
 
-def unused(context: Context, declared: Sequence[tree.Decl], source: Source) -> None:
+def report_unused(context: Context, declared: Sequence[tree.Decl], source: Source) -> None:
     """Warn of declarations that are never used."""
     named = {name.id for item in declared for name in names_in(item)} | context.used
     for item in declared:

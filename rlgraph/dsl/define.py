@@ -8,28 +8,28 @@ from dataclasses import dataclass, replace
 from rlgraph.dsl import tree
 from rlgraph.dsl.check import new_context
 from rlgraph.dsl.context import Block, Context
-from rlgraph.dsl.declarations import declare, unknown_changes
-from rlgraph.dsl.defs import body
-from rlgraph.dsl.nodes import fresh
+from rlgraph.dsl.declarations import declare, report_unknown_changes
+from rlgraph.dsl.defs import expand_body
+from rlgraph.dsl.nodes import unique_name
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.scope import (
     DefName,
+    ExternalName,
     Meaning,
     ModelName,
-    OutsideName,
+    StatementError,
     StateName,
-    Stop,
-    Unknowable,
+    Unavailable,
     describe,
 )
-from rlgraph.dsl.use import assemble
+from rlgraph.dsl.use import resolve_uses
 from rlgraph.errors import ProgramError, Source, Span
 from rlgraph.ir.graph import Apply, Const, Let, Node, Ref, tensor_node
 from rlgraph.ir.types import Axis, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Defined:
+class CompiledDef:
     """A def compiled for arguments of certain types."""
 
     node: Node
@@ -43,27 +43,27 @@ def definitions(source: Source | None, changes: Mapping[str, tree.Expr] | None =
     context = new_context()
     names = list(context.scope)
     if source is not None:
-        file = assemble(parse(source), source, context)
+        file = resolve_uses(parse(source), source, context)
         names = [item.name for item in file.declarations if isinstance(item, tree.Def)]
-        unknown_changes(context, file.declarations, changes or {})
+        report_unknown_changes(context, file.declarations, changes or {})
         for item in file.declarations:
             try:
                 declare(context, item, changes or {})
-            except Stop:
+            except StatementError:
                 continue
         _raise(context)
     scope: dict[str, Meaning] = {}
     for name, meaning in context.scope.items():
-        if isinstance(meaning, (ModelName, OutsideName, StateName)):
-            span = {ModelName: "model", OutsideName: "outside", StateName: "state"}[type(meaning)]
+        if isinstance(meaning, (ModelName, ExternalName, StateName)):
+            span = {ModelName: "model", ExternalName: "outside", StateName: "state"}[type(meaning)]
             reason = f"`{name}` is {describe(meaning)}: it lives in a run, and Python calls this outside of one"
-            scope[name] = Unknowable(reason, getattr(meaning, span).span)
+            scope[name] = Unavailable(reason, getattr(meaning, span).span)
         else:
             scope[name] = DefName(meaning.definition, scope) if isinstance(meaning, DefName) else meaning
     return {name: definition for name in names if isinstance(definition := scope[name], DefName)}
 
 
-def define(called: DefName, types: Mapping[str, Tensor]) -> Defined:
+def compile_def(called: DefName, types: Mapping[str, Tensor]) -> CompiledDef:
     """Compile a def for parameters of these types. Raises ProgramError where they do not fit."""
     groups = _Groups(types)
     context = replace(new_context(), groups=groups.axis)
@@ -71,20 +71,20 @@ def define(called: DefName, types: Mapping[str, Tensor]) -> Defined:
     context.block = Block({**called.scope, **{name: Ref(name, kind) for name, kind in types.items()}}, {})
     try:
         node = _node(context, called.definition)
-    except Stop:
+    except StatementError:
         _raise(context)
         raise
-    return Defined(node, groups.name)
+    return CompiledDef(node, groups.name)
 
 
 def _node(context: Context, definition: tree.Def) -> Node:
     name = definition.name
-    meaning = body(context, definition, name)
+    meaning = expand_body(context, definition, name)
     if not isinstance(meaning, (Const, Ref, Apply)):
         shown = f"`{name}` gives {describe(meaning)}"
         raise context.stop("E0305", f"{shown}: Python can call defs that give numbers", definition.span)
     lets = [let for node in context.block.nodes for let in node.body]
-    result = fresh(context, f"{name}.result")
+    result = unique_name(context, f"{name}.result")
     return tensor_node((*lets, Let(result, meaning)), (result,), definition.span)
 
 

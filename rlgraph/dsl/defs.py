@@ -15,7 +15,7 @@ MOST_CALLS = 2000
 """The most calls of defs in a program: with more, a def probably doubles at each level."""
 
 
-def expand(context: Context, expr: tree.Call, called: DefName, hint: str) -> Meaning:
+def expand_call(context: Context, expr: tree.Call, called: DefName, hint: str) -> Meaning:
     """Write a def out at a call, with the types of its arguments, and return its value."""
     definition = called.definition
     if expr.options:
@@ -57,13 +57,13 @@ def expand(context: Context, expr: tree.Call, called: DefName, hint: str) -> Mea
     context.block.scope, context.call_site = scope, outer_call_site or expr.span
     context.active.append(definition)
     try:
-        return body(context, definition, hint or definition.name)
+        return expand_body(context, definition, hint or definition.name)
     finally:
         context.block.scope, context.call_site = outer_scope, outer_call_site
         context.active.pop()
 
 
-def body(context: Context, definition: tree.Def, hint: str) -> Meaning:
+def expand_body(context: Context, definition: tree.Def, hint: str) -> Meaning:
     """Return the value of a def whose parameters are in the block's scope."""
     for statement in definition.body:
         if isinstance(statement, tree.Return):

@@ -12,7 +12,7 @@ from rlgraph.errors import Diagnostic
 MAX_DEPTH = 200
 
 
-def too_deep(root: tree.File | tree.Expr) -> list[Diagnostic]:
+def depth_errors(root: tree.File | tree.Expr) -> list[Diagnostic]:
     """Return a diagnostic for each statement in which an expression is too deep."""
     hint = "give a part of it a name on a line of its own"
     message = f"this expression has more than {MAX_DEPTH} levels"

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.calls import method
+from rlgraph.dsl.calls import method_call
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.defs import expand
-from rlgraph.dsl.mathematics import binary, builtin, unary
+from rlgraph.dsl.defs import expand_call
+from rlgraph.dsl.mathematics import binary, builtin_call, unary
 from rlgraph.dsl.names import BUILT_IN, FUNCTIONS, keyed_state, look_up
-from rlgraph.dsl.nodes import emit, fresh, materialize
-from rlgraph.dsl.rows import encode, function, pick
-from rlgraph.dsl.scope import DefName, Meaning, ModelName, OutsideName, Stop, TableValue, Wrong, describe
+from rlgraph.dsl.nodes import emit, materialize, unique_name
+from rlgraph.dsl.rows import encode, function_call, pick
+from rlgraph.dsl.scope import DefName, ExternalName, Invalid, Meaning, ModelName, StatementError, TableValue, describe
 from rlgraph.dsl.signatures import METHODS
-from rlgraph.dsl.values import tensor
-from rlgraph.errors import nearest
+from rlgraph.dsl.values import evaluate_tensor
+from rlgraph.errors import did_you_mean
 from rlgraph.ir.graph import Const, Expr, Node, Ref, Value
 from rlgraph.ir.types import OLDEST, Tensor
 
@@ -49,7 +49,7 @@ def _attribute(context: Context, expr: tree.Attribute) -> Meaning:
         return _column(context, base, expr)
     if isinstance(base, ModelName):
         methods = METHODS[base.model.kind]
-        hint = nearest(expr.name, methods) or f"call one of {', '.join(f'`{name}`' for name in methods)}"
+        hint = did_you_mean(expr.name, methods) or f"call one of {', '.join(f'`{name}`' for name in methods)}"
         if expr.name in methods:
             raise context.stop(
                 "E0206", f"`{expr.name}` of a model has to be called", expr.name_span, f"`{expr.span.text}(...)`"
@@ -64,7 +64,7 @@ def _length(context: Context, texts: Ref, expr: tree.Attribute) -> Ref:
     """Return how many tokens each text of a column has."""
     values, column, kind = context.phase.columns, (texts.name, "length"), replace(texts.type, dtype="int")
     if column not in values:
-        value = Value(fresh(context, f"{texts.name}.length"), kind)
+        value = Value(unique_name(context, f"{texts.name}.length"), kind)
         emit(context, Node("length", (texts.name,), (value,), span=expr.span))
         values[column] = value.name
     return Ref(values[column], kind, expr.span)
@@ -76,19 +76,19 @@ def _column(context: Context, table: TableValue, expr: tree.Attribute) -> Ref:
     if kind is None and table.type.data is None:
         kind = Tensor("any", table.type.axis)
     if kind is None:
-        hint = nearest(expr.name, columns) or f"it has {', '.join(sorted(columns)) or 'none that is known here'}"
+        hint = did_you_mean(expr.name, columns) or f"it has {', '.join(sorted(columns)) or 'none that is known here'}"
         raise context.stop("E0204", f"the table has no column `{expr.name}`", expr.name_span, hint)
     values, column = context.phase.columns, (table.name, expr.name)
     if column not in values:
-        value = Value(fresh(context, f"{table.name}.{expr.name}"), kind)
+        value = Value(unique_name(context, f"{table.name}.{expr.name}"), kind)
         emit(context, Node("column", (table.name,), (value,), (("name", expr.name),), span=expr.span))
         values[column] = value.name
     return Ref(values[column], kind, expr.span)
 
 
-def key_of(context: Context, expr: tree.Index) -> Expr:
+def key_column(context: Context, expr: tree.Index) -> Expr:
     """Return the column by which a keyed state is looked up."""
-    key = tensor(context, expr.key)
+    key = evaluate_tensor(context, expr.key)
     if key.type.axis is None or key.type.axis.inner or key.type.dtype == "row":
         raise context.stop(
             "E0304",
@@ -101,37 +101,37 @@ def key_of(context: Context, expr: tree.Index) -> Expr:
 
 def _lookup(context: Context, expr: tree.Index) -> Expr:
     state = keyed_state(context, expr)
-    key = key_of(context, expr)
+    key = key_column(context, expr)
     handle = context.block.versions[state.name]
-    value = Value(fresh(context, f"{state.name}.value"), Tensor("float", key.type.axis))
+    value = Value(unique_name(context, f"{state.name}.value"), Tensor("float", key.type.axis))
     emit(context, Node("lookup", (handle.name, materialize(context, key, "key")), (value,), span=expr.span))
     return Ref(value.name, value.type, expr.span)  # type: ignore[arg-type]
 
 
 def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
     if isinstance(expr.func, tree.Attribute):
-        return method(context, expr, hint)
+        return method_call(context, expr, hint)
     if not isinstance(expr.func, tree.Name):
         raise context.stop("E0206", "this cannot be called", expr.func.span)
     name = expr.func.id
     meaning = context.block.scope.get(name)
     if isinstance(meaning, DefName):
         context.used.add(name)
-        return expand(context, expr, meaning, hint)
-    if isinstance(meaning, OutsideName) and meaning.outside.kind == "func":
+        return expand_call(context, expr, meaning, hint)
+    if isinstance(meaning, ExternalName) and meaning.outside.kind == "func":
         context.used.add(name)
-        return function(context, expr, meaning.outside, hint)
+        return function_call(context, expr, meaning.outside, hint)
     # A value may have the name of a built-in function: the call means the function.
     if name in ("pick", "encode"):
         return pick(context, expr, hint) if name == "pick" else encode(context, expr, hint)
     if name in FUNCTIONS:
-        return builtin(context, expr, name)
-    if isinstance(meaning, Wrong):
-        raise Stop
+        return builtin_call(context, expr, name)
+    if isinstance(meaning, Invalid):
+        raise StatementError
     if meaning is not None:
         shown = describe(meaning)
         advice = f"call one of its methods: `{name}.generate(...)`" if isinstance(meaning, ModelName) else ""
         raise context.stop("E0206", f"`{name}` is {shown}, which cannot be called", expr.func.span, advice)
     functions = [*BUILT_IN]
-    functions += [word for word, value in context.block.scope.items() if isinstance(value, (DefName, OutsideName))]
-    raise context.stop("E0201", f"no function is called `{name}`", expr.func.span, nearest(name, functions))
+    functions += [word for word, value in context.block.scope.items() if isinstance(value, (DefName, ExternalName))]
+    raise context.stop("E0201", f"no function is called `{name}`", expr.func.span, did_you_mean(name, functions))

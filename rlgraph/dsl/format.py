@@ -10,8 +10,8 @@ from __future__ import annotations
 from lark import Token
 
 from rlgraph.dsl import words
-from rlgraph.dsl.align import Row, align
-from rlgraph.dsl.logical_lines import Line, position, read
+from rlgraph.dsl.align import LayoutRow, align
+from rlgraph.dsl.logical_lines import Line, position, read_lines
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.syntax_errors import OPERANDS
 from rlgraph.dsl.tree import Comment
@@ -23,17 +23,17 @@ INDENT = 4
 def format_source(source: Source) -> str:
     """Return the text of a program in canonical layout. Raises ProgramError if it is not a program."""
     parse(source)
-    logical = read(source)
+    logical = read_lines(source)
     rows = _rows(logical.lines, logical.comments)
     align(rows)
     return "".join(("\n" if row.gap else "") + row.text() + "\n" for row in rows)
 
 
-def _rows(lines: list[Line], comments: list[Comment]) -> list[Row]:
+def _rows(lines: list[Line], comments: list[Comment]) -> list[LayoutRow]:
     """Return the lines of the formatted text, in order, without alignment."""
     pending = [comment for comment in comments if comment.alone]
     trailing = {comment.line: comment for comment in comments if not comment.alone}
-    rows: list[Row] = []
+    rows: list[LayoutRow] = []
     widths: list[int] = []  # of the blocks that are open at the last line, as the user indented them
     for line in lines:
         first, last = line.tokens[0].line or 0, line.tokens[-1].line or 0
@@ -54,8 +54,8 @@ def _until(pending: list[Comment], line: int) -> list[Comment]:
     return taken
 
 
-def _comment(comment: Comment, level: int) -> Row:
-    return Row(comment.line, INDENT * level, comment.text)
+def _comment(comment: Comment, level: int) -> LayoutRow:
+    return LayoutRow(comment.line, INDENT * level, comment.text)
 
 
 def _level(comment: Comment, widths: list[int], below: int) -> int:
@@ -65,9 +65,9 @@ def _level(comment: Comment, widths: list[int], below: int) -> int:
     return max(inner, default=below)
 
 
-def _line_rows(line: Line, comments: list[Comment], trailing: dict[int, Comment]) -> list[Row]:
+def _line_rows(line: Line, comments: list[Comment], trailing: dict[int, Comment]) -> list[LayoutRow]:
     """Return the rows of a logical line, broken inside its brackets where the user broke it."""
-    rows: list[Row] = []
+    rows: list[LayoutRow] = []
     tokens = line.tokens
     brackets: list[int] = []  # for each open bracket the row in which it was opened
     base = INDENT * line.level
@@ -76,11 +76,12 @@ def _line_rows(line: Line, comments: list[Comment], trailing: dict[int, Comment]
         if token.line != number:
             number = token.line or 0
             rows += [
-                Row(c.line, base + INDENT * len(set(brackets)), c.text, inside=True) for c in _until(comments, number)
+                LayoutRow(c.line, base + INDENT * len(set(brackets)), c.text, inside=True)
+                for c in _until(comments, number)
             ]
             closing = _closers(tokens, at)
             still_open = brackets[: len(brackets) - closing]
-            rows.append(Row(number, base + INDENT * len(set(still_open)), "", inside=at > 0))
+            rows.append(LayoutRow(number, base + INDENT * len(set(still_open)), "", inside=at > 0))
             if number in trailing:
                 rows[-1].comment, rows[-1].comment_column = trailing[number].text, trailing[number].column - 1
         else:
@@ -102,7 +103,7 @@ def _closers(tokens: list[Token], at: int) -> int:
     return count
 
 
-def _mark(row: Row, tokens: list[Token], at: int, depth: int) -> None:
+def _mark(row: LayoutRow, tokens: list[Token], at: int, depth: int) -> None:
     """Note on the row where the user may have lined up columns, and with how many blanks."""
     token, first = tokens[at], tokens[0]
     if row.inside or depth or row.kind:

@@ -33,13 +33,13 @@ def check_fuse(
                 raise reporter.stop("E0905", f"`{model}.train` is fused twice", work.span, "keep one of them", related)
     for number, (model, work) in enumerate(zip(models, line.work, strict=True)):
         for earlier in models[:number]:
-            why = apart(program, earlier, model)
+            why = fuse_conflict(program, earlier, model)
             if why:
                 raise reporter.stop("E0972", why, work.span, "leave it out: it is trained by itself")
     return Fuse(tuple(models), line.span)
 
 
-def apart(program: Program, one: str, other: str) -> str:
+def fuse_conflict(program: Program, one: str, other: str) -> str:
     """Return why the trainings of two models cannot be done at the same time; empty where they can."""
     for phase in program.phases:
         for graph in _graphs(phase.graph):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from rlgraph.dsl.losses import losses
-from rlgraph.dsl.offpolicy import off_policy
-from rlgraph.dsl.truncated import truncated
+from rlgraph.dsl.losses import loss_warnings
+from rlgraph.dsl.offpolicy import off_policy_warnings
+from rlgraph.dsl.truncated import truncation_warnings
 from rlgraph.errors import Diagnostic, Related
-from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, axes, refs
+from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, program_axes, used_names
 from rlgraph.ir.types import Axis, axes_of, axis_of
 from rlgraph.ops import NODES, TENSOR
-from rlgraph.ops.bases import changed, has_adapters
+from rlgraph.ops.bases import changed_models, has_adapters
 from rlgraph.ops.nodes import chosen_from, code_of, unit_word
 
 _ALLOW = re.compile(r"\ballow (W\d{4})\b")
@@ -20,19 +20,19 @@ _ALLOW = re.compile(r"\ballow (W\d{4})\b")
 
 def lint(program: Program) -> list[Diagnostic]:
     """Return warnings about a program that has no errors."""
-    axis_by_key = axes(program)
+    axis_by_key = program_axes(program)
     warnings = [*_idle_adapters(program)]
     for phase in program.phases:
         warnings += _groups_of_one(phase.graph, axis_by_key)
         warnings += _broken_groups(phase.graph, axis_by_key)
         warnings += _short_groups(phase.graph)
-        warnings += losses(phase)
-        warnings += off_policy(phase)
-        warnings += truncated(phase)
+        warnings += loss_warnings(phase)
+        warnings += off_policy_warnings(phase)
+        warnings += truncation_warnings(phase)
     return list({(d.code, str(d.span)): d for d in warnings}.values())
 
 
-def allowed(warnings: Iterable[Diagnostic], comments: Mapping[tuple[str, int], str]) -> list[Diagnostic]:
+def without_allowed(warnings: Iterable[Diagnostic], comments: Mapping[tuple[str, int], str]) -> list[Diagnostic]:
     """Return the warnings whose line does not end in `# allow CODE`; `comments` are by path and line."""
 
     def waived(warning: Diagnostic) -> bool:
@@ -44,7 +44,7 @@ def allowed(warnings: Iterable[Diagnostic], comments: Mapping[tuple[str, int], s
 
 def _idle_adapters(program: Program) -> Iterator[Diagnostic]:
     """Warn of models whose adapters begin with no effect, and stay so."""
-    updated = {program.original(program.model(name)).name for name in changed(program)}
+    updated = {program.original(program.model(name)).name for name in changed_models(program)}
     for model in program.models:
         if not model.copy_of and has_adapters(program, model.name) and model.name not in updated:
             message = f"nothing trains the adapters of `{model.name}`: they begin as 0, and it stays its base"
@@ -145,7 +145,7 @@ def _made_of(graph: Graph, names: Iterable[str]) -> set[str]:
     sources: dict[str, Iterable[str]] = {}
     for node in graph.walk():
         sources.update({value.name: node.inputs for value in node.outputs})
-        sources.update({let.name: refs(let.expr) for let in node.body})
+        sources.update({let.name: used_names(let.expr) for let in node.body})
         sources.update({value.name: [inner] for inner, value in (node.exported if node.regions else ())})
         sources.update({new: [old] for old, new in _same_rows(node)})
     reached, pending = set[str](), list(names)

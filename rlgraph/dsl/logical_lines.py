@@ -69,7 +69,7 @@ def position(token: Token) -> tuple[int, int]:
     return token.line, token.column
 
 
-def read(source: Source, indented: bool = True) -> Lines:
+def read_lines(source: Source, indented: bool = True) -> Lines:
     """Cut a text into logical lines; mistakes in its characters, brackets and indentation are noted.
 
     An expression by itself is not `indented`: it may begin anywhere.

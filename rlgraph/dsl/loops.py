@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Block, Context
 from rlgraph.dsl.names import axis_named, model_named, names_used
-from rlgraph.dsl.nodes import emit, fresh, materialize, new_axis, version
+from rlgraph.dsl.nodes import emit, materialize, new_axis, next_version, unique_name
 from rlgraph.dsl.reports import report
-from rlgraph.dsl.scope import Meaning, OutsideName, Stop, TableValue, Unknowable, Wrong, describe
+from rlgraph.dsl.scope import ExternalName, Invalid, Meaning, StatementError, TableValue, Unavailable, describe
 from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.errors import Related, Span
 from rlgraph.ir.graph import (
     Apply,
     Constant,
     Expr,
+    External,
     Graph,
     Let,
     Node,
-    Outside,
     Ref,
     Value,
-    captures,
+    captured_names,
     substitute,
     tensor_node,
 )
@@ -62,7 +62,7 @@ def train(context: Context, statement: tree.Train) -> None:
                     context.block.minimized[1][1],
                     "add the losses: `minimize a + b`",
                 )
-            raise Stop
+            raise StatementError
         loss.append(materialize(context, context.block.minimized[0][0], f"{model.name}.loss"))
 
     _region(context, "train", [model.name], body, options, statement.span, training=model.name, defers=True, loss=loss)
@@ -102,9 +102,9 @@ def collect(context: Context, statement: tree.Collect) -> None:
     meaning = context.block.scope.get(name)
     if context.block.training or context.block.sliced:
         raise context.stop("E0505", "`collect` cannot stand here", statement.span, "move it to the top of the step")
-    if isinstance(meaning, Wrong):
-        raise Stop
-    if not isinstance(meaning, OutsideName) or meaning.outside.kind != "data":
+    if isinstance(meaning, Invalid):
+        raise StatementError
+    if not isinstance(meaning, ExternalName) or meaning.outside.kind != "data":
         above = name in context.declared and isinstance(meaning, TableValue)
         shown = f"and this is {describe(meaning)}" if meaning else f"and nothing is called `{name}`"
         shown = "and this one is read above already" if above else shown
@@ -127,11 +127,11 @@ def collect(context: Context, statement: tree.Collect) -> None:
     ]
 
     def body() -> None:
-        read(context, name)
+        read_data(context, name)
         context.write(statement.body)
         table = context.block.scope[name]
         if not isinstance(table, TableValue):
-            raise Stop
+            raise StatementError
         attrs["axis"] = table.type.axis.key
         if attrs.get("rest") == "longest":
             _by_length(context, statement, table.type.axis)
@@ -153,21 +153,21 @@ def _by_length(context: Context, statement: tree.Collect, axis: Axis) -> None:
         if isinstance(meaning, TableValue) and meaning.type.sampled and name not in context.scope
     ]
     for table in [sampled for sampled in tables if axis.key in {above.key for above in sampled.type.axis.path()}]:
-        column = Value(fresh(context, f"{table.name}.ended"), table.type.columns()["length"])
+        column = Value(unique_name(context, f"{table.name}.ended"), table.type.columns()["length"])
         emit(context, Node("column", (table.name,), (column,), (("name", "length"),), span=statement.span))
         lengths.append(column.name)
     if not lengths:
         if any(
-            isinstance(meaning, Wrong) for name, meaning in context.block.scope.items() if name not in context.scope
+            isinstance(meaning, Invalid) for name, meaning in context.block.scope.items() if name not in context.scope
         ):
             # A wrong statement may have generated it.
-            raise Stop
+            raise StatementError
         message = f"nothing is generated for `{axis.name}` in this `collect`, so that no row of it is the longest"
         raise context.stop("E0411", message, place, "take the rows in the order of the data: `rest=later`")
     emit(context, Node("soonest", tuple(lengths), (), (("axis", axis.key),), span=statement.span))
 
 
-def _batch(context: Context, statement: tree.Collect, source: Outside) -> Constant:
+def _batch(context: Context, statement: tree.Collect, source: External) -> Constant:
     """Return how many rows are read at a time: `ahead` counts batches."""
     size: Constant = source.record.option("batch")
     if size is None:
@@ -190,39 +190,39 @@ def on_steps(context: Context, statement: tree.OnSteps) -> None:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise context.stop("E0403", f"`{word}` takes a whole number of steps, at least 1", statement.count.span)
     unread = [
-        name for name in _data_names(context, statement.body) if isinstance(context.block.scope[name], OutsideName)
+        name for name in _data_names(context, statement.body) if isinstance(context.block.scope[name], ExternalName)
     ]
     unread = [name for name in unread if name not in context.phase.collected]
 
     def body() -> None:
         for name in unread:
-            read(context, name)
+            read_data(context, name)
         context.write(statement.body)
 
     writes = [*unread, *(name for name in _names_written(context, statement.body) if name not in unread)]
     outer = dict(context.block.scope)
     _region(context, word, writes, body, {"steps": count}, statement.span, export=False)
-    for name in {name for name, _ in targets(statement.body)} - set(outer):
-        context.block.scope[name] = Unknowable(
+    for name in {name for name, _ in assigned_names(statement.body)} - set(outer):
+        context.block.scope[name] = Unavailable(
             f"`{name}` is made on some steps only, and cannot be used after `{word}`", statement.span
         )
 
 
-def read(context: Context, name: str) -> None:
+def read_data(context: Context, name: str) -> None:
     """Emit the reading of the next rows of a data source."""
     source = context.block.scope[name]
-    assert isinstance(source, OutsideName)
+    assert isinstance(source, ExternalName)
     axis = new_axis(context, name, None)
-    table = Value(fresh(context, name), Table(axis, data=_data_columns(context, source.outside)))
+    table = Value(unique_name(context, name), Table(axis, data=_data_columns(context, source.outside)))
     handle = context.block.versions[name]
-    cursor = version(context, name, handle.type)
+    cursor = next_version(context, name, handle.type)
     emit(context, Node("read", (handle.name,), (table, cursor), span=source.outside.span))
     context.block.versions[name] = cursor
     assert isinstance(table.type, Table)
     context.block.scope[name] = TableValue(table.name, table.type)
 
 
-def _data_columns(context: Context, outside: Outside) -> tuple[str, ...] | None:
+def _data_columns(context: Context, outside: External) -> tuple[str, ...] | None:
     if outside.name not in context.data_columns:
         context.data_columns[outside.name] = context.columns(outside.record)
     columns = context.data_columns[outside.name]
@@ -245,7 +245,7 @@ def _region(
 ) -> None:
     """Check a body in its own block and write it as the region of one node."""
     outer, columns = context.block, dict(context.phase.columns)
-    region_inputs = tuple(version(context, name, outer.versions[name].type) for name in writes)
+    region_inputs = tuple(next_version(context, name, outer.versions[name].type) for name in writes)
     versions = {**outer.versions, **dict(zip(writes, region_inputs, strict=True))}
     inner = Block(dict(outer.scope), versions, training=training, defers=defers, sliced=sliced or outer.sliced)
     context.block = inner
@@ -254,16 +254,16 @@ def _region(
     finally:
         context.block, context.phase.columns = outer, columns
     new_words = [word for word in inner.scope if word not in outer.scope]
-    outer.scope.update(dict.fromkeys(new_words, Wrong()))
+    outer.scope.update(dict.fromkeys(new_words, Invalid()))
     leading_outputs = loss or [inner.versions[name].name for name in writes]
     exports: dict[str, Value] = {}
     exporter = _Exporter(context, inner, {value.name for value in region_inputs}, exports)
     for word, meaning in inner.scope.items():
         if export and (word not in outer.scope or outer.scope[word] is not meaning):
             outer.scope[word] = exporter.meaning(word, meaning, span)
-    carried = tuple(version(context, name, outer.versions[name].type) for name in writes)
+    carried = tuple(next_version(context, name, outer.versions[name].type) for name in writes)
     graph = Graph(region_inputs, tuple(inner.nodes), (*leading_outputs, *exports))
-    inputs = tuple(outer.versions[name].name for name in writes) + captures(graph)
+    inputs = tuple(outer.versions[name].name for name in writes) + captured_names(graph)
     emit(context, Node(op, inputs, (*carried, *exports.values()), tuple(attrs.items()), regions=(graph,), span=span))
     outer.versions.update(zip(writes, carried, strict=True))
     for node in exporter.nodes:
@@ -314,7 +314,7 @@ class _Exporter:
         try:
             return self.ref(meaning)
         except LookupError:
-            return Unknowable(f"`{word}` has a value in each turn of the loop, and none after it", span)
+            return Unavailable(f"`{word}` has a value in each turn of the loop, and none after it", span)
 
     def ref(self, ref: Ref) -> Ref:
         """Return the value after the loop. Raises LookupError if it has none."""
@@ -336,13 +336,13 @@ class _Exporter:
         expr = next(let.expr for let in node.body if let.name == ref.name)
         # In the order in which they stand: a program is the same graph in every process.
         expr = substitute(expr, {name: self.ref(Ref(name, kind)) for name, kind in dict(_ref_types(expr)).items()})
-        name = fresh(self.context, ref.name)
+        name = unique_name(self.context, ref.name)
         self.nodes.append(tensor_node((Let(name, expr),), (name,), node.span))
         return Ref(name, ref.type, ref.span)
 
     def export(self, name: str, kind: Tensor | Table) -> Value:
         if name not in self.exports:
-            self.exports[name] = Value(fresh(self.context, name), kind)
+            self.exports[name] = Value(unique_name(self.context, name), kind)
         return self.exports[name]
 
 
@@ -361,13 +361,13 @@ def _loops(body: Sequence[tree.Stmt]) -> Iterator[tree.Loop]:
             yield from _loops(statement.body)
 
 
-def targets(body: Sequence[tree.Stmt]) -> Iterator[tuple[str, Span]]:
+def assigned_names(body: Sequence[tree.Stmt]) -> Iterator[tuple[str, Span]]:
     """Yield the names that a body assigns, with those of its loops' bodies."""
     for statement in body:
         if isinstance(statement, tree.Assign):
             yield statement.target, statement.target_span
         elif isinstance(statement, tree.Loop):
-            yield from targets(statement.body)
+            yield from assigned_names(statement.body)
 
 
 def _names_changed(body: Sequence[tree.Stmt]) -> Iterator[str]:

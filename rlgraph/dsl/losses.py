@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Apply, Const, Expr, Graph, Node, Phase, Ref
-from rlgraph.ir.steps import bound
+from rlgraph.ir.steps import staleness_bound
 from rlgraph.ir.types import Handle, Type
 from rlgraph.ops import NODES, TENSOR
 
 
-def losses(phase: Phase) -> list[Diagnostic]:
+def loss_warnings(phase: Phase) -> list[Diagnostic]:
     """Return warnings about what the models of a phase are trained on."""
     return _Losses(phase).warnings
 
@@ -245,7 +245,7 @@ class _Losses:
         against the policy that sampled.
         """
         for ratio in sorted(ratios, key=lambda r: (r.span.line, r.span.column)):
-            if ratio.live and ratio.above and ratio.below and bound(self.generated[ratio.table]):
+            if ratio.live and ratio.above and ratio.below and staleness_bound(self.generated[ratio.table]):
                 self.warnings.append(
                     Diagnostic(
                         "W0502",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.names import AXES, axis_named
-from rlgraph.dsl.nodes import leveled
-from rlgraph.dsl.scope import OutsideName, TableValue
-from rlgraph.dsl.values import number, numbers, tensor
-from rlgraph.errors import Span, counted, nearest
+from rlgraph.dsl.nodes import limit_depth
+from rlgraph.dsl.scope import ExternalName, TableValue
+from rlgraph.dsl.values import evaluate_number, evaluate_numbers, evaluate_tensor
+from rlgraph.errors import Span, count_phrase, did_you_mean
 from rlgraph.ir.graph import Apply, Expr
-from rlgraph.ir.types import Axis, join
+from rlgraph.ir.types import Axis, inner_axis
 from rlgraph.ops import TENSOR, infer
 
 _SIGNS = {(op.sign, op.args): op.name for op in TENSOR.values() if op.sign}
@@ -19,7 +19,7 @@ _SIGNS = {(op.sign, op.args): op.name for op in TENSOR.values() if op.sign}
 
 def unary(context: Context, expr: tree.Unary) -> Expr:
     """Return `-x` or `not x` as an expression."""
-    operand = number(context, expr.operand)
+    operand = evaluate_number(context, expr.operand)
     if expr.op == "+":
         return operand
     return _apply(context, _SIGNS[expr.op, 1], [operand], expr.span)
@@ -29,11 +29,11 @@ def binary(context: Context, expr: tree.Binary) -> Expr:
     """Return `a + b` as an expression; two texts can be compared."""
     op = _SIGNS[expr.op, 2]
     if TENSOR[op].texts:
-        sides = [tensor(context, expr.left), tensor(context, expr.right)]
+        sides = [evaluate_tensor(context, expr.left), evaluate_tensor(context, expr.right)]
         texts = [side.type.dtype == "text" for side in sides]
         if any(texts) and all(side.type.dtype in ("text", "any") for side in sides):
             return _apply(context, op, sides, expr.span)
-    left, right = numbers(context, [expr.left, expr.right])
+    left, right = evaluate_numbers(context, [expr.left, expr.right])
     return _apply(context, op, [left, right], expr.span)
 
 
@@ -42,17 +42,17 @@ def _apply(context: Context, op: str, args: list[Expr], span: Span, axis: Axis |
     joined: Axis | None = None
     for arg in args if TENSOR[op].kind != "reduction" else []:
         try:
-            joined = join(joined, arg.type.axis)
+            joined = inner_axis(joined, arg.type.axis)
         except ValueError:
             assert joined and arg.type.axis
             raise context.stop(
                 "E0301", _unnested(joined, arg.type.axis), span, _nest_hint(joined, arg.type.axis)
             ) from None
     kind = infer(op, [arg.type for arg in args], axis)
-    return leveled(context, Apply(op, tuple(args), kind, axis.key if axis else None, context.call_site or span))
+    return limit_depth(context, Apply(op, tuple(args), kind, axis.key if axis else None, context.call_site or span))
 
 
-def builtin(context: Context, expr: tree.Call, name: str) -> Expr:
+def builtin_call(context: Context, expr: tree.Call, name: str) -> Expr:
     """Return a tensor operation that is called by its name."""
     by = next((option for option in expr.options if option.name == "by"), None)
     for option in expr.options:
@@ -60,14 +60,14 @@ def builtin(context: Context, expr: tree.Call, name: str) -> Expr:
             hint = "reductions take `by=`" if TENSOR[name].kind == "reduction" else "it takes no options"
             raise context.stop("E0401", f"`{name}` has no option `{option.name}`", option.name_span, hint)
     if name in ("min", "max") and by is None and len(expr.args) == 2 and not _is_axis(context, expr.args[1]):
-        left, right = numbers(context, expr.args)
+        left, right = evaluate_numbers(context, expr.args)
         return _apply(context, "minimum" if name == "min" else "maximum", [left, right], expr.span)
     op = TENSOR[name]
     if op.kind == "reduction":
         return _reduce(context, expr, name, by)
     if len(expr.args) != op.args:
-        raise context.stop("E0405", f"`{name}` takes {counted(op.args, 'value')}, not {len(expr.args)}", expr.span)
-    args = numbers(context, expr.args)
+        raise context.stop("E0405", f"`{name}` takes {count_phrase(op.args, 'value')}, not {len(expr.args)}", expr.span)
+    args = evaluate_numbers(context, expr.args)
     if op.kind == "scan" and (args[0].type.axis is None or not args[0].type.axis.inner):
         raise context.stop(
             "E0306", f"`{name}` runs along tokens or turns, and this is {args[0].type}", expr.args[0].span
@@ -89,7 +89,7 @@ def _is_axis(context: Context, expr: tree.Expr) -> bool:
     if not isinstance(expr, tree.Name):
         return False
     meaning = context.block.scope.get(expr.id)
-    data = isinstance(meaning, OutsideName) and meaning.outside.kind == "data"
+    data = isinstance(meaning, ExternalName) and meaning.outside.kind == "data"
     return data or isinstance(meaning, TableValue) or (meaning is None and expr.id in AXES)
 
 
@@ -100,11 +100,11 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
     if not value_count <= len(expr.args) <= value_count + (by is None):
         raise context.stop(
             "E0405",
-            f"`{name}` takes {counted(value_count, 'value')} and at most one axis",
+            f"`{name}` takes {count_phrase(value_count, 'value')} and at most one axis",
             expr.span,
             f"`{name}({shown_args})`, `{name}({shown_args}, token)` or `{name}({shown_args}, by=prompts)`",
         )
-    args = numbers(context, expr.args[:value_count])
+    args = evaluate_numbers(context, expr.args[:value_count])
     source = args[0].type.axis
     if source is None:
         raise context.stop("E0302", f"`{name}` needs a value with an axis, and this is one number", expr.args[0].span)
@@ -138,7 +138,7 @@ def _reduced_axis(context: Context, expr: tree.Expr, source: Axis, name: str) ->
             "E0302",
             f"there is no axis `{expr.id}`; the value has [{source.label}]",
             expr.span,
-            nearest(expr.id, axis_names),
+            did_you_mean(expr.id, axis_names),
         )
     named = axis_named(context, expr)
     if source.name == expr.id or (named and named.key == source.key):
@@ -151,7 +151,10 @@ def _reduced_axis(context: Context, expr: tree.Expr, source: Axis, name: str) ->
             f"for one value for each row of `{expr.id}` write `by={expr.id}`",
         )
     raise context.stop(
-        "E0302", f"the value has no axis `{expr.id}`; it has [{source.label}]", expr.span, nearest(expr.id, axis_names)
+        "E0302",
+        f"the value has no axis `{expr.id}`; it has [{source.label}]",
+        expr.span,
+        did_you_mean(expr.id, axis_names),
     )
 
 

@@ -9,18 +9,18 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.scope import (
     DefName,
-    Literal,
+    ExternalName,
+    Invalid,
+    LiteralConstant,
     Meaning,
     ModelName,
-    OutsideName,
+    StatementError,
     StateName,
-    Stop,
     TableValue,
-    Unknowable,
-    Wrong,
+    Unavailable,
     describe,
 )
-from rlgraph.errors import Related, Span, nearest
+from rlgraph.errors import Related, Span, did_you_mean
 from rlgraph.ir.graph import Const, Expr, Model, Ref, State
 from rlgraph.ir.types import Axis, Tensor
 from rlgraph.ops import TENSOR
@@ -71,13 +71,13 @@ def names_used(context: Context, body: object) -> set[str]:
 def look_up(context: Context, expr: tree.Name) -> Meaning:
     """Return the meaning of a name in an expression."""
     meaning = context.block.scope.get(expr.id)
-    if isinstance(meaning, Wrong):
-        raise Stop
-    if isinstance(meaning, Unknowable):
+    if isinstance(meaning, Invalid):
+        raise StatementError
+    if isinstance(meaning, Unavailable):
         raise context.stop("E0209", meaning.reason, expr.span, related=(Related(meaning.span, "it was made here"),))
     if isinstance(meaning, StateName):
         return _state(context, meaning, expr.span)
-    if isinstance(meaning, OutsideName) and meaning.outside.kind == "data":
+    if isinstance(meaning, ExternalName) and meaning.outside.kind == "data":
         raise context.stop(
             "E0603",
             f"`{meaning.outside.name}` is read inside `collect`, further down",
@@ -86,7 +86,7 @@ def look_up(context: Context, expr: tree.Name) -> Meaning:
         )
     if meaning is not None:
         context.used.add(expr.id)
-        if isinstance(meaning, Literal) and isinstance(meaning.value, str):
+        if isinstance(meaning, LiteralConstant) and isinstance(meaning.value, str):
             return Const(meaning.value, Tensor("text"), expr.span)
         return meaning
     if expr.id in context.block.later:
@@ -98,7 +98,7 @@ def look_up(context: Context, expr: tree.Name) -> Meaning:
             related=(Related(place, "it is assigned here"),),
         )
     names = [*context.block.scope, *FUNCTIONS]
-    raise context.stop("E0201", f"nothing is called `{expr.id}`", expr.span, nearest(expr.id, names))
+    raise context.stop("E0201", f"nothing is called `{expr.id}`", expr.span, did_you_mean(expr.id, names))
 
 
 def _state(context: Context, meaning: StateName, span: Span) -> Expr:
@@ -118,8 +118,8 @@ def _state(context: Context, meaning: StateName, span: Span) -> Expr:
 def keyed_state(context: Context, expr: tree.Index) -> State:
     """Return the state of `base[rollout.agent]`."""
     meaning = context.block.scope.get(expr.base.id) if isinstance(expr.base, tree.Name) else None
-    if isinstance(meaning, Wrong):
-        raise Stop
+    if isinstance(meaning, Invalid):
+        raise StatementError
     if isinstance(meaning, StateName) and not meaning.state.keyed:
         raise context.stop(
             "E0601",
@@ -141,12 +141,12 @@ def keyed_state(context: Context, expr: tree.Index) -> State:
 def model_named(context: Context, name: tree.Name) -> Model:
     """Return the model of a statement such as `train actor`."""
     meaning = context.block.scope.get(name.id)
-    if isinstance(meaning, Wrong):
-        raise Stop
+    if isinstance(meaning, Invalid):
+        raise StatementError
     if not isinstance(meaning, ModelName):
         models = [word for word, candidate in context.block.scope.items() if isinstance(candidate, ModelName)]
         shown = f"`{name.id}` is {describe(meaning)}, not a model" if meaning else f"nothing is called `{name.id}`"
-        raise context.stop("E0201", shown, name.span, nearest(name.id, models))
+        raise context.stop("E0201", shown, name.span, did_you_mean(name.id, models))
     context.used.add(name.id)
     return meaning.model
 

@@ -18,7 +18,7 @@ MOST_LEVELS = 64
 _NUMBERED = re.compile(r"(\.\d+)+$")
 
 
-def fresh(context: Context, hint: str) -> str:
+def unique_name(context: Context, hint: str) -> str:
     """Return a name for a value that no other value of this phase has."""
     taken, base = context.phase.taken, _NUMBERED.sub("", hint)
     count = taken.get(base, 1 if base in RESERVED else 0) + 1
@@ -26,7 +26,7 @@ def fresh(context: Context, hint: str) -> str:
     return base if count == 1 else f"{base}.{count}"
 
 
-def version(context: Context, name: str, kind: Type) -> Value:
+def next_version(context: Context, name: str, kind: Type) -> Value:
     """Return the next value of something that lives across steps."""
     taken = context.phase.taken
     count = taken.get(f"{name}@", -1) + 1
@@ -61,7 +61,7 @@ def materialize(context: Context, expr: Expr, hint: str) -> str:
     """Return the name of a value that holds the expression, which is emitted unless it has a name already."""
     if isinstance(expr, Ref):
         return expr.name
-    name = fresh(context, hint)
+    name = unique_name(context, hint)
     emit(context, tensor_node((Let(name, expr),), (name,), expr.span))
     if isinstance(expr, Apply) and TENSOR[expr.op].dtype == "row":
         source = expr.args[0].type.axis
@@ -72,7 +72,7 @@ def materialize(context: Context, expr: Expr, hint: str) -> str:
     return name
 
 
-def leveled(context: Context, expr: Apply) -> Apply:
+def limit_depth(context: Context, expr: Apply) -> Apply:
     """Return the expression, with deep parts under names of their own: functions that read it may call themselves."""
     depths = context.phase.levels
     levels = [depths.get(id(arg), (arg, 0))[1] for arg in expr.args]

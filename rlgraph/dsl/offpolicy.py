@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Phase, Ref
-from rlgraph.ir.steps import bound
+from rlgraph.ir.steps import staleness_bound
 from rlgraph.ir.types import Type, is_model
 from rlgraph.ops import NODES, chosen_from, model_of, table_of
 
@@ -52,7 +52,7 @@ def _merged(parts: Iterable[_Facts]) -> _Facts:
     )
 
 
-def off_policy(phase: Phase) -> list[Diagnostic]:
+def off_policy_warnings(phase: Phase) -> list[Diagnostic]:
     """Return warnings about a phase that samples with older weights."""
     if not phase.staleness.steps:
         return []
@@ -61,7 +61,7 @@ def off_policy(phase: Phase) -> list[Diagnostic]:
     return [warning for warning in walk.warnings if warning.code != "W0507" or warning.span not in walk.masked]
 
 
-def recomputed(phase: Phase, model: str) -> list[Span]:
+def unweighted_logprobs(phase: Phase, model: str) -> list[Span]:
     """Return where a phase reads log-probabilities of a model that sampled and a loss does more with them than weight
     the trainer's: it takes them for a function of weights and tokens."""
     walk = _LossWalk(phase.graph.values(), phase.staleness.exact)
@@ -100,7 +100,7 @@ class _LossWalk:
         if op.trains:
             self.loss(node)
         if op.generates:
-            self.facts[node.name] = _Facts(self.model(node) if bound(node) else "")
+            self.facts[node.name] = _Facts(self.model(node) if staleness_bound(node) else "")
         elif op.chooses is not None and op.unit == "row":
             for source, value in zip(chosen_from(node), node.outputs, strict=True):
                 self.facts[value.name] = self.facts.get(source, _NOTHING)

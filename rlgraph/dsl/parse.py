@@ -10,8 +10,8 @@ from lark import Token, Tree, UnexpectedToken
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.build import Builder
-from rlgraph.dsl.depth import MAX_DEPTH, too_deep
-from rlgraph.dsl.logical_lines import Line, Lines, read
+from rlgraph.dsl.depth import MAX_DEPTH, depth_errors
+from rlgraph.dsl.logical_lines import Line, Lines, read_lines
 from rlgraph.dsl.syntax_errors import explain
 from rlgraph.dsl.tables import parser
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span
@@ -28,7 +28,7 @@ _OWN_HEADERS = {"def": ("DEF", "NAME", "LPAR", "RPAR", "COLON"), "schedule": ("S
 
 def parse(source: Source) -> tree.File:
     """Return the syntax tree of a whole file. Raises ProgramError with all its mistakes."""
-    logical = read(source)
+    logical = read_lines(source)
     file = _parse(logical, "file")
     assert isinstance(file, tree.File)
     return replace(file, comments=tuple(logical.comments))
@@ -36,7 +36,7 @@ def parse(source: Source) -> tree.File:
 
 def parse_expression(source: Source) -> tree.Expr:
     """Return the syntax tree of one expression, as in `--set NAME=EXPRESSION`."""
-    logical = read(source, indented=False)
+    logical = read_lines(source, indented=False)
     if not logical.lines and not logical.diagnostics:
         logical.fail("E0101", "an expression is missing", Span(source, 1, 1, 1, 2))
     elif len(logical.lines) > 1:
@@ -57,7 +57,7 @@ def _parse(logical: Lines, start: Literal["file", "expression"]) -> tree.File | 
     mistakes = [d for d in builder.diagnostics if not logical.diagnostics or d.code != "E0123"]
     mistakes += logical.diagnostics
     if not mistakes and any(len(line.tokens) > MAX_DEPTH for line in logical.lines):
-        mistakes += too_deep(built)
+        mistakes += depth_errors(built)
     if mistakes:
         raise ProgramError(_in_order(mistakes))
     return built

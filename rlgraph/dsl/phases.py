@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from typing import Literal, cast
 
 from rlgraph.dsl import constants, tree
-from rlgraph.dsl.bounds import bounded
+from rlgraph.dsl.bounds import apply_staleness_bounds
 from rlgraph.dsl.context import Block, Context, PhaseContext
-from rlgraph.dsl.loops import read
+from rlgraph.dsl.loops import read_data
 from rlgraph.dsl.names import names_used
-from rlgraph.dsl.nodes import version
-from rlgraph.dsl.scope import ModelName, OutsideName, StateName, Stop
+from rlgraph.dsl.nodes import next_version
+from rlgraph.dsl.scope import ExternalName, ModelName, StatementError, StateName
 from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.errors import Related, Span
 from rlgraph.ir.graph import Constant, Graph, Phase, Staleness, Value
 from rlgraph.ir.types import Handle, Tensor
 
 
-def phases(context: Context, found: Sequence[tree.Phase], top: Span) -> list[Phase]:
+def build_phases(context: Context, found: Sequence[tree.Phase], top: Span) -> list[Phase]:
     """Return every phase without errors, the step last."""
     if not any(phase.name == "step" for phase in found):
         context.say("E0609", "the program has no `step:`", top, "say in `step:` what one step does")
@@ -35,9 +35,9 @@ def phases(context: Context, found: Sequence[tree.Phase], top: Span) -> list[Pha
         seen[item.name] = item.span
         try:
             built.append(_phase(context, item))
-        except Stop:
+        except StatementError:
             continue
-    built = bounded(context, built, {item.name: item for item in found})
+    built = apply_staleness_bounds(context, built, {item.name: item for item in found})
     return sorted(built, key=lambda phase: phase.name == "step")
 
 
@@ -51,7 +51,7 @@ def _phase(context: Context, item: tree.Phase) -> Phase:
     versions = {kind.type.name if isinstance(kind.type, Handle) else name: kind for name, kind in inputs.items()}
     context.block = Block(dict(context.scope), versions)
     for name in _read_first(context, item.body):
-        read(context, name)
+        read_data(context, name)
     before = len(context.diagnostics)
     context.write(item.body)
     if not context.block.nodes and len(context.diagnostics) == before:
@@ -120,7 +120,7 @@ def _staleness(context: Context, item: tree.Phase) -> Staleness:
 
 def _is_data(context: Context, name: str) -> bool:
     meaning = context.scope.get(name)
-    return isinstance(meaning, OutsideName) and meaning.outside.kind == "data"
+    return isinstance(meaning, ExternalName) and meaning.outside.kind == "data"
 
 
 def _phase_inputs(context: Context, item: tree.Phase) -> dict[str, Value]:
@@ -131,17 +131,17 @@ def _phase_inputs(context: Context, item: tree.Phase) -> dict[str, Value]:
         if name not in named:
             continue
         if isinstance(meaning, ModelName):
-            inputs[name] = version(context, name, Handle("model", name))
+            inputs[name] = next_version(context, name, Handle("model", name))
         elif isinstance(meaning, StateName):
             kind = Handle("keyed", name) if meaning.state.keyed else Tensor("float")
-            inputs[name] = version(context, name, kind)
-        elif isinstance(meaning, OutsideName) and meaning.outside.kind == "data":
-            inputs[name] = version(context, name, Handle("cursor", name))
+            inputs[name] = next_version(context, name, kind)
+        elif isinstance(meaning, ExternalName) and meaning.outside.kind == "data":
+            inputs[name] = next_version(context, name, Handle("cursor", name))
             if name in context.phase.collected:
                 surplus = f"{name}.surplus"
-                inputs[surplus] = version(context, surplus, Handle("buffer", surplus))
-        elif isinstance(meaning, OutsideName) and meaning.outside.kind == "buffer":
-            inputs[name] = version(context, name, Handle("buffer", name))
+                inputs[surplus] = next_version(context, surplus, Handle("buffer", surplus))
+        elif isinstance(meaning, ExternalName) and meaning.outside.kind == "buffer":
+            inputs[name] = next_version(context, name, Handle("buffer", name))
     return inputs
 
 

@@ -6,8 +6,8 @@ from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.names import names_in
 from rlgraph.dsl.nodes import emit, materialize
-from rlgraph.dsl.scope import Stop
-from rlgraph.dsl.values import number
+from rlgraph.dsl.scope import StatementError
+from rlgraph.dsl.values import evaluate_number
 from rlgraph.errors import Related
 from rlgraph.ir.graph import Node
 
@@ -21,7 +21,7 @@ def report(context: Context, statement: tree.Report) -> None:
     names, inputs, failed = [], [], False
     for item in statement.items:
         try:
-            expr = number(context, item.value)
+            expr = evaluate_number(context, item.value)
             if expr.type.axis is not None:
                 raise context.stop(
                     "E0304",
@@ -38,7 +38,7 @@ def report(context: Context, statement: tree.Report) -> None:
                     Related(span, "the first one") for name, span in context.phase.reported.items() if name == item.name
                 )
                 raise context.stop("E0203", f"there is a metric `{item.name}` already", item.name_span, related=related)
-        except Stop:
+        except StatementError:
             failed = True
             continue
         if item.name in ("type", "phase"):
@@ -53,4 +53,4 @@ def report(context: Context, statement: tree.Report) -> None:
         inputs.append(materialize(context, expr, f"report.{item.name}"))
     emit(context, Node("report", tuple(inputs), (), (("names", tuple(names)),), span=statement.span))
     if failed:
-        raise Stop
+        raise StatementError

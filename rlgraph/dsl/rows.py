@@ -6,16 +6,16 @@ from dataclasses import replace
 
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.nodes import emit, fresh, inner_axis, materialize, new_axis
+from rlgraph.dsl.nodes import emit, inner_axis, materialize, new_axis, unique_name
 from rlgraph.dsl.scope import TableValue, describe
 from rlgraph.dsl.signatures import STATEMENTS
-from rlgraph.dsl.values import table_of, tensor
-from rlgraph.ir.graph import Apply, Constant, Expr, Node, Outside, Ref, Value
+from rlgraph.dsl.values import evaluate_table, evaluate_tensor
+from rlgraph.ir.graph import Apply, Constant, Expr, External, Node, Ref, Value
 from rlgraph.ir.types import Table, Tensor
 from rlgraph.ops import NODES
 
 
-def function(context: Context, expr: tree.Call, func: Outside, hint: str) -> Ref:
+def function_call(context: Context, expr: tree.Call, func: External, hint: str) -> Ref:
     """Emit a call of a Python function on the rows of a table; more columns go by name."""
     if context.block.training:
         raise context.stop(
@@ -31,10 +31,10 @@ def function(context: Context, expr: tree.Call, func: Outside, hint: str) -> Ref
             expr.span,
             "give other columns by name: `f(rollout, length=rollout.length)`",
         )
-    table = table_of(context, expr.args[0], f"`{func.name}`")
+    table = evaluate_table(context, expr.args[0], f"`{func.name}`")
     names, inputs = [], [table.name]
     for option in expr.options:
-        column = tensor(context, option.value)
+        column = evaluate_tensor(context, option.value)
         if column.type.axis is None or not table.type.axis.within(column.type.axis):
             raise context.stop(
                 "E0301",
@@ -43,7 +43,7 @@ def function(context: Context, expr: tree.Call, func: Outside, hint: str) -> Ref
             )
         names.append(option.name)
         inputs.append(materialize(context, column, option.name))
-    value = Value(fresh(context, hint or func.name), Tensor("float", table.type.axis))
+    value = Value(unique_name(context, hint or func.name), Tensor("float", table.type.axis))
     over = func.record.option("over")
     attrs: tuple[tuple[str, Constant], ...] = (("func", func.name), ("names", tuple(names)))
     if over != NODES["call"].attribute("over").default:
@@ -61,8 +61,8 @@ def pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
             expr.span,
             "`pick(rollout, argmax(score, by=prompts))`",
         )
-    table = table_of(context, expr.args[0], "`pick`")
-    choice = tensor(context, expr.args[1])
+    table = evaluate_table(context, expr.args[0], "`pick`")
+    choice = evaluate_tensor(context, expr.args[1])
     if choice.type.dtype != "row" or choice.type.axis is None:
         raise context.stop(
             "E0308",
@@ -78,7 +78,7 @@ def pick(context: Context, expr: tree.Call, hint: str) -> TableValue:
             f"the rows are chosen from `{source.name}`, not from `{expr.args[0].span.text}`",
             expr.args[1].span,
         )
-    label = fresh(context, hint or "pick")
+    label = unique_name(context, hint or "pick")
     axis = choice.type.axis
     token = inner_axis(context, "token", label, axis)
     turn = inner_axis(context, "turn", label, axis) if table.type.turn else None
@@ -112,14 +112,14 @@ def encode(context: Context, expr: tree.Call, hint: str) -> TableValue:
         raise context.stop("E0301", "the prompt and the answer are columns of different tables", expr.span)
     axis = sides[0].type.axis
     assert axis
-    label = fresh(context, hint or "answer")
+    label = unique_name(context, hint or "answer")
     kind = Table(axis, inner_axis(context, "token", label, axis), data=None)
     inputs = tuple(materialize(context, side, "text") for side in sides)
     emit(context, Node("encode", inputs, (Value(label, kind),), span=expr.span))
     return TableValue(label, kind)
 
 
-def sample(context: Context, expr: tree.Call, buffer: Outside, hint: str) -> TableValue:
+def sample(context: Context, expr: tree.Call, buffer: External, hint: str) -> TableValue:
     """Emit the sampling of independent rows from a buffer, on an axis of their own."""
     assert isinstance(expr.func, tree.Attribute)
     if expr.func.name != "sample":
@@ -134,7 +134,7 @@ def sample(context: Context, expr: tree.Call, buffer: Outside, hint: str) -> Tab
             f"`push {buffer.name}(rollout)` comes first",
         )
     context.used.add(buffer.name)
-    label = fresh(context, hint or buffer.name)
+    label = unique_name(context, hint or buffer.name)
     axis = new_axis(context, label, None)
     token = inner_axis(context, "token", label, axis)
     moved = {stored.axis.key: axis, stored.token.key if stored.token else "": token}

@@ -10,11 +10,11 @@ from rlgraph.backends.enginespec.spec import EngineSpec
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.admitting import check_admit
 from rlgraph.dsl.fusing import check_fuse
-from rlgraph.dsl.offpolicy import recomputed
-from rlgraph.dsl.scope import Meaning, Reporter, Stop
+from rlgraph.dsl.offpolicy import unweighted_logprobs
+from rlgraph.dsl.scope import Meaning, Reporter, StatementError
 from rlgraph.dsl.signatures import METHODS, STATEMENTS
 from rlgraph.dsl.tails import check_tail
-from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, counted, listed, nearest
+from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, count_phrase, did_you_mean, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.mesh import AXES, mesh
 from rlgraph.ir.plan import HOST, LARGEST
@@ -105,47 +105,47 @@ class _Checker(Reporter):
             if isinstance(line, tree.Pool):
                 try:
                     self.pool(line)
-                except Stop:
+                except StatementError:
                     self.invalid_pools.add(line.name)
         places = [line for line in item.body if isinstance(line, tree.Place)]
         works = [self.works(line) for line in places]
         for line, placed_works in zip(places, works, strict=True):
             try:
                 placements.append(self.place(line, placed_works))
-            except Stop:
+            except StatementError:
                 continue
         for line in item.body:
             if isinstance(line, tree.Stream):
                 try:
                     streams.append(self.stream(line))
-                except Stop:
+                except StatementError:
                     continue
             if isinstance(line, tree.Admit):
                 try:
                     admits.append(self.admit(line))
-                except Stop:
+                except StatementError:
                     continue
             if isinstance(line, tree.Tail):
                 try:
                     tails.append(self.tail(line, item.body))
-                except Stop:
+                except StatementError:
                     continue
             if isinstance(line, tree.Fuse):
                 try:
                     fuses.append(
                         check_fuse(self, self.program, line, [self.trained(expr) for expr in line.work], fuses)
                     )
-                except Stop:
+                except StatementError:
                     continue
             if isinstance(line, tree.Send):
                 try:
                     sends.append(self.send(line))
-                except Stop:
+                except StatementError:
                     continue
             if isinstance(line, tree.Refresh):
                 try:
                     refreshes.append(self.refresh(line))
-                except Stop:
+                except StatementError:
                     continue
         return Schedule(
             tuple(self.pools.values()),
@@ -189,9 +189,9 @@ class _Checker(Reporter):
 
     def pool_named(self, name: tree.Name) -> Pool:
         if name.id in self.invalid_pools:
-            raise Stop
+            raise StatementError
         if name.id not in self.pools:
-            hint = nearest(name.id, self.pools) or f"declare it: `pool {name.id} = 8 devices`"
+            hint = did_you_mean(name.id, self.pools) or f"declare it: `pool {name.id} = 8 devices`"
             raise self.stop("E0903", f"no pool is called `{name.id}`", name.span, hint)
         return self.pools[name.id]
 
@@ -203,7 +203,7 @@ class _Checker(Reporter):
         for expr in line.work:
             try:
                 works.append(self.work(expr))
-            except Stop:
+            except StatementError:
                 continue
         return works
 
@@ -226,7 +226,10 @@ class _Checker(Reporter):
         """Return what the program does with a model that the schedule names, where functions can be named, too."""
         names = (*self.uses, *functions)
         if name.id not in self.uses:
-            hint = nearest(name.id, names) or f"it has {', '.join(f'`{known_name}`' for known_name in names) or 'none'}"
+            hint = (
+                did_you_mean(name.id, names)
+                or f"it has {', '.join(f'`{known_name}`' for known_name in names) or 'none'}"
+            )
             expected = "model and no function" if functions else "model"
             raise self.stop("E0904", f"the program has no {expected} `{name.id}`", name.span, hint)
         return self.uses[name.id]
@@ -246,7 +249,7 @@ class _Checker(Reporter):
             else f"`{model}` cannot `{expr.name}`"
         )
         hint = (
-            nearest(expr.name, used)
+            did_you_mean(expr.name, used)
             or f"it uses {', '.join(f'`{model}.{name}`' for name in used) or 'none of its work'}"
         )
         raise self.stop("E0904", shown, expr.name_span, hint)
@@ -277,7 +280,7 @@ class _Checker(Reporter):
             total = f", {size} devices," if "*" in shown else ""
             raise self.stop(
                 "E0907",
-                f"{shown}{total} does not divide the {counted(pool.devices, 'device')} of `{pool.name}`",
+                f"{shown}{total} does not divide the {count_phrase(pool.devices, 'device')} of `{pool.name}`",
                 first.span,
                 "choose numbers whose product divides the pool",
                 (Related(pool.span, "it is declared here"),),
@@ -318,7 +321,9 @@ class _Checker(Reporter):
         elif given["recompute"] and engine is not None and "recompute" not in engine.settings:
             recomputing = [spec.name for spec in engines().values() if "recompute" in spec.settings]
             message = f"`{name}` computes no layer again"
-            self.say("E0908", message, spans["recompute"].span, f"leave it out, or take {listed(recomputing, 'or')}")
+            self.say(
+                "E0908", message, spans["recompute"].span, f"leave it out, or take {quoted_list(recomputing, 'or')}"
+            )
         if (adapters := given["adapters"]) is not None:
             self.check_choice(
                 given, spans["adapters"], "adapters are held", f"holds no adapters that way: `{adapters}`"
@@ -350,7 +355,7 @@ class _Checker(Reporter):
             self.say("E0908", message, option.span, f"`engine={capable[0]}, {option.name}={choice}`")
         elif engine is not None and choice not in choices(engine):
             others = [f"`{option.name}={other}`" for other in choices(engine)]
-            hint = f"it takes {', '.join(others)}" if others else f"leave it out; {listed(capable, 'and')} can"
+            hint = f"it takes {', '.join(others)}" if others else f"leave it out; {quoted_list(capable, 'and')} can"
             self.say("E0908", f"`{name}` {cannot}", option.span, hint)
 
     def check_pool_kind(self, line: tree.Place, works: Sequence[Work], pool: Pool | None) -> None:
@@ -386,7 +391,7 @@ class _Checker(Reporter):
             broken = next((str(fault) for fault in faults() if fault.name == name), None)
             if broken is not None:
                 raise self.stop("E0906", broken, spans["engine"].value.span, "mend the package, or name another engine")
-            hint = nearest(name, specs) or f"there are {', '.join(f'`{other}`' for other in specs)}"
+            hint = did_you_mean(name, specs) or f"there are {', '.join(f'`{other}`' for other in specs)}"
             raise self.stop("E0906", f"no engine is called `{name}`", spans["engine"].value.span, hint)
         engine = specs[name]
         for split in splits:
@@ -459,7 +464,7 @@ class _Checker(Reporter):
         }
         name = line.table.id
         if name not in tables:
-            hint = nearest(name, tables) or f"it makes {', '.join(f'`{table}`' for table in tables) or 'none'}"
+            hint = did_you_mean(name, tables) or f"it makes {', '.join(f'`{table}`' for table in tables) or 'none'}"
             raise self.stop("E0909", f"the program makes no table `{name}`", line.table.span, hint)
         if name in seen:
             first = Related(seen[name], "the first time")
@@ -539,7 +544,7 @@ class _Checker(Reporter):
         """Check that losses only weight by the log-probabilities of a model's tokens: with `by=keep` no weights give
         them."""
         for phase in self.program.phases:
-            for span in recomputed(phase, model):
+            for span in unweighted_logprobs(phase, model):
                 raise self.stop(
                     "E0919",
                     f"with `by=keep` no weights give `{model}`'s log-probabilities of its rows, and a loss takes them "

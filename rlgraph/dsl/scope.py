@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlgraph.dsl import tree
-from rlgraph.errors import Diagnostic, ProgramError, Related, Span, ordered
-from rlgraph.ir.graph import Apply, Const, Constant, Model, Outside, Record, Ref, State
+from rlgraph.errors import Diagnostic, ProgramError, Related, Span, sorted_diagnostics
+from rlgraph.ir.graph import Apply, Const, Constant, External, Model, Record, Ref, State
 from rlgraph.ir.types import Table
 
 MAX_ERRORS = 100
 """The most errors reported for a program, so that no text can be checked for ever."""
 
 
-class Stop(Exception):
+class StatementError(Exception):
     """Raised when the statement being checked is wrong, after the user has been told."""
 
 
 @dataclass(frozen=True, slots=True)
-class Literal:
+class LiteralConstant:
     """A constant that is not a number: a text, a record, a list."""
 
     value: Constant
@@ -40,10 +40,10 @@ class ModelName:
 
 
 @dataclass(frozen=True, slots=True)
-class OutsideName:
+class ExternalName:
     """The name of something outside the program: data, a function, an environment, a buffer."""
 
-    outside: Outside
+    outside: External
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class DefName:
 
 
 @dataclass(frozen=True, slots=True)
-class Unknowable:
+class Unavailable:
     """A name that had a meaning inside a loop and has none after it."""
 
     reason: str
@@ -70,12 +70,22 @@ class Unknowable:
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class Invalid:
     """A name whose statement was wrong: its uses are passed over in silence."""
 
 
 Meaning = (
-    Const | Ref | Apply | Literal | TableValue | ModelName | OutsideName | StateName | DefName | Unknowable | Wrong
+    Const
+    | Ref
+    | Apply
+    | LiteralConstant
+    | TableValue
+    | ModelName
+    | ExternalName
+    | StateName
+    | DefName
+    | Unavailable
+    | Invalid
 )
 
 
@@ -85,7 +95,7 @@ def describe(meaning: Meaning) -> str:
         return f"a table of [{meaning.type.axis.label}]"
     if isinstance(meaning, ModelName):
         return "a model"
-    if isinstance(meaning, OutsideName):
+    if isinstance(meaning, ExternalName):
         return {"data": "a data source", "func": "a function", "env": "an environment", "buffer": "a buffer"}[
             meaning.outside.kind
         ]
@@ -93,7 +103,7 @@ def describe(meaning: Meaning) -> str:
         return "a state"
     if isinstance(meaning, DefName):
         return "a def"
-    if isinstance(meaning, Literal):
+    if isinstance(meaning, LiteralConstant):
         value = meaning.value
         return f"`{value.name}(...)`" if isinstance(value, Record) else "a text" if isinstance(value, str) else "a list"
     if not isinstance(meaning, (Const, Ref, Apply)):
@@ -126,9 +136,11 @@ class Reporter:
         if not code.startswith("W"):
             self.errors += 1
             if self.errors == MAX_ERRORS:
-                raise ProgramError(ordered(self.diagnostics))
+                raise ProgramError(sorted_diagnostics(self.diagnostics))
 
-    def stop(self, code: str, message: str, span: Span, hint: str = "", related: tuple[Related, ...] = ()) -> Stop:
+    def stop(
+        self, code: str, message: str, span: Span, hint: str = "", related: tuple[Related, ...] = ()
+    ) -> StatementError:
         """Add an error after which the statement cannot be understood: `raise context.stop(...)`.
 
         One in a def is shown where the user called it.
@@ -136,4 +148,4 @@ class Reporter:
         if self.call_site:
             related, span = (*related, Related(span, "it arises in this def")), self.call_site
         self.say(code, message, span, hint, related)
-        return Stop()
+        return StatementError()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rlgraph.backends.enginespec.registry import engines, ways
+from rlgraph.backends.enginespec.registry import engines, option_values
 from rlgraph.ir.attributes import REQUIRED, Attribute
 from rlgraph.ir.graph import SPANS
 from rlgraph.ir.mesh import LISTED
@@ -324,16 +324,20 @@ STATEMENTS = _table(
             Attribute("engine", "text", None, names=engines),
             *(Attribute(axis.name, "int", None, 1, None, axis.doc) for axis in LISTED),
             Attribute("recompute", "bool", None, doc="training computes the inside of each layer again, to keep less"),
-            Attribute("attention", "word", None, names=partial(ways, "attention")),
+            Attribute("attention", "word", None, names=partial(option_values, "attention")),
             Attribute(
-                "adapters", "word", None, doc="beside the weights, or merged into them", names=partial(ways, "adapters")
+                "adapters",
+                "word",
+                None,
+                doc="beside the weights, or merged into them",
+                names=partial(option_values, "adapters"),
             ),
             Attribute(
                 "gather",
                 "word",
                 None,
                 doc="parameters that `fsdp` shares out come together in training layer by layer, or once an update",
-                names=partial(ways, "gather"),
+                names=partial(option_values, "gather"),
             ),
         ),
         doc="The work of models on a pool; the compiler chooses what is not said.",

@@ -6,13 +6,22 @@ from dataclasses import replace
 
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.expressions import key_of
+from rlgraph.dsl.expressions import key_column
 from rlgraph.dsl.names import AXES, keyed_state, look_up, model_named
-from rlgraph.dsl.nodes import differentiable, emit, fresh, materialize, new_axis, version
-from rlgraph.dsl.scope import ModelName, OutsideName, StateName, Stop, TableValue, Unknowable, Wrong, describe
+from rlgraph.dsl.nodes import differentiable, emit, materialize, new_axis, next_version, unique_name
+from rlgraph.dsl.scope import (
+    ExternalName,
+    Invalid,
+    ModelName,
+    StatementError,
+    StateName,
+    TableValue,
+    Unavailable,
+    describe,
+)
 from rlgraph.dsl.signatures import STATEMENTS
-from rlgraph.dsl.values import number, table_of
-from rlgraph.errors import Related, nearest
+from rlgraph.dsl.values import evaluate_number, evaluate_table
+from rlgraph.errors import Related, did_you_mean
 from rlgraph.ir.graph import Apply, Const, Constant, Let, Model, Node, Ref, Value, tensor_node
 from rlgraph.ir.types import Axis, Table, Tensor, axes_of, axis_of
 
@@ -56,11 +65,11 @@ def store(context: Context, statement: tree.Store) -> None:
         return
     assert isinstance(target, tree.Name)
     meaning = context.block.scope.get(target.id)
-    if isinstance(meaning, Wrong):
-        raise Stop
+    if isinstance(meaning, Invalid):
+        raise StatementError
     if not isinstance(meaning, StateName):
         states = [name for name, candidate in context.block.scope.items() if isinstance(candidate, StateName)]
-        hint = nearest(target.id, states) or f"declare it: `state {target.id} = 0.0`, or assign with `=`"
+        hint = did_you_mean(target.id, states) or f"declare it: `state {target.id} = 0.0`, or assign with `=`"
         raise context.stop("E0601", f"`{target.id}` is no state", target.span, hint)
     if meaning.state.keyed:
         raise context.stop(
@@ -69,7 +78,7 @@ def store(context: Context, statement: tree.Store) -> None:
             target.span,
             f"name the key's column: `{target.id}[rollout.column] := ...`",
         )
-    expr = number(context, statement.value)
+    expr = evaluate_number(context, statement.value)
     if expr.type.axis is not None:
         raise context.stop(
             "E0304",
@@ -79,7 +88,7 @@ def store(context: Context, statement: tree.Store) -> None:
         )
     if expr.type.dtype != "float":
         expr = Apply("float", (expr,), Tensor("float"), None, statement.span)
-    value = version(context, target.id, Tensor("float"))
+    value = next_version(context, target.id, Tensor("float"))
     emit(context, tensor_node((Let(value.name, expr),), (value.name,), statement.span))
     context.block.versions[target.id] = value
 
@@ -87,14 +96,14 @@ def store(context: Context, statement: tree.Store) -> None:
 def _store_keyed(context: Context, target: tree.Index, statement: tree.Store) -> None:
     """Check `base[rollout.agent] := ...`."""
     state = keyed_state(context, target)
-    key, value = key_of(context, target), number(context, statement.value)
+    key, value = key_column(context, target), evaluate_number(context, statement.value)
     if value.type.axis != key.type.axis:
         raise context.stop(
             "E0301",
             f"the value needs an entry for each row of the key, and this is {describe(value)}",
             statement.value.span,
         )
-    new = version(context, state.name, context.block.versions[state.name].type)
+    new = next_version(context, state.name, context.block.versions[state.name].type)
     inputs = (
         context.block.versions[state.name].name,
         materialize(context, key, "key"),
@@ -107,7 +116,7 @@ def _store_keyed(context: Context, target: tree.Index, statement: tree.Store) ->
 def push(context: Context, statement: tree.Push) -> None:
     """Check `push replay(rollout, adv=adv)`."""
     meaning = context.block.scope.get(statement.buffer.id)
-    if not isinstance(meaning, OutsideName) or meaning.outside.kind != "buffer":
+    if not isinstance(meaning, ExternalName) or meaning.outside.kind != "buffer":
         raise context.stop(
             "E0605",
             f"`{statement.buffer.id}` is no buffer",
@@ -121,10 +130,10 @@ def push(context: Context, statement: tree.Push) -> None:
             statement.span,
             "more columns go by name: `push replay(rollout, score=score)`",
         )
-    table = table_of(context, statement.args[0], "`push`")
+    table = evaluate_table(context, statement.args[0], "`push`")
     names, inputs, extra = [], [], list(table.type.extra)
     for option in statement.options:
-        column = number(context, option.value)
+        column = evaluate_number(context, option.value)
         axis = column.type.axis
         if axis is None or not any(axis.key == table_axis.key for table_axis in axes_of(table.type)[:2]):
             rows = statement.args[0].span.text
@@ -148,7 +157,7 @@ def push(context: Context, statement: tree.Push) -> None:
             statement.span,
         )
     handle = context.block.versions[statement.buffer.id]
-    value = version(context, statement.buffer.id, handle.type)
+    value = next_version(context, statement.buffer.id, handle.type)
     attrs: tuple[tuple[str, Constant], ...] = (("names", tuple(names)),)
     emit(context, Node("push", (handle.name, table.name, *inputs), (value,), attrs, span=statement.span))
     context.block.versions[statement.buffer.id] = value
@@ -179,7 +188,7 @@ def update(context: Context, statement: tree.Update) -> None:
         )
     options = constants.options(context, STATEMENTS["update"], statement.options, statement.span, context.block.scope)
     old = context.block.versions[target.name]
-    value = version(context, target.name, old.type)
+    value = next_version(context, target.name, old.type)
     inputs = (old.name, context.block.versions[source.name].name)
     emit(context, Node("update", inputs, (value,), tuple(options.items()), span=statement.span))
     context.block.versions[target.name] = value
@@ -203,7 +212,7 @@ def minimize(context: Context, statement: tree.Minimize) -> None:
             statement.span,
             "write `train MODEL(lr=...):` above it",
         )
-    expr = number(context, statement.value)
+    expr = evaluate_number(context, statement.value)
     if expr.type.axis is not None:
         raise context.stop(
             "E0501",
@@ -238,7 +247,7 @@ def keep(context: Context, statement: tree.Keep) -> None:
             statement.span,
             "move it above the loop",
         )
-    mask = number(context, statement.condition)
+    mask = evaluate_number(context, statement.condition)
     axis = meaning.type.axis
     if mask.type.axis is None or not axis.within(mask.type.axis):
         shown = "a single one" if mask.type.axis is None else str(mask.type)
@@ -261,11 +270,11 @@ def keep(context: Context, statement: tree.Keep) -> None:
             continue
         if isinstance(value, Ref) and value.type.dtype == "row":
             reason = f"`{word}` chooses among rows of which some were dropped by `keep`"
-            context.block.scope[word] = Unknowable(reason, statement.span)
+            context.block.scope[word] = Unavailable(reason, statement.span)
             continue
         if value.name not in kept_values:
             kind = _kept_type(context, value.type, axis, new_axes)
-            kept_values[value.name] = Value(fresh(context, value.name), kind)
+            kept_values[value.name] = Value(unique_name(context, value.name), kind)
             inputs.append(value.name)
             outputs.append(kept_values[value.name])
         kept_value = kept_values[value.name]

@@ -6,7 +6,7 @@ from lark import Token
 
 from rlgraph.dsl import words
 from rlgraph.dsl.logical_lines import Line, Lines, position
-from rlgraph.errors import Diagnostic, Related, Span, closest, nearest
+from rlgraph.errors import Diagnostic, Related, Span, closest_match, did_you_mean
 from rlgraph.ops.tensor import COMPARISONS, INFIX, PREFIX
 
 OPERATORS = {*INFIX, *PREFIX}
@@ -110,7 +110,7 @@ class _Unexpected:
             if "POOL" in self.accepts and "PARAM" not in self.accepts:
                 hint = "a schedule holds `pool`, `place`, `stream`, `send` and `refresh`"
             return self.say("E0115", f"`{word} {after} ...` cannot stand {self.place()}", word, hint)
-        if after and self.tokens[1].type in OPERANDS or closest(word, words.HOMES, _ALIKE):
+        if after and self.tokens[1].type in OPERANDS or closest_match(word, words.HOMES, _ALIKE):
             return self.unknown_word()
         return self.say(
             "E0124",
@@ -193,12 +193,12 @@ class _Unexpected:
                 self.tokens[1],
                 f"write `{self.first} = ...`: the type is derived",
             )
-        if second is not None and second.type in OPERANDS or closest(self.first, words.HOMES, _ALIKE):
+        if second is not None and second.type in OPERANDS or closest_match(self.first, words.HOMES, _ALIKE):
             return self.unknown_word()
         return self.say("E0124", "this computes something that is not used", self.line_span(), self.line_hint())
 
     def unknown_word(self) -> Diagnostic:
-        hint = nearest(self.first, words.HOMES, alike=_ALIKE) or self.line_hint()
+        hint = did_you_mean(self.first, words.HOMES, alike=_ALIKE) or self.line_hint()
         return self.say("E0114", f"`{self.first}` begins no statement of the language", self.first, hint)
 
     def keyword(self, token: Token) -> Diagnostic:

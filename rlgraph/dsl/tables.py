@@ -52,7 +52,7 @@ def from_tables(grammar: str) -> lark.Lark | None:
     return load(stored["data"], stored["memo"])
 
 
-def write() -> None:
+def write_tables() -> None:
     """Write the tables of the present grammar."""
     grammar = GRAMMAR.read_text(encoding="utf-8")
     data, memo = from_grammar(grammar).memo_serialize([lark.lexer.TerminalDef, lark.grammar.Rule])
@@ -72,4 +72,4 @@ def _integer_keys(parsed: dict[str, Any]) -> dict[Any, Any]:
 
 
 if __name__ == "__main__":
-    write()
+    write_tables()

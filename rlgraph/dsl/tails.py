@@ -29,7 +29,7 @@ def check_tail(
         where = next(option.value.span for option in line.options if option.name == "under")
         message = "`under` is a number of rows, at least 2, or a share of all between 0 and 1"
         raise reporter.stop("E0971", message, where, "`under=0.2` moves the last fifth")
-    samplers = list(makers(program, table))
+    samplers = list(sampling_nodes(program, table))
     if not samplers or not all(NODES[node.op].streams for node, _ in samplers):
         message = f"`{table}` is no table that a model generates: its rows do not end one by one"
         raise reporter.stop("E0971", message, line.table.span, "leave the line out")
@@ -47,7 +47,7 @@ def check_tail(
     return Tail(table, under, on, line.span)
 
 
-def makers(program: Program, table: str) -> Iterator[tuple[Node, str]]:
+def sampling_nodes(program: Program, table: str) -> Iterator[tuple[Node, str]]:
     """Yield the nodes that sample a table, each with its model."""
     for phase in program.phases:
         types = phase.graph.values()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from rlgraph.errors import Diagnostic, Related, Span
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Phase, Ref
 from rlgraph.ir.types import Handle, Type
-from rlgraph.ops import NODES, attr, chosen_from, model_of, table_of
+from rlgraph.ops import NODES, attribute_value, chosen_from, model_of, table_of
 
 CUTS: Mapping[str, float] = {"top_p": 1.0, "top_k": 0, "min_tokens": 0}
 """Options of a sampler that leave tokens out, with the value at which they leave out none."""
@@ -33,9 +33,9 @@ class _Facts:
 _NOTHING = _Facts()
 
 
-def truncated(phase: Phase) -> list[Diagnostic]:
+def truncation_warnings(phase: Phase) -> list[Diagnostic]:
     """Return warnings about a phase that trains on rows from truncated distributions."""
-    if not any(NODES[node.op].generates and cut(node) for node in phase.graph.walk()):
+    if not any(NODES[node.op].generates and truncating_options(node) for node in phase.graph.walk()):
         return []
     walk = _RatioWalk(phase.graph.values())
     # A second walk: rows pushed into a buffer at the end of a step are sampled at the beginning of the next.
@@ -45,13 +45,15 @@ def truncated(phase: Phase) -> list[Diagnostic]:
     return walk.warnings
 
 
-def cut(node: Node) -> str:
+def truncating_options(node: Node) -> str:
     """Return the options by which a node that samples leaves tokens out, as they are written; "" if none does."""
     names = {attribute.name for attribute in NODES[node.op].attributes}
     cuts = [
-        f"{name}={attr(node, name)}" for name, neutral in CUTS.items() if name in names and attr(node, name) != neutral
+        f"{name}={attribute_value(node, name)}"
+        for name, neutral in CUTS.items()
+        if name in names and attribute_value(node, name) != neutral
     ]
-    return ", ".join([*cuts, *(["temperature=0"] if attr(node, "temperature") == 0 else [])])
+    return ", ".join([*cuts, *(["temperature=0"] if attribute_value(node, "temperature") == 0 else [])])
 
 
 @dataclass
@@ -77,7 +79,7 @@ class _RatioWalk:
             self.graph(region)
         if op.trains:
             self.loss(node)
-        if op.generates and cut(node):
+        if op.generates and truncating_options(node):
             self.samplers[node.name] = node
             self.facts[node.name] = _Facts(node.name)
         elif op.chooses is not None and node.outputs:
@@ -124,7 +126,7 @@ class _RatioWalk:
     def loss(self, node: Node) -> None:
         for table, spans in _by_table(self.facts.get(node.region.outputs[0], _NOTHING).ratios):
             sampler = self.samplers[table]
-            options = cut(sampler)
+            options = truncating_options(sampler)
             self.warnings.append(
                 Diagnostic(
                     "W0510",

@@ -16,7 +16,7 @@ from pathlib import Path
 from rlgraph.dsl import tree
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.scope import Reporter
-from rlgraph.errors import ProgramError, Related, Source, Span, nearest
+from rlgraph.errors import ProgramError, Related, Source, Span, did_you_mean
 from rlgraph.files import PROGRAMS, read_bytes, reason
 
 Read = Callable[[str], str]
@@ -27,7 +27,7 @@ LARGEST_BYTES = 1 << 17
 MOST_FILES = 32
 
 
-def assemble(file: tree.File, source: Source, reporter: Reporter, read: Read | None = None) -> tree.File:
+def resolve_uses(file: tree.File, source: Source, reporter: Reporter, read: Read | None = None) -> tree.File:
     """Return the file with the files it uses written out; what cannot be read or changed is reported."""
     uses = [item for item in file.declarations if isinstance(item, tree.Use)]
     changes = [item for item in file.declarations if isinstance(item, tree.Change)]
@@ -113,7 +113,7 @@ def _suggestion(path: str, source: Source) -> str:
     with suppress(OSError, ValueError):
         names += [entry.name for entry in (folder / path).parent.iterdir() if entry.suffix == ".rlf"]
     stems = {Path(name).stem for name in names if name.endswith(".rlf")} - {Path(source.path).stem}
-    return nearest(Path(path).stem, sorted(stems), "{}.rlf")
+    return did_you_mean(Path(path).stem, sorted(stems), "{}.rlf")
 
 
 def _key(item: tree.Decl) -> tuple[str, str] | None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.scope import Meaning, Stop, TableValue, describe
+from rlgraph.dsl.scope import Meaning, StatementError, TableValue, describe
 from rlgraph.ir.graph import Apply, Const, Expr, Ref
 
 
-def tensor(context: Context, expr: tree.Expr) -> Expr:
+def evaluate_tensor(context: Context, expr: tree.Expr) -> Expr:
     """Return the value of an expression that has to be a number, or numbers along an axis."""
     return _tensor(context, expr, context.evaluate(expr))
 
@@ -24,7 +24,7 @@ def _tensor(context: Context, expr: tree.Expr, meaning: Meaning) -> Expr:
     raise context.stop("E0305", f"numbers are needed here, and this is {describe(meaning)}", expr.span, hint)
 
 
-def number(context: Context, expr: tree.Expr) -> Expr:
+def evaluate_number(context: Context, expr: tree.Expr) -> Expr:
     """Return the tensor of an expression that is calculated with."""
     value = _tensor(context, expr, context.evaluate(expr))
     if value.type.dtype in ("text", "row"):
@@ -33,20 +33,20 @@ def number(context: Context, expr: tree.Expr) -> Expr:
     return value
 
 
-def numbers(context: Context, exprs: Sequence[tree.Expr]) -> list[Expr]:
+def evaluate_numbers(context: Context, exprs: Sequence[tree.Expr]) -> list[Expr]:
     """Return several numbers; report all that is wrong with them."""
     values: list[Expr] = []
     for expr in exprs:
         try:
-            values.append(number(context, expr))
-        except Stop:
+            values.append(evaluate_number(context, expr))
+        except StatementError:
             continue
     if len(values) < len(exprs):
-        raise Stop
+        raise StatementError
     return values
 
 
-def table_of(context: Context, expr: tree.Expr, what: str) -> TableValue:
+def evaluate_table(context: Context, expr: tree.Expr, what: str) -> TableValue:
     """Return an argument that has to be a table with tokens."""
     meaning = context.evaluate(expr)
     if not isinstance(meaning, TableValue):

@@ -24,7 +24,7 @@ DISTRIBUTION = "rlgraph-compiler"
 """The name under which pip installs this project: on PyPI, `rlgraph` is another one."""
 
 
-def install(extra: str) -> str:
+def install_command(extra: str) -> str:
     """Return the command that installs what an extra needs."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
@@ -133,18 +133,18 @@ _UNSEEN = re.compile(
 """Characters that a terminal would obey, or that turn the direction of a text, so that it reads as something else."""
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Return any text made safe for a terminal: characters that it would obey are written out, as `\\x1b`."""
     return _UNSEEN.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
-def ordered(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+def sorted_diagnostics(found: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Return the diagnostics without repeats, in the order in which they stand in their files."""
     unique = {(d.span.source.path, d.span, d.code, d.message): d for d in reversed(list(found))}
     return sorted(unique.values(), key=lambda d: (d.span.source.path, d.span.line, d.span.column, d.code))
 
 
-def listed(names: Sequence[str], word: str) -> str:
+def quoted_list(names: Sequence[str], word: str) -> str:
     """Return names as a message lists them: "`a`, `b` and `c`"."""
     quoted = [f"`{name}`" for name in names]
     return f" {word} ".join([", ".join(quoted[:-1]), quoted[-1]]) if len(quoted) > 1 else "".join(quoted)
@@ -170,7 +170,7 @@ _QUOTED = re.compile(f"(`[^`]{{{_WIDEST}}})[^`]{{{_WIDEST},}}`")
 def _shortened(message: str) -> str:
     """Return a message cut for a terminal: it may quote a text of any length."""
     short = _QUOTED.sub(r"\1…`", message)
-    return visible(short if len(short) <= _LONGEST else f"{short[:_LONGEST]}…")
+    return escape_controls(short if len(short) <= _LONGEST else f"{short[:_LONGEST]}…")
 
 
 def _excerpt(span: Span) -> list[str]:
@@ -191,7 +191,7 @@ def _excerpt(span: Span) -> list[str]:
         )
         last, offset = min(last, offset + _WIDEST), offset - (offset > 0)
     return [
-        f"{pad}--> {visible(str(span))}",
+        f"{pad}--> {escape_controls(str(span))}",
         f"{pad} |",
         f"{number} | {visible_line}".rstrip(),
         f"{pad} | {' ' * (first - offset)}{'^' * (last - first)}",
@@ -227,17 +227,17 @@ class RunError(RlgraphError):
     """A run failed for a reason outside rlgraph: data, a function of the user's, an environment."""
 
 
-def counted(number: int, word: str) -> str:
+def count_phrase(number: int, word: str) -> str:
     """Return a number with its noun: `1 device`, `1,024 devices`."""
     return f"{number:,} {word}{'s' * (number != 1)}"
 
 
-def nearest(word: str, known: Iterable[str], shown: str = "{}", alike: float = 0.6) -> str:
+def did_you_mean(word: str, known: Iterable[str], shown: str = "{}", alike: float = 0.6) -> str:
     """Return a hint with the known word that looks most like `word`, put into `shown`; empty if none does."""
-    match = closest(word, known, alike)
+    match = closest_match(word, known, alike)
     return f"did you mean `{shown.replace('{}', match)}`?" if match else ""
 
 
-def closest(word: str, known: Iterable[str], alike: float = 0.6) -> str:
+def closest_match(word: str, known: Iterable[str], alike: float = 0.6) -> str:
     """Return the known word that looks most like `word`; empty if none reaches the similarity `alike`, from 0 to 1."""
     return next(iter(get_close_matches(word, list(known), n=1, cutoff=alike)), "")

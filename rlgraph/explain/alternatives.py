@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from rlgraph.catalog.clusters.units import show, shown_seconds
+from rlgraph.catalog.clusters.units import format_quantity, format_seconds
 from rlgraph.passes.cost.deployment import Deployment
-from rlgraph.passes.placement.choose import Choice
+from rlgraph.passes.placement.choose import PlacementChoice
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
 
 
-def show_ways(choice: Choice) -> Iterator[str]:
+def show_ways(choice: PlacementChoice) -> Iterator[str]:
     """Yield a line for each part of a model with adapters for which there was a choice; then one for each training
     whose parameters are sharded by an engine that has several ways."""
     parts = [
@@ -26,7 +26,7 @@ def show_ways(choice: Choice) -> Iterator[str]:
         yield from _gathered(choice, *numbered)
 
 
-def _adapted(choice: Choice, number: int, component: Component, option: Option) -> Iterator[str]:
+def _adapted(choice: PlacementChoice, number: int, component: Component, option: Option) -> Iterator[str]:
     """Yield a line for a part whose adapters could be held in several ways."""
     if chosen := option.deployment.adapters:
         config, spec, kind = component.config, option.deployment.spec, option.deployment.island.device.kind
@@ -44,7 +44,7 @@ def _adapted(choice: Choice, number: int, component: Component, option: Option) 
         yield f"adapters of {component.name}: {'; '.join(texts)}{because}"
 
 
-def _gathered(choice: Choice, number: int, component: Component, option: Option) -> Iterator[str]:
+def _gathered(choice: PlacementChoice, number: int, component: Component, option: Option) -> Iterator[str]:
     """Yield a line for a training whose parameters could be gathered in several ways."""
     ways = option.deployment.spec.gather
     if component.work == "train" and option.deployment.fsdp > 1 and len(ways) > 1:
@@ -62,19 +62,24 @@ def _first(chosen: str, ways: Iterable[str]) -> list[str]:
 
 
 def _way_text(
-    choice: Choice, number: int, component: Component, option: Option, deployment: Deployment, comes: bool = False
+    choice: PlacementChoice,
+    number: int,
+    component: Component,
+    option: Option,
+    deployment: Deployment,
+    comes: bool = False,
 ) -> str:
     """Describe one way: the seconds of its work, those of receiving what is trained elsewhere if it `comes`, and the
     bytes of each device."""
     problem = choice.problem
     strategy = problem.options.strategy(component, deployment)
     alternative = problem.options.options(component, strategy, option.copies)[0]
-    words = f"works for {shown_seconds(sum(alternative.seconds))} a step"
+    words = f"works for {format_seconds(sum(alternative.seconds))} a step"
     for source, target in problem.syncs if comes else ():
         if target == number:
             [trainer, trained], *_ = problem.parts(source, choice.found.options[source])
             pools = {choice.plan.role(part.model, part.operations[0]).pool for part in (trainer, component)}
             brought = problem.transfer(source, trained, alternative, len(pools) == 1).seconds
-            words += f", gets new ones in {shown_seconds(brought)}"
+            words += f", gets new ones in {format_seconds(brought)}"
     resident, more = strategy.needs(option.copies)
-    return f"{words}, and needs {show(resident + max(more, default=0.0), 'bytes')} of each device"
+    return f"{words}, and needs {format_quantity(resident + max(more, default=0.0), 'bytes')} of each device"

@@ -6,54 +6,59 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlgraph.catalog.clusters.units import show, shown_seconds
-from rlgraph.errors import counted
+from rlgraph.catalog.clusters.units import format_quantity, format_seconds
+from rlgraph.errors import count_phrase
 from rlgraph.explain.alternatives import show_ways
 from rlgraph.explain.fused import show_fused
-from rlgraph.explain.tables import sized, table
+from rlgraph.explain.tables import pool_size, table
 from rlgraph.ir.plan import Pool
-from rlgraph.passes.compilation.choosing import hosted, memory, work_seconds
-from rlgraph.passes.compilation.hosts import fullest, hosts
-from rlgraph.passes.placement.choose import Choice
+from rlgraph.passes.compilation.choosing import host_work, peak_memory, work_seconds
+from rlgraph.passes.compilation.hosts import fullest_node, offloaded_by_node
+from rlgraph.passes.placement.choose import PlacementChoice
 
 
-def show_choice(choice: Choice, predicted: Mapping[str, Any]) -> Iterator[str]:
+def show_choice(choice: PlacementChoice, predicted: Mapping[str, Any]) -> Iterator[str]:
     """Yield a few lines: the step, each pool with what it does and how, and what fills its memory. predicted: as a plan
     file has it."""
     yield from headline(choice.question.cluster.text, sum(choice.found.devices), predicted)
     kinds = sorted(work_seconds(choice).items(), key=lambda kind: -kind[1])
-    text = ", ".join(f"{name} {shown_seconds(seconds)}" for name, seconds in kinds)
+    text = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in kinds)
     yield f"work of all pools by the search, added up: {text}"
     yield from show_fused(choice.plan, predicted)
     yield from show_ways(choice)
-    if text := hosted(choice).told(predicted["seconds"]):
+    if text := host_work(choice).told(predicted["seconds"]):
         yield text
-    full, asleep = memory(choice), hosts(choice)
+    full, asleep = peak_memory(choice), offloaded_by_node(choice)
     for group in choice.plan.groups:
         if group.code:
             pool = next(pool for pool in choice.plan.pools if pool.name == group.pool)
             yield ""
-            yield f"{sized(pool)} in `{pool.name}`: {', '.join(group.code)}"
+            yield f"{pool_size(pool)} in `{pool.name}`: {', '.join(group.code)}"
     for pool in choice.plan.pools:
         if not pool.devices:
             continue
         peak = full[pool.name]
         yield ""
         yield (
-            f"{counted(pool.devices, 'device')} in `{pool.name}`{_kinds(choice, pool)}: "
-            f"at most {show(peak.bytes, 'bytes')} of {show(peak.capacity, 'bytes')}, "
+            f"{count_phrase(pool.devices, 'device')} in `{pool.name}`{_kinds(choice, pool)}: "
+            f"at most {format_quantity(peak.bytes, 'bytes')} of {format_quantity(peak.capacity, 'bytes')}, "
             f"during {peak.moment}" + (f"; tight, {peak.bytes / peak.capacity:.1%} full" if peak.tight else "")
         )
         yield from _rows(choice, pool.name)
         if peak.asleep:
-            node = fullest(asleep, pool, choice.question.cluster)
-            of_it = f", {show(node.bytes, 'bytes')} of {show(node.capacity, 'bytes')} on a node" if node else ""
-            yield f"  in the host's memory, {show(peak.host, 'bytes')} for each device{of_it}, while others work:"
+            node = fullest_node(asleep, pool, choice.question.cluster)
+            of_it = (
+                f", {format_quantity(node.bytes, 'bytes')} of {format_quantity(node.capacity, 'bytes')} on a node"
+                if node
+                else ""
+            )
+            bytes_held = format_quantity(peak.host, "bytes")
+            yield f"  in the host's memory, {bytes_held} for each device{of_it}, while others work:"
             cells = [(name, f"sleeps during {', '.join(others) or 'nothing'}") for name, others in peak.asleep]
             yield from (f"    {line}" for line in table("<<", cells))
 
 
-def _kinds(choice: Choice, pool: Pool) -> str:
+def _kinds(choice: PlacementChoice, pool: Pool) -> str:
     """Return how many devices a pool has of each group of the cluster, if there are several groups."""
     cluster = choice.question.cluster
     numbers = Counter(cluster.island(pool.first + device) for device in range(pool.devices))
@@ -67,19 +72,19 @@ def headline(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterat
     in_turn, steady = predicted.get("in_turn_seconds"), predicted.get("steady_seconds")
     proof = "the best there is" if gap == 0 else f"at most {gap:.1%} from the best there is"
     if (unfused := predicted.get("unfused_seconds")) is not None:
-        proof = f"where no trainings share a pipeline {shown_seconds(unfused)}, {proof}"
+        proof = f"where no trainings share a pipeline {format_seconds(unfused)}, {proof}"
     elif (alike := predicted.get("alike_seconds")) is not None:
-        proof = f"where those of one pipeline are split alike {shown_seconds(alike)}, {proof}"
+        proof = f"where those of one pipeline are split alike {format_seconds(alike)}, {proof}"
     rate = predicted["tokens"] / seconds if seconds else 0.0
-    on = f"on {counted(devices, 'device')}, {rate:,.0f} tokens/s"
+    on = f"on {count_phrase(devices, 'device')}, {rate:,.0f} tokens/s"
     if in_turn is None and steady is None:
-        yield f"{cluster}: {shown_seconds(seconds)} a step by the search, {on}; {proof}"
+        yield f"{cluster}: {format_seconds(seconds)} a step by the search, {on}; {proof}"
     else:
-        yield f"{cluster}: {shown_seconds(seconds)} a step by the simulator, {on}"
+        yield f"{cluster}: {format_seconds(seconds)} a step by the simulator, {on}"
     if in_turn is not None:
-        yield f"one work after the other: {shown_seconds(in_turn)} by the search, {proof}"
+        yield f"one work after the other: {format_seconds(in_turn)} by the search, {proof}"
     if steady is not None:
-        yield f"in a steady state: {shown_seconds(steady)} by the search, {proof}"
+        yield f"in a steady state: {format_seconds(steady)} by the search, {proof}"
     if in_turn is not None or steady is not None:
         yield (
             "the simulator fires each node on rows of their own lengths, and lets work overlap; the search counts with "
@@ -87,7 +92,7 @@ def headline(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iterat
         )
 
 
-def _rows(choice: Choice, pool: str) -> Iterator[str]:
+def _rows(choice: PlacementChoice, pool: str) -> Iterator[str]:
     """Yield a line for each component that runs in the pool."""
     cells = []
     problem = choice.problem
@@ -106,5 +111,5 @@ def _rows(choice: Choice, pool: str) -> Iterator[str]:
                 details.append(f"gathered by {deployment.gather}")
             details += ["recomputed"] * deployment.recompute + ["off-loaded"] * option.offload
             names = [choice.problem.tasks[number].name for number in component.tasks]
-            cells.append((component.name, shown_seconds(sum(option.seconds)), ", ".join(details), ", ".join(names)))
+            cells.append((component.name, format_seconds(sum(option.seconds)), ", ".join(details), ", ".join(names)))
     yield from (f"  {line}" for line in table("<><<", cells))

@@ -9,10 +9,10 @@ from rlgraph.ops import work_of
 from rlgraph.passes.cost import time
 from rlgraph.passes.cost.predict import task_model
 from rlgraph.passes.cost.tasks import Task
-from rlgraph.passes.cost.timetable import Order, Pools, starts
+from rlgraph.passes.cost.timetable import Pools, TaskOrder, start_times
 from rlgraph.passes.placement.search.components import Component
-from rlgraph.passes.placement.search.incumbent import Found
-from rlgraph.passes.placement.search.option import Apart, Option
+from rlgraph.passes.placement.search.incumbent import SearchResult
+from rlgraph.passes.placement.search.option import Option, SeparateOption
 from rlgraph.passes.placement.search.problem import Problem
 
 KINDS = ("generation", "reading", "training", "weights", "host")
@@ -44,7 +44,7 @@ class Stretch:
     """Its seconds by what they go to; the names are those of `BOUNDS`."""
 
 
-def critical_path(problem: Problem, found: Found) -> tuple[Stretch, ...]:
+def critical_path(problem: Problem, found: SearchResult) -> tuple[Stretch, ...]:
     """Return the works that the step is made of, first to last; their seconds add up to those of the step.
 
     If several steps are in flight: the works of the pool that has most to do; or, where a step that begins with the
@@ -56,7 +56,7 @@ def critical_path(problem: Problem, found: Found) -> tuple[Stretch, ...]:
     trips = problem.trips(colocation, {number: option.copies for number, option in chosen.items()})
     durations, order = problem.fusing.durations(found.options, found.pieces), problem.joined(found.pieces)
     seconds = problem.seconds(durations, syncs, trips)
-    begun = starts(order, seconds, pools)
+    begun = start_times(order, seconds, pools)
     chain = _chain(order, begun, seconds, pools)
     if problem.older:
         fullest = max(colocation.busy, key=lambda jobs: sum(seconds[job] for job in jobs))
@@ -77,7 +77,7 @@ def goes_to(path: Iterable[Stretch]) -> dict[str, float]:
     return dict(sorted(by_kind.items(), key=lambda item: -item[1]))
 
 
-def _chain(order: Order, begun: Sequence[float], seconds: Sequence[float], pools: Pools) -> list[int]:
+def _chain(order: TaskOrder, begun: Sequence[float], seconds: Sequence[float], pools: Pools) -> list[int]:
     """Return the jobs from the one that ends last back to one that waited for nothing: each started when one before it
     ended, which made its input or had its pool."""
     ends = [start + length for start, length in zip(begun, seconds, strict=True)]
@@ -91,7 +91,7 @@ def _chain(order: Order, begun: Sequence[float], seconds: Sequence[float], pools
     return chain[::-1]
 
 
-def _stretch(problem: Problem, solution: Found, job: int, start: float, seconds: float, trips: float) -> Stretch:
+def _stretch(problem: Problem, solution: SearchResult, job: int, start: float, seconds: float, trips: float) -> Stretch:
     """Return a job as a stretch of the critical path."""
     count = len(problem.syncs)
     if job < count:
@@ -126,9 +126,11 @@ def parts_of(problem: Problem, number: int, option: Option, at: int) -> dict[str
     """Return what the seconds of a task go to if its component is run with this option."""
     component, chosen = next(part for part in problem.parts(number, option) if at in part[0].tasks)
     parts = _parts(problem, component, chosen, at)
-    if isinstance(option, Apart) and chosen is option.reader and at == component.tasks[0]:
+    if isinstance(option, SeparateOption) and chosen is option.reader and at == component.tasks[0]:
         # The reader waits for the weights.
-        brought = time.sync(component.config, option.trainer.deployment, chosen.deployment, True, problem.constants)
+        brought = time.sync_cost(
+            component.config, option.trainer.deployment, chosen.deployment, True, problem.constants
+        )
         for name, seconds in asdict(brought).items():
             if seconds:
                 parts[name] = parts.get(name, 0.0) + seconds
@@ -145,7 +147,7 @@ def _parts(problem: Problem, component: Component, option: Option, at: int) -> d
     return {name: seconds * task.times for name, seconds in cost.items() if seconds}
 
 
-def _sync_parts(problem: Problem, solution: Found, sync: int) -> dict[str, float]:
+def _sync_parts(problem: Problem, solution: SearchResult, sync: int) -> dict[str, float]:
     """Return what the seconds of a weight synchronization go to."""
     source, target = problem.syncs[sync]
     ends = solution.options[source], solution.options[target]

@@ -9,19 +9,26 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-from rlgraph.catalog.clusters.units import shown_seconds
+from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.explain.choice import show_choice
 from rlgraph.explain.critical import BOUNDS, KINDS, Stretch, critical_path, goes_to
-from rlgraph.explain.parted import show_parted
+from rlgraph.explain.parted import show_chunked
 from rlgraph.explain.sharing import OVER, Sharing, pools, sharing, strategies
 from rlgraph.explain.tables import table
-from rlgraph.explain.variants import ONE_STEP_OFF, Other, others
-from rlgraph.passes.compilation.blocks import unsaid
-from rlgraph.passes.compilation.choosing import Hosted, hosted, tokens
+from rlgraph.explain.variants import ONE_STEP_OFF, Variant, others
+from rlgraph.passes.compilation.blocks import streaming_gains
+from rlgraph.passes.compilation.choosing import HostWork, host_work, tokens
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.finalists import better
-from rlgraph.passes.placement.choose import SPARE, Choice, candidates, how_fused, planned, problem_of
-from rlgraph.passes.placement.search.incumbent import Found
+from rlgraph.passes.compilation.finalists import choose_simulated
+from rlgraph.passes.placement.choose import (
+    SPARE,
+    PlacementChoice,
+    candidate_partitions,
+    fuse_mode,
+    make_plan,
+    make_problem,
+)
+from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.placement.search.search import Search
@@ -94,7 +101,7 @@ class Explanation:
     """The reasons why a plan was chosen. Seconds and US dollars are those of a step."""
 
     program: str
-    choice: Choice = field(repr=False)
+    choice: PlacementChoice = field(repr=False)
     predicted: Mapping[str, Any] = field(repr=False)
     """The prediction as a plan file has it."""
     path: tuple[Stretch, ...]
@@ -120,9 +127,9 @@ class Explanation:
         return goes_to(self.path)
 
     @property
-    def host(self) -> Hosted:
+    def host(self) -> HostWork:
         """Return what one process does for all pools."""
-        return hosted(self.choice)
+        return host_work(self.choice)
 
     @property
     def helpful(self) -> list[Change]:
@@ -191,7 +198,7 @@ class Explanation:
         rows = []
         for alternative in self.alternatives:
             parts = tuple((kind, alternative.goes_to[kind]) for kind in KINDS if kind in alternative.goes_to)
-            total = "" if alternative.seconds is None else shown_seconds(alternative.seconds)
+            total = "" if alternative.seconds is None else format_seconds(alternative.seconds)
             rows.append(
                 Row(alternative.name, alternative.pools or alternative.refused, parts, total, alternative.chosen)
             )
@@ -218,11 +225,13 @@ def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
         spent = goes_to(critical_path(strategy.problem, best))
         price, shared = _price(strategy.problem, best), pools(strategy.problem, best)
         alternatives.append(Alternative(strategy.name, strategy.chosen, best.seconds, price, shared, "", spent))
-    large = max(choice.question.cluster.devices, len(candidates(choice.problem, choice.question))) > LARGE
+    large = max(choice.question.cluster.devices, len(candidate_partitions(choice.problem, choice.question))) > LARGE
     # The best plan after a change mostly shares pools in one of the ways that were searched.
     near = {strategy.shares for strategy in tried_strategies if strategy.problem is choice.problem} if large else None
     simulated_s = compiled.told["predicted"]["seconds"]
-    tried = [replace(changed(choice, other, near, ends, simulated_s), said=other.said) for other in others(choice)]
+    tried = [
+        replace(evaluate_change(choice, other, near, ends, simulated_s), said=other.said) for other in others(choice)
+    ]
     # The rows of a large cluster take long to simulate.
     tried += [] if choice.question.cluster.devices > LARGE else _streamed(choice, ends)
     changes = sorted(tried, key=lambda change: -change.saves)
@@ -230,16 +239,20 @@ def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
     return Explanation(compiled.name, choice, compiled.told["predicted"], path, tuple(alternatives), tuple(changes))
 
 
-def changed(
-    choice: Choice, other: Other, near: Set[Sharing] | None = None, ends: float = inf, told: float | None = None
+def evaluate_change(
+    choice: PlacementChoice,
+    other: Variant,
+    near: Set[Sharing] | None = None,
+    ends: float = inf,
+    told: float | None = None,
 ) -> Change:
     """Return the best plan after a change; of some ways to share pools, if these are given, and the best that is found
     until `ends`. told: seconds of a step of the choice by the simulator, where work overlaps in it."""
-    problem = problem_of(other.question)
-    all_blocks = candidates(problem, other.question)
+    problem = make_problem(other.question)
+    all_blocks = candidate_partitions(problem, other.question)
     near_blocks = [blocks for blocks in all_blocks if near is None or sharing(blocks) in near]
     try:
-        fuse = how_fused(problem, other.question)
+        fuse = fuse_mode(problem, other.question)
         best = Search(problem, near_blocks, COARSE, ends - monotonic(), SPARE, fuse=fuse).best()
     except OutOfTime:
         return Change(other.name, other.detail, None, None, -inf, over=True)
@@ -249,8 +262,8 @@ def changed(
         return Change(other.name, other.detail, None, None, -inf)
     if problem.older and not choice.problem.older and best.value < choice.found.value:
         # The other step is alone: what a steady state leaves out is not a saving.
-        alternative = Choice(planned(other.question, problem, best), best, problem, other.question)
-        alternative = better(alternative, replace(choice, question=other.question), steps=STEPS)
+        alternative = PlacementChoice(make_plan(other.question, problem, best), best, problem, other.question)
+        alternative = choose_simulated(alternative, replace(choice, question=other.question), steps=STEPS)
         seconds = alternative.simulated or alternative.found.seconds
         value = problem.value(seconds, alternative.found.blocks, alternative.found.devices)
         best = replace(alternative.found, seconds=seconds, value=value)
@@ -261,17 +274,17 @@ def changed(
     return Change(other.name, other.detail, best.seconds, _price(problem, best), saves)
 
 
-def _streamed(choice: Choice, ends: float) -> Iterator[Change]:
+def _streamed(choice: PlacementChoice, ends: float) -> Iterator[Change]:
     """Yield a change for each table that could stream in the chosen plan."""
     problem, best = choice.problem, choice.found
-    for stream in unsaid(choice, ends):
+    for stream in streaming_gains(choice, ends):
         saves = 1 - stream.seconds / stream.whole if stream.whole else 0.0
         price = _price(problem, replace(best, seconds=stream.seconds))
         line = f"`stream {stream.table}(block={stream.block})`"
         yield Change(line, "", stream.seconds, price, saves, beside=stream.whole, said=True)
 
 
-def _price(problem: Problem, best: Found) -> float:
+def _price(problem: Problem, best: SearchResult) -> float:
     """Return the price of a step in US dollars."""
     return best.seconds * problem.price(best.blocks, best.devices)
 
@@ -289,10 +302,10 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         alone = total > (1 + LEAST) * explanation.seconds
         overlap = f", of which {older + 1} are under way" if alone else " on the pool that has most to do"
     yield f"what the step goes to{overlap}: {_shares(explanation.goes_to, total)}"
-    yield from show_parted(explanation.choice)
+    yield from show_chunked(explanation.choice)
     longest = sorted(explanation.path, key=lambda stretch: -stretch.seconds)[:LONGEST]
     rows = [
-        (stretch.name, shown_seconds(stretch.seconds), _percent(stretch.seconds, total), _bounds(stretch))
+        (stretch.name, format_seconds(stretch.seconds), _percent(stretch.seconds, total), _bounds(stretch))
         for stretch in sorted(longest, key=lambda stretch: stretch.start)
         if stretch.seconds > LEAST * total
     ]
@@ -310,13 +323,13 @@ def _alternative(explanation: Explanation, alternative: Alternative) -> tuple[st
     if alternative.seconds is None:
         return alternative.name, "-", "", alternative.refused
     if alternative.chosen:
-        return alternative.name, shown_seconds(alternative.seconds), "chosen", alternative.pools
+        return alternative.name, format_seconds(alternative.seconds), "chosen", alternative.pools
     value = alternative.seconds if explanation.choice.question.goal == "time" else alternative.price or 0.0
     best = explanation.choice.found.value
     # For large clusters the search stops at a plan that is near enough; an alternative may come a little nearer.
     loses = max(0.0, value / best - 1) if best else 0.0
     unit = "" if explanation.choice.question.goal == "time" else " price"
-    return alternative.name, shown_seconds(alternative.seconds), f"+{loses:.1%}{unit}", alternative.pools
+    return alternative.name, format_seconds(alternative.seconds), f"+{loses:.1%}{unit}", alternative.pools
 
 
 def _advice(explanation: Explanation) -> Iterator[str]:

@@ -8,26 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rlgraph.catalog.clusters.units import show, shown_seconds
-from rlgraph.errors import counted
+from rlgraph.catalog.clusters.units import format_quantity, format_seconds
+from rlgraph.errors import count_phrase
 from rlgraph.explain.choice import headline
 from rlgraph.explain.fused import show_fused
 from rlgraph.explain.plan_times import seconds_of
-from rlgraph.explain.tables import sized
-from rlgraph.explain.transfers import Weights, sizes, weights
+from rlgraph.explain.tables import pool_size
+from rlgraph.explain.transfers import WeightTransfer, size_texts, weights
 from rlgraph.ir.graph import Graph, Node, Phase
 from rlgraph.ir.plan import HOST, Group, Pool
 from rlgraph.ir.text.text import print_node
 from rlgraph.ir.types import Handle
 from rlgraph.ops import NODES
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.target import assumed
+from rlgraph.passes.compilation.target import assumed_workload
 from rlgraph.passes.cost.tasks import Task, main_step, tasks
-from rlgraph.passes.resharding.describe import size
-from rlgraph.passes.resharding.edges import Edge, Walked, walked
+from rlgraph.passes.resharding.describe import format_size
+from rlgraph.passes.resharding.edges import Edge, PhaseWork, phase_work
 from rlgraph.viz import captions
 from rlgraph.viz.boxes import BoxKind
-from rlgraph.viz.lanes import Deployed, Lane, Lanes, Stage, Way, Work
+from rlgraph.viz.lanes import DeployedModel, Lane, LaneEdge, Lanes, LaneWork, Stage
 from rlgraph.viz.scene import minor, role_of, rows_of
 
 COLUMNS = 34
@@ -45,8 +45,8 @@ class _PhaseDrawing:
     """A phase's picture while it is being made."""
 
     phase: Phase
-    works: list[Work] = field(default_factory=list)
-    ways: list[Way] = field(default_factory=list)
+    works: list[LaneWork] = field(default_factory=list)
+    ways: list[LaneEdge] = field(default_factory=list)
     boxes: dict[int, str] = field(default_factory=dict)
     """The box's id for each work that has one."""
     who: dict[str, tuple[str, str, str]] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class _LanesBuilder:
         if self.predicted:
             yield from headline(self.plan.cluster, used, self.predicted)
         else:
-            yield counted(used, "device")
+            yield count_phrase(used, "device")
         yield from show_fused(self.plan, self.predicted)
 
     # Lanes
@@ -97,21 +97,21 @@ class _LanesBuilder:
         """Return the lane of a pool."""
         if pool.name == HOST:
             return Lane(HOST, "1 process")
-        note = sized(pool)
+        note = pool_size(pool)
         if self.plan.cluster and pool.devices:
             last = pool.first + pool.devices - 1
             note += f", {pool.first}" + (f"-{last}" if last > pool.first else "")
         groups = [group for group in self.plan.groups if group.pool == pool.name]
         held = tuple(self.deployed(model, group, pool) for group in groups for model in group.models)
-        held += tuple(Deployed(name, (group.engine, "row by row")) for group in groups for name in group.code)
+        held += tuple(DeployedModel(name, (group.engine, "row by row")) for group in groups for name in group.code)
         full = self.predicted.get("memory", {}).get(pool.name)
         if not full:
             return Lane(pool.name, note, deployed=held)
-        filled = f"at most {show(full['bytes'], 'bytes')} of {show(full['capacity'], 'bytes')}"
+        filled = f"at most {format_quantity(full['bytes'], 'bytes')} of {format_quantity(full['capacity'], 'bytes')}"
         during = f", during {full['moment']}" if full["moment"] else ""
         return Lane(pool.name, note, (filled + during,), full["bytes"] / full["capacity"], held)
 
-    def deployed(self, model: str, group: Group, pool: Pool) -> Deployed:
+    def deployed(self, model: str, group: Group, pool: Pool) -> DeployedModel:
         """Return a model on a group as its lane shows it."""
         title = self.plan.part(model, group.name)
         details = [f"{group.engine}, {group.mesh}"]
@@ -125,18 +125,18 @@ class _LanesBuilder:
         more += ["recomputed"] * holding.recompute + ["off-loaded"] * holding.offload
         details += [", ".join(more)] if more else []
         seconds = self.busy.get((model, group.name))
-        duration = "" if seconds is None else shown_seconds(seconds)
-        return Deployed(title, tuple(details), duration, role_of(self.models[model]))
+        duration = "" if seconds is None else format_seconds(seconds)
+        return DeployedModel(title, tuple(details), duration, role_of(self.models[model]))
 
     # Work
 
     def phase(self, phase: Phase) -> _PhaseDrawing:
         """Return the drawing of a phase with its works and ways."""
-        walk = walked(phase, self.plan)
+        walk = phase_work(phase, self.plan)
         drawing = _PhaseDrawing(phase)
         small = {name for graph in _graphs(phase.graph) for name in minor(graph)}
         elsewhere = {name for group in self.compiled.plan.groups for name in group.code}
-        step = tasks(self.program, phase, assumed(self.compiled), elsewhere)
+        step = tasks(self.program, phase, assumed_workload(self.compiled), elsewhere)
         # The cost model has a task for each work, except for works that take no time.
         number_of = {at: n for n, at in enumerate(a for a, (w, _) in enumerate(walk.works) if not NODES[w.op].free)}
         seconds = self.seconds(step) if phase is main_step(self.program) else {}
@@ -162,11 +162,11 @@ class _LanesBuilder:
                 trained = [box for box, who in drawing.who.items() if who[:2] == (source, "train")]
                 lane = self.lane_of[self.plan.owner(source).name]
                 role = role_of(self.models[source])
-                drawing.ways += [Way(box, work.id, lane, line="weights", role=role) for box in trained[-1:]]
+                drawing.ways += [LaneEdge(box, work.id, lane, line="weights", role=role) for box in trained[-1:]]
         drawing.ways += self.ways(drawing, walk)
         return drawing
 
-    def work(self, node: Node, group: str, task: Task | None, seconds: float | None) -> Work:
+    def work(self, node: Node, group: str, task: Task | None, seconds: float | None) -> LaneWork:
         """Return the box of a work."""
         lane = self.lane_of[group]
         kind, title, note = self.labels(node, task)
@@ -179,15 +179,15 @@ class _LanesBuilder:
         owner = self.handle(node, 0) if node.op == "update" else owner
         role = role_of(self.models[owner]) if owner else ""
         text = "\n".join(print_node(node))
-        caption = captions.short(", ".join(part for part in (note, often) if part), COLUMNS)
-        return Work(
+        caption = captions.shortened(", ".join(part for part in (note, often) if part), COLUMNS)
+        return LaneWork(
             self.id(),
             lane,
-            captions.short(title, COLUMNS),
+            captions.shortened(title, COLUMNS),
             caption,
             kind,
             role,
-            "" if seconds is None else shown_seconds(seconds),
+            "" if seconds is None else format_seconds(seconds),
             share,
             text,
             rows_of(node),
@@ -233,7 +233,7 @@ class _LanesBuilder:
 
     # Ways
 
-    def ways(self, drawing: _PhaseDrawing, walk: Walked) -> Iterator[Way]:
+    def ways(self, drawing: _PhaseDrawing, walk: PhaseWork) -> Iterator[LaneEdge]:
         """Yield what is transferred, once to each group, and also what waits for what within a group."""
         sent: dict[tuple[str, str], list[Edge]] = {}
         near: dict[tuple[str, str], None] = {}
@@ -252,21 +252,21 @@ class _LanesBuilder:
                 sent.setdefault(ends, []).append(use.edge)
         lane = {work.id: work.lane for work in drawing.works}
         for (maker, user), edges in sent.items():
-            volumes = tuple(sizes([edge.type for edge in edges]))
-            yield Way(maker, user, lane[maker], tuple(edge.value for edge in edges), volumes)
+            volumes = tuple(size_texts([edge.type for edge in edges]))
+            yield LaneEdge(maker, user, lane[maker], tuple(edge.value for edge in edges), volumes)
         for maker, user in _shortest(near, sent):
-            yield Way(maker, user, lane[maker])
+            yield LaneEdge(maker, user, lane[maker])
 
-    def weights(self, sent: Weights, drawings: Sequence[_PhaseDrawing]) -> None:
+    def weights(self, sent: WeightTransfer, drawings: Sequence[_PhaseDrawing]) -> None:
         """Add the weights that are transferred before the first work that needs them, or to the `update` that sends
         them."""
         role = role_of(self.models[sent.model])
         caption = "of unknown size"
         if not isinstance(sent.moves, str):
-            volume = size(sent.moves.moved) if sent.moves.moved else "copied on its devices"
+            volume = format_size(sent.moves.moved) if sent.moves.moved else "copied on its devices"
             # No seconds without a cluster's devices, and no bytes where the dtype is only assumed.
             figures = [] if sent.assumed and sent.moves.moved else [volume]
-            figures += [shown_seconds(sent.moves.seconds)] if self.plan.cluster else []
+            figures += [format_seconds(sent.moves.seconds)] if self.plan.cluster else []
             caption = ", ".join(figures)
         for stage in drawings:
             goal = next((box for box, who in stage.who.items() if (who[0], who[2]) == (sent.model, sent.target)), None)
@@ -274,10 +274,10 @@ class _LanesBuilder:
                 continue
             at = next(at for at, work in enumerate(stage.works) if work.id == goal)
             text = f"{sent.title}: {sent.source} -> {sent.target}"
-            work = Work(self.id(), self.lane_of[sent.target], sent.title, caption, "next", role, text=text)
+            work = LaneWork(self.id(), self.lane_of[sent.target], sent.title, caption, "next", role, text=text)
             stage.works.insert(at, work)
-            stage.ways.append(Way("", work.id, self.lane_of[sent.source], line="weights", role=role))
-            stage.ways.append(Way(work.id, goal, work.lane, line="weights", role=role))
+            stage.ways.append(LaneEdge("", work.id, self.lane_of[sent.source], line="weights", role=role))
+            stage.ways.append(LaneEdge(work.id, goal, work.lane, line="weights", role=role))
             return
         for stage in drawings:
             for at, work in enumerate(stage.works):
@@ -291,7 +291,7 @@ def _stage(drawing: _PhaseDrawing) -> Stage:
     return Stage(drawing.phase.name, captions.phase(drawing.phase), works, tuple(drawing.ways))
 
 
-def _transferred(work: Work, drawing: _PhaseDrawing) -> Iterator[str]:
+def _transferred(work: LaneWork, drawing: _PhaseDrawing) -> Iterator[str]:
     """Yield what is transferred to a box, for its tooltip."""
     titles = {box.id: box.title for box in drawing.works}
     for way in drawing.ways:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlgraph.catalog.clusters.units import shown_seconds
-from rlgraph.passes.placement.choose import Choice
+from rlgraph.catalog.clusters.units import format_seconds
+from rlgraph.passes.placement.choose import PlacementChoice
 
 
-def show_parted(choice: Choice) -> Iterator[str]:
+def show_chunked(choice: PlacementChoice) -> Iterator[str]:
     """Yield a line for each such model, with what it saves."""
     for component, option in choice.problem.every_part(choice.found.options):
         deployment = option.deployment
@@ -20,4 +20,5 @@ def show_parted(choice: Choice) -> Iterator[str]:
                 for tasks in (chunked, unchunked)
             )
             where = f"{deployment.chunks} parts of the layers on each of {deployment.pp} stages"
-            yield f"{component.name} has {where}: {shown_seconds(several)} in place of {shown_seconds(single)} with one"
+            gain = f"{format_seconds(several)} in place of {format_seconds(single)} with one"
+            yield f"{component.name} has {where}: {gain}"

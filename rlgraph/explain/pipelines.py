@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlgraph.catalog.clusters.units import show, shown_seconds
+from rlgraph.catalog.clusters.units import format_quantity, format_seconds
 from rlgraph.explain.plan_times import predictor_of
 from rlgraph.ir.graph import Program
 from rlgraph.ops import NODES
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.target import assumed
+from rlgraph.passes.compilation.target import assumed_workload
 from rlgraph.passes.cost.fusing import Fusion
-from rlgraph.passes.cost.peak import in_flight
+from rlgraph.passes.cost.peak import in_flight_bytes
 from rlgraph.passes.cost.tasks import main_step, tasks
 from rlgraph.passes.cost.time import Batch
-from rlgraph.passes.rewrites.accumulate import added_up
+from rlgraph.passes.rewrites.accumulate import accumulating_models
 from rlgraph.viz.boxes import Role
 from rlgraph.viz.gantt import Chart, gantt
 from rlgraph.viz.pipeline import pipeline
@@ -42,11 +42,11 @@ def pipelines(compiled: Compilation) -> Iterator[Pipelined]:
     plan, program = compiled.plan, compiled.program
     elsewhere = {name for group in plan.groups for name in group.code}
     fed: dict[str, Sequence[Batch]] = {}
-    for task in tasks(program, main_step(program), assumed(compiled), elsewhere):
+    for task in tasks(program, main_step(program), assumed_workload(compiled), elsewhere):
         if task.model and task.model in predictor.configs and NODES[task.op].trains:
             fed[task.model] = max(fed.get(task.model, ()), task.batches, key=_rows)
     fed = {model: batches for model, batches in fed.items() if _rows(batches)}
-    streamed, done = added_up(program, plan), set[str]()
+    streamed, done = accumulating_models(program, plan), set[str]()
     for model in fed:
         shared = plan.fused_with(model)
         models = [name for name in (shared.models if shared else (model,)) if name in fed]
@@ -56,7 +56,7 @@ def pipelines(compiled: Compilation) -> Iterator[Pipelined]:
         done.update(models)
         works = [(name, fed[name]) for name in models]
         fusion = predictor.fused(works)
-        held = sum(size for _, _, size in in_flight(predictor, works, fusion))
+        held = sum(size for _, _, size in in_flight_bytes(predictor, works, fusion))
         yield Pipelined(fusion, held, model in streamed)
 
 
@@ -67,8 +67,10 @@ def _rows(batches: Sequence[Batch]) -> float:
 def picture(compiled: Compilation, id: str = "", always: bool = True) -> str:
     """Return all pipelines as SVG, one below the other; if there are none, the reason, or nothing if not `always`. id:
     the picture's id."""
-    model_roles = roles(compiled.program)
-    charts = [chart(pipelined.fusion, model_roles, told(pipelined)) for pipelined in pipelines(compiled)]
+    model_roles = roles_by_model(compiled.program)
+    charts = [
+        pipeline_chart(pipelined.fusion, model_roles, pipeline_notes(pipelined)) for pipelined in pipelines(compiled)
+    ]
     if not charts and not always:
         return ""
     if charts:
@@ -80,28 +82,31 @@ def picture(compiled: Compilation, id: str = "", always: bool = True) -> str:
     return gantt(compiled.name, note, charts, id)
 
 
-def roles(program: Program) -> dict[str, Role]:
+def roles_by_model(program: Program) -> dict[str, Role]:
     """Return the roles of a program's models by name."""
     return {model.name: role_of(model) for model in program.models}
 
 
-def chart(fusion: Fusion, known: Mapping[str, Role], notes: Sequence[str]) -> Chart:
+def pipeline_chart(fusion: Fusion, known: Mapping[str, Role], notes: Sequence[str]) -> Chart:
     """Return a pipeline's chart. known: the roles of the models."""
     names = [model.name for model in fusion.problem.models]
     title = f"train {', '.join(names)}" + (" in one pipeline" if len(names) > 1 else "")
     return pipeline(fusion.problem, fusion.lists, fusion.table, title, notes, [known.get(name, "") for name in names])
 
 
-def told(each: Pipelined) -> list[str]:
+def pipeline_notes(each: Pipelined) -> list[str]:
     """Return the notes about what is not in the lists themselves."""
-    line = takes(each.fusion) + f"; micro-batches in flight need at most {show(each.held, 'bytes')} on a device"
+    line = (
+        makespan_text(each.fusion)
+        + f"; micro-batches in flight need at most {format_quantity(each.held, 'bytes')} on a device"
+    )
     return [line, *(["rows come in parts: this is all of a mini-batch at once"] if each.parts else [])]
 
 
-def takes(fusion: Fusion) -> str:
+def makespan_text(fusion: Fusion) -> str:
     """Return a pipeline's makespan compared with its bound, and with one training after the other."""
-    line = f"{shown_seconds(fusion.table.makespan)} a mini-batch, beside the optimizer's step"
-    line += f"; nothing is shorter than {shown_seconds(fusion.bound)}"
+    line = f"{format_seconds(fusion.table.makespan)} a mini-batch, beside the optimizer's step"
+    line += f"; nothing is shorter than {format_seconds(fusion.bound)}"
     if len(fusion.problem.models) > 1:
-        line += f"; one after the other by 1F1B {shown_seconds(fusion.in_turn)}"
+        line += f"; one after the other by 1F1B {format_seconds(fusion.in_turn)}"
     return line

@@ -11,7 +11,7 @@ from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.predict import Predictor, task_model
 from rlgraph.passes.cost.tasks import Task, stays
-from rlgraph.passes.placement.place import config_of
+from rlgraph.passes.placement.place import model_config
 
 
 def predictor_of(compiled: Compilation) -> Predictor | None:
@@ -31,7 +31,7 @@ def predictor_of(compiled: Compilation) -> Predictor | None:
         model.name: (model, shape) for model in program.models if isinstance(shape := shapes.get(model.name), Shape)
     }
     return Predictor(
-        plan, {name: config_of(model, shape, program) for name, (model, shape) in shaped.items()}, cluster, constants
+        plan, {name: model_config(model, shape, program) for name, (model, shape) in shaped.items()}, cluster, constants
     )
 
 

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from rlgraph.catalog.clusters.cluster import Island
-from rlgraph.catalog.clusters.units import show
+from rlgraph.catalog.clusters.cluster import NodeGroup
+from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.ir.graph import Program
 from rlgraph.passes.cost.peak import usable
-from rlgraph.passes.placement.choose import Choice, candidates, problem_of, search_until
+from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, make_problem, search_until
 from rlgraph.passes.placement.search.components import Component
-from rlgraph.passes.placement.search.incumbent import Found
+from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.partitions import sizes
 from rlgraph.passes.placement.search.problem import Blocks, Problem
 from rlgraph.passes.placement.search.progress import OutOfTime
@@ -36,14 +36,14 @@ class PlacementStrategy:
     name: str
     shares: Sharing
     problem: Problem
-    found: Found | None
+    found: SearchResult | None
     refused: str = ""
     """The reason why there is no such plan."""
     chosen: bool = False
     """Whether the best plan places the models so."""
 
 
-def strategies(choice: Choice, ends: float = inf) -> list[PlacementStrategy]:
+def strategies(choice: PlacementChoice, ends: float = inf) -> list[PlacementStrategy]:
     """Return the strategies that apply to the program, the first of two that are the same. The last one is what was
     chosen, if it is none of them, as where a model is read in another pool than it is trained. ends: of their
     searches, by the monotonic clock."""
@@ -51,9 +51,9 @@ def strategies(choice: Choice, ends: float = inf) -> list[PlacementStrategy]:
     last = PlacementStrategy("what was chosen", chosen, problem, choice.found, chosen=True)
     if choice.question.apart:
         question = replace(choice.question, apart=())
-        choice, chosen = replace(choice, problem=problem_of(question), question=question), frozenset()
+        choice, chosen = replace(choice, problem=make_problem(question), question=question), frozenset()
         problem = choice.problem
-    partitions = candidates(problem, choice.question)
+    partitions = candidate_partitions(problem, choice.question)
     tried, seen = [], set[Sharing]()
     for name, wanted in _named(problem.components, choice.question.program).items():
         if wanted in seen:
@@ -69,7 +69,9 @@ def strategies(choice: Choice, ends: float = inf) -> list[PlacementStrategy]:
     return tried if chosen in seen else [*tried, last]
 
 
-def _searched(name: str, wanted: Sharing, choice: Choice, allowed: Sequence[Blocks], ends: float) -> PlacementStrategy:
+def _searched(
+    name: str, wanted: Sharing, choice: PlacementChoice, allowed: Sequence[Blocks], ends: float
+) -> PlacementStrategy:
     """Return the strategy with the best plan of a search, or the reason why there is none."""
     try:
         best = search_until(ends, choice.problem, choice.question, allowed)
@@ -84,13 +86,13 @@ def sharing(blocks: Blocks) -> Sharing:
     return frozenset(frozenset(block.components) for block in blocks)
 
 
-def pools(problem: Problem, found: Found) -> str:
+def pools(problem: Problem, found: SearchResult) -> str:
     """Return which components share devices: `actor + ref (8), critic (4)`."""
     blocks = zip(found.blocks, found.devices, strict=True)
-    return ", ".join(f"{' + '.join(held(problem, block.components))} ({devices:,})" for block, devices in blocks)
+    return ", ".join(f"{' + '.join(pool_models(problem, block.components))} ({devices:,})" for block, devices in blocks)
 
 
-def held(problem: Problem, numbers: Sequence[int]) -> list[str]:
+def pool_models(problem: Problem, numbers: Sequence[int]) -> list[str]:
     """Return the models of a pool; for a model with a component elsewhere, its work here."""
     components = [problem.components[number] for number in numbers]
     here = Counter(component.model for component in components)
@@ -130,7 +132,7 @@ def _named(components: Sequence[Component], program: Program) -> dict[str, Shari
 # What cannot be
 
 
-def _unallowed(choice: Choice, wanted: Sharing) -> str:
+def _unallowed(choice: PlacementChoice, wanted: Sharing) -> str:
     """Return why no candidate shares pools so."""
     if len(wanted) > choice.question.cluster.devices:
         return f"does not fit: {len(wanted)} pools on {choice.question.cluster.devices} devices"
@@ -155,10 +157,11 @@ def _unfit(problem: Problem, blocks: Blocks) -> str:
     crowd = max((block for _, block in needed), key=lambda block: _least(problem, blocks, block.components))
     room = usable(problem.island(crowd), problem.constants)
     names, least = _names(problem, crowd.components), _least(problem, blocks, crowd.components)
-    return f"together {names} need {show(least, 'bytes')} on each device, and {show(room, 'bytes')} can be used"
+    needed_bytes, usable_room = format_quantity(least, "bytes"), format_quantity(room, "bytes")
+    return f"together {names} need {needed_bytes} on each device, and {usable_room} can be used"
 
 
-def _fewest(problem: Problem, number: int, island: Island) -> int | None:
+def _fewest(problem: Problem, number: int, island: NodeGroup) -> int | None:
     """Return the least number of devices that a component needs; None if it does not fit on all of them."""
     return next((size for size in sizes(island) if problem.options.of(problem.components[number], island, size)), None)
 
@@ -174,4 +177,4 @@ def _least(problem: Problem, blocks: Blocks, components: Sequence[int]) -> float
 
 def _names(problem: Problem, components: Sequence[int]) -> str:
     """Return the models of a pool as words."""
-    return ", ".join(f"`{name}`" for name in held(problem, components))
+    return ", ".join(f"`{name}`" for name in pool_models(problem, components))

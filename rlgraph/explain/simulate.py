@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rlgraph.backends.sim.accounting import PoolTime, pool_time, under_way, untrained, worker_time
+from rlgraph.backends.sim.accounting import PoolTime, pool_time, steps_in_flight, untrained_rows, worker_time
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.log import Prediction
 from rlgraph.backends.sim.steady_state import longest_cycle, run_steps
-from rlgraph.backends.sim.works import Work, worker
+from rlgraph.backends.sim.works import Work, worker_name
 from rlgraph.backends.turns import seats
 from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, counted
-from rlgraph.explain.pipelines import roles
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, count_phrase
+from rlgraph.explain.pipelines import roles_by_model
 from rlgraph.explain.simulation import Simulation
 from rlgraph.ir.plan import Plan, Pool
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.target import assumed
+from rlgraph.passes.compilation.target import assumed_workload
 from rlgraph.passes.cost.calibration import Calibration
 from rlgraph.passes.cost.constants import Constants, defaults
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.tasks import Workload
-from rlgraph.passes.placement.place import config_of
-from rlgraph.runs.planfiles.memory import too_full
+from rlgraph.passes.placement.place import model_config
+from rlgraph.runs.planfiles.memory import memory_errors
 
 
 def simulate(
@@ -45,7 +45,7 @@ def simulate(
     machine. workload: how long rows are, and how many of them filters keep. constants: those of the cost model; None:
     the defaults for the devices. calibration: measured constants, and rates of a device. Raise ProgramError.
     """
-    workload = workload or assumed(compiled)
+    workload = workload or assumed_workload(compiled)
     _check(steps, workload)
     plan = _laid_out(compiled.plan)
     if isinstance(cluster, str):
@@ -54,11 +54,11 @@ def simulate(
     cluster = cluster or _cluster_of(plan)
     needed = max(pool.first + pool.devices for pool in plan.pools)
     if needed > cluster.devices:
-        message = f"the plan needs {counted(needed, 'device')}, and `{cluster.text}` has {cluster.devices}"
+        message = f"the plan needs {count_phrase(needed, 'device')}, and `{cluster.text}` has {cluster.devices}"
         raise ProgramError(
             Diagnostic("E0960", message, compiled.schedule.span, "give a larger `--cluster`, or smaller pools")
         )
-    if checks_memory and (wrong := too_full(compiled, cluster, workload, constants, plan)):
+    if checks_memory and (wrong := memory_errors(compiled, cluster, workload, constants, plan)):
         raise ProgramError(wrong)
     if calibration is not None:
         cluster, constants = calibration.on(cluster), calibration.constants
@@ -66,14 +66,14 @@ def simulate(
         constants = compiled.target.constants
     constants = constants or defaults(cluster.islands[0].device.kind)
     predictor = Predictor(plan, model_configs(compiled), cluster, constants)
-    result = simulated(compiled, plan, cluster, predictor, workload, steps, seed, constants.source)
+    result = simulate_plan(compiled, plan, cluster, predictor, workload, steps, seed, constants.source)
     if steps == 1:
         return result
     free = SimBackend(compiled.program, plan, predictor, workload, seed, turns=False)
     return replace(result, cycle=longest_cycle(free))
 
 
-def simulated(
+def simulate_plan(
     compiled: Compilation,
     plan: Plan,
     cluster: Cluster,
@@ -108,10 +108,10 @@ def simulated(
         ages,
         run.warm_up,
         run.steady,
-        under_way(works, began, ended),
-        untrained(works, began, ended),
+        steps_in_flight(works, began, ended),
+        untrained_rows(works, began, ended),
         source=source,
-        roles=roles(compiled.program),
+        roles=roles_by_model(compiled.program),
     )
 
 
@@ -121,7 +121,7 @@ def _time_of(pool: Pool, plan: Plan, works: Sequence[Work], began: float, ended:
         return pool_time(pool.name, works, began, ended)
     groups = [group for group in plan.groups if group.pool == pool.name]
     workers = {group.name: seats(group).places for group in groups} | {
-        worker(group.name, copy): seats(group, copy).places
+        worker_name(group.name, copy): seats(group, copy).places
         for group in groups
         for copy in range(group.mesh.length("dp"))
     }
@@ -163,7 +163,7 @@ def model_configs(compiled: Compilation) -> Mapping[str, ModelConfig]:
     for model in compiled.program.models:
         shape = compiled.placed.shapes.get(model.name)
         if isinstance(shape, Shape):
-            configs[model.name] = config_of(model, shape, compiled.program)
+            configs[model.name] = model_config(model, shape, compiled.program)
         elif model.name in dict(compiled.plan.owners):
             message = f"the work of `{model.name}` cannot be predicted: {shape or 'its configuration is not here'}"
             hint = "take a well-known model, or a folder with its `config.json`"

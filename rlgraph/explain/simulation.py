@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.backends.sim.accounting import PoolTime, critical_path
-from rlgraph.backends.sim.works import Teller, Work
+from rlgraph.backends.sim.works import TimelineWriter, Work
 from rlgraph.catalog.clusters.cluster import Cluster
-from rlgraph.catalog.clusters.units import shown_seconds
-from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, counted
-from rlgraph.explain.pipelines import chart, takes
-from rlgraph.explain.tables import sized, table
+from rlgraph.catalog.clusters.units import format_seconds
+from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, count_phrase
+from rlgraph.explain.pipelines import makespan_text, pipeline_chart
+from rlgraph.explain.tables import pool_size, table
 from rlgraph.ir.plan import HOST, Plan, Pool
 from rlgraph.ops import NODES, work_of
 from rlgraph.passes.compilation.choosing import NOTED
 from rlgraph.runs.timeline import Timeline
 from rlgraph.viz.boxes import Role
 from rlgraph.viz.gantt import Bar, Chart, Lane, gantt
-from rlgraph.viz.timeline import LOOKS, worked
+from rlgraph.viz.timeline import LOOKS, work_bar
 
 MILLION = 1e6
 STAGED = 50_000
@@ -196,7 +196,7 @@ class Simulation:
         """Return the last step as a Gantt chart."""
         critical = set(map(id, self.path))
         bars = [
-            worked(
+            work_bar(
                 pool,
                 work.name,
                 _kind(work),
@@ -214,7 +214,7 @@ class Simulation:
             Lane(pool.name, f"{_devices(pool)}, {_share(time.busy, time.busy + time.idle)} busy")
             for pool, time in zip(self.plan.pools, self.pools, strict=True)
         ]
-        note = f"{shown_seconds(self.seconds)} a step on {self.cluster.text}, {self.tokens_per_second:,.0f} tokens/s"
+        note = f"{format_seconds(self.seconds)} a step on {self.cluster.text}, {self.tokens_per_second:,.0f} tokens/s"
         step = Chart(lanes, bars, self.ends[-1] - self.last, [*LOOKS.values()])
         return gantt(self.program, note, [step, *self._pipelines()])
 
@@ -228,13 +228,15 @@ class Simulation:
         for work in longest.values():
             assert work.stages is not None
             fusion = work.stages()
-            entered = shown_seconds(work.entered - self.last)
-            yield chart(fusion, self.roles, [f"{takes(fusion)}; the longest of the step, from {entered} on"])
+            entered = format_seconds(work.entered - self.last)
+            yield pipeline_chart(
+                fusion, self.roles, [f"{makespan_text(fusion)}; the longest of the step, from {entered} on"]
+            )
 
     def write_trace(self, path: str | Path) -> None:
         """Write a timeline of all steps, which ui.perfetto.dev shows. Raise RunError where it cannot be written."""
         trace = Timeline()
-        teller = Teller(trace, STAGED)
+        teller = TimelineWriter(trace, STAGED)
         for work in self.works:
             teller.tell(work)
         trace.write(Path(path))
@@ -269,27 +271,28 @@ def _merged(bars: list[Bar]) -> list[Bar]:
 def _lines(sim: Simulation) -> Iterator[str]:
     """Yield the lines of the text."""
     state = " in steady state" if sim.steady else ""
-    yield f"{sim.program} on {sim.cluster.text}: {shown_seconds(sim.seconds)} a step{state} by the simulator"
+    yield f"{sim.program} on {sim.cluster.text}: {format_seconds(sim.seconds)} a step{state} by the simulator"
     yield ""
     sizes = {pool.name: pool.devices or pool.cpus for pool in sim.plan.pools}
     rows = [("", "pool", "devices", "busy", "", "", "idle", "", "waiting for")]
     for time in sim.pools:
         total_s = time.busy + time.idle
         count = str(sizes[time.pool]) if time.pool != HOST else "-"
-        busy, idle = shown_seconds(time.busy / sim.steps), shown_seconds(time.idle / sim.steps)
+        busy, idle = format_seconds(time.busy / sim.steps), format_seconds(time.idle / sim.steps)
         shares = _share(time.busy, total_s), _share(time.idle, total_s)
         rows.append(("", time.pool, count, busy, shares[0], "", idle, shares[1], _waits(time, sim.steps)))
     yield from table("><<>><>><", rows)
     calls = sim.hosted(calls=True)
     if calls > NOTED * sim.seconds:
         share = _share(calls, sim.seconds)
-        yield f"the host calls functions for {shown_seconds(calls)} of a step ({share}): a pool of cpus takes them over"
+        call_seconds = format_seconds(calls)
+        yield f"the host calls functions for {call_seconds} of a step ({share}): a pool of cpus takes them over"
     yield ""
     total = sim.ends[-1] - sim.last
     path = [("", "start", "seconds", "", "critical path", "on", "began after")]
     for first, times, seconds in _folded(sim.path, sim.last):
         name, on = first.name + (f" x{times}" if times > 1 else ""), " and ".join(dict.fromkeys(first.pools))
-        began, took = shown_seconds(max(0.0, first.start - sim.last)), shown_seconds(seconds)
+        began, took = format_seconds(max(0.0, first.start - sim.last)), format_seconds(seconds)
         path.append(("", began, took, _share(seconds, total), name, on, _because(first, sim.last)))
     yield from table(">>>><<<", path)
     yield ""
@@ -308,13 +311,13 @@ def _steady(sim: Simulation) -> Iterator[str]:
     """Yield the lines about a simulation of several steps."""
     judged = {None: "too few to say whether they are steady", False: "not steady: simulate more", True: "steady"}
     yield (
-        f"{counted(sim.steps, 'step')} after {sim.warm_up} of warm-up, which took {shown_seconds(sim.began)}: "
+        f"{count_phrase(sim.steps, 'step')} after {sim.warm_up} of warm-up, which took {format_seconds(sim.began)}: "
         f"{judged[sim.steady]}; {sim.under_way:.2g} under way on average"
     )
-    full, cycle = sim.fullest, shown_seconds(sim.cycle or 0.0)
+    full, cycle = sim.fullest, format_seconds(sim.cycle or 0.0)
     yield (
-        f"bound: {shown_seconds(sim.bound)} a step, {_share(sim.bound, sim.seconds)} of it: `{full.pool}` works "
-        f"{shown_seconds(full.busy / sim.steps)} for it, the longest cycle of dependences takes {cycle}"
+        f"bound: {format_seconds(sim.bound)} a step, {_share(sim.bound, sim.seconds)} of it: `{full.pool}` works "
+        f"{format_seconds(full.busy / sim.steps)} for it, the longest cycle of dependences takes {cycle}"
     )
     rows = sum(sim.ages.values())
     if rows:
@@ -349,7 +352,7 @@ def _because(work: Work, began: float) -> str:
 def _waits(time: PoolTime, steps: int) -> str:
     """Return the longest waits, down to a hundredth of the idle time."""
     longest = [(wait, seconds) for wait, seconds in time.waited[:3] if seconds > time.idle / 100]
-    return ", ".join(f"{wait} {shown_seconds(seconds / steps)}" for wait, seconds in longest)
+    return ", ".join(f"{wait} {format_seconds(seconds / steps)}" for wait, seconds in longest)
 
 
 def _share(part: float, total: float) -> str:
@@ -357,7 +360,7 @@ def _share(part: float, total: float) -> str:
 
 
 def _devices(pool: Pool) -> str:
-    return sized(pool) if pool.devices or pool.cpus else "no device"
+    return pool_size(pool) if pool.devices or pool.cpus else "no device"
 
 
 def _kind(work: Work) -> str:

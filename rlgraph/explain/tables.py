@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from rlgraph.errors import counted
+from rlgraph.errors import count_phrase
 from rlgraph.ir.plan import Pool
 
 
@@ -17,6 +17,6 @@ def table(sides: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
 
 
-def sized(pool: Pool) -> str:
+def pool_size(pool: Pool) -> str:
     """Return the size of a pool in words: `8 devices`, `64 cpus`."""
-    return counted(pool.cpus, "cpu") if pool.cpus else counted(pool.devices, "device")
+    return count_phrase(pool.cpus, "cpu") if pool.cpus else count_phrase(pool.devices, "device")

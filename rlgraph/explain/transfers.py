@@ -11,17 +11,17 @@ from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.clusters.topology import sites_of, topology_of
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.errors import counted
+from rlgraph.errors import count_phrase
 from rlgraph.explain.tables import table
 from rlgraph.ir.graph import Program
-from rlgraph.ir.layout import Local
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.transfer import Transfer
 from rlgraph.ir.types import Axis, Table, Tensor, Type
-from rlgraph.passes.compilation.planning import Placed
-from rlgraph.passes.placement.place import config_of, updates
-from rlgraph.passes.resharding.describe import describe
-from rlgraph.passes.resharding.edges import Edge, edges
+from rlgraph.passes.compilation.planning import PlannedProgram
+from rlgraph.passes.placement.place import model_config, update_pairs
+from rlgraph.passes.resharding.describe import describe_transfer
+from rlgraph.passes.resharding.edges import Edge, group_edges
 from rlgraph.passes.resharding.reshard import reshard
 
 BUCKET = 256 << 20
@@ -33,7 +33,7 @@ _SENT = ("tokens", "logprobs", "version", "finished", "reward", "turns")
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightTransfer:
     """A transfer of weights from one group to another."""
 
     title: str
@@ -48,11 +48,11 @@ class Weights:
     """The dtype that its bytes are counted in, where neither the program nor a cluster's plan says one."""
 
 
-def show_transfers(program: Program, placed: Placed) -> str:
+def show_transfers(program: Program, placed: PlannedProgram) -> str:
     """Return a paragraph for the weights of each model and each group that follows it, then a line for each value."""
     plan = placed.plan
     parts = [_shown(sent, plan) for sent in weights(program, placed)]
-    rows = [_row(edge, plan) for edge in edges(program, plan)]
+    rows = [_row(edge, plan) for edge in group_edges(program, plan)]
     if rows:
         parts.append("rows\n" + "".join(f"  {line}\n" for line in table("<<<<", rows)))
     return "\n".join(parts) or "nothing travels: everything runs in one group\n"
@@ -61,11 +61,11 @@ def show_transfers(program: Program, placed: Placed) -> str:
 # Weights
 
 
-def weights(program: Program, placed: Placed) -> list[Weights]:
+def weights(program: Program, placed: PlannedProgram) -> list[WeightTransfer]:
     """Return all transfers of weights: those after a model was trained, then those of each `update`."""
     plan = placed.plan
     transfers = [
-        Weights(
+        WeightTransfer(
             f"weights of {model}",
             model,
             source,
@@ -75,12 +75,12 @@ def weights(program: Program, placed: Placed) -> list[Weights]:
         )
         for model, source, target in plan.syncs()
     ]
-    for target, source in dict.fromkeys(updates(program)):
+    for target, source in dict.fromkeys(update_pairs(program)):
         ends = plan.owner(source).name, plan.owner(target).name
         if ends[0] != ends[1]:
             moves = _moves(program, placed, source, *ends)
             assumed = _assumed(program, plan, source)
-            transfers.append(Weights(f"update of {target} from {source}", target, *ends, moves, assumed))
+            transfers.append(WeightTransfer(f"update of {target} from {source}", target, *ends, moves, assumed))
     return transfers
 
 
@@ -91,7 +91,7 @@ def _assumed(program: Program, plan: Plan, model: str) -> str:
     return "" if named else program.dtype(declared)
 
 
-def _shown(sent: Weights, plan: Plan) -> str:
+def _shown(sent: WeightTransfer, plan: Plan) -> str:
     """Return the paragraph for the weights that one group sends to another."""
     source, target, moves = plan.group(sent.source), plan.group(sent.target), sent.moves
     head = f"{sent.title}: {source.name} ({source.mesh}) -> {target.name} ({target.mesh})\n"
@@ -100,34 +100,34 @@ def _shown(sent: Weights, plan: Plan) -> str:
     places = [*_devices(plan, source), *_devices(plan, target)]
     sites = sites_of(dict(enumerate(places)), read_cluster(plan.cluster)) if plan.cluster else None
     numbers = f"ranks of {source.name} from 0, those of {target.name} from {source.mesh.size}"
-    lines = [numbers, *describe(moves, sites=sites, timed=bool(plan.cluster)).splitlines()]
+    lines = [numbers, *describe_transfer(moves, sites=sites, timed=bool(plan.cluster)).splitlines()]
     if sent.assumed:
         lines.append(f"bytes are counted in {sent.assumed}: the program says no `dtype` of `{sent.model}`")
     return head + "".join(f"  {line}\n" for line in lines)
 
 
-def _moves(program: Program, placed: Placed, model: str, source: str, target: str) -> Transfer | str:
+def _moves(program: Program, placed: PlannedProgram, model: str, source: str, target: str) -> Transfer | str:
     """Return the transfer of weights, or the reason why it is not known."""
     plan, shape = placed.plan, placed.shapes.get(model)
     if not isinstance(shape, Shape):
         return str(shape or "its configuration is not here")
-    return transfer(
+    return plan_transfer(
         plan,
         plan.group(source),
         plan.group(target),
         shape,
         cast(ModelKind, program.model(model).kind),
-        config_of(program.model(model), shape, program).trained_item,
+        model_config(program.model(model), shape, program).trained_item,
         model,
     )
 
 
-def transfer(
+def plan_transfer(
     plan: Plan, source: Group, target: Group, shape: Shape, kind: ModelKind, itemsize: int, model: str = ""
 ) -> Transfer:
     """Return the transfer of a model's weights from one group to another, whose ranks are numbered after those of the
     first."""
-    sides: list[dict[int, tuple[Local, ...]]] = []
+    sides: list[dict[int, tuple[LocalTensor, ...]]] = []
     places: list[int] = []
     for group in (source, target):
         layout, mesh = spec_of(group.engine).carried, group.mesh
@@ -164,7 +164,12 @@ def _row(edge: Edge, plan: Plan) -> tuple[str, ...]:
     # One rank of each replica has the results, and all its ranks need their inputs.
     senders = _copies(source, tuple((rank,) for rank in source.speakers(edge.turned)))
     receivers = _copies(target, target.copies())
-    return edge.value, f"{source.name} -> {target.name}", f"{senders} -> {receivers}", ", ".join(sizes([edge.type]))
+    return (
+        edge.value,
+        f"{source.name} -> {target.name}",
+        f"{senders} -> {receivers}",
+        ", ".join(size_texts([edge.type])),
+    )
 
 
 def _copies(group: Group, copies: tuple[tuple[int, ...], ...]) -> str:
@@ -183,7 +188,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"{ranks[0]}-{ranks[-1]}" if consecutive else ", ".join(map(str, ranks))
 
 
-def sizes(kinds: Sequence[Type]) -> list[str]:
+def size_texts(kinds: Sequence[Type]) -> list[str]:
     """Return the bytes of values as far as their types tell: the number of tokens is known only in the run."""
     columns = [column for kind in kinds for column in _stored(kind)]
     totals: dict[str, int] = {}
@@ -191,7 +196,7 @@ def sizes(kinds: Sequence[Type]) -> list[str]:
         if column.dtype in _BYTES:
             unit = _unit(column.axis)
             totals[unit] = totals.get(unit, 0) + _BYTES[column.dtype]
-    shown = [f"{counted(size, 'byte')} {unit}" for unit, size in totals.items()]
+    shown = [f"{count_phrase(size, 'byte')} {unit}" for unit, size in totals.items()]
     unsized = any(isinstance(kind, Table) for kind in kinds) or any(column.dtype not in _BYTES for column in columns)
     return [*shown, *(["columns of the data"] if unsized else [])]
 

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import count
 
-from rlgraph.catalog.clusters.cluster import Cluster, Device, Island
-from rlgraph.catalog.clusters.devices import Listed, known
+from rlgraph.catalog.clusters.cluster import Cluster, Device, NodeGroup
+from rlgraph.catalog.clusters.devices import ListedDevice, known_devices
 from rlgraph.catalog.clusters.read import MOST_DEVICES, read_cluster
 from rlgraph.catalog.clusters.text import write_text
-from rlgraph.catalog.clusters.units import show
+from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.ir.graph import Graph, Staleness
 from rlgraph.ir.schedule import Placement, Pool, Work
 from rlgraph.ops import work_of
 from rlgraph.ops.nodes import NODES, model_of
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.tasks import main_step
-from rlgraph.passes.placement.choose import Choice, Question
+from rlgraph.passes.placement.choose import PlacementChoice, PlacementQuery
 
 BETTER = 1.1
 """The factor by which a better device is faster in some rate."""
@@ -32,21 +32,21 @@ CPUS = 64
 
 
 @dataclass(frozen=True)
-class Other:
+class Variant:
     """A variant of the question that was asked."""
 
     name: str
     """The name of the change, such as `one more node`."""
     detail: str
     """The text that one would write, such as `17x8:a100-80gb`."""
-    question: Question
+    question: PlacementQuery
     helps: bool = True
     """Whether the chosen plan would still fit, and be no slower."""
     said: bool = False
     """Whether lines of a schedule are all that it takes."""
 
 
-def others(choice: Choice) -> Iterator[Other]:
+def others(choice: PlacementChoice) -> Iterator[Variant]:
     """Yield the changes that one could make."""
     question = choice.question
     for number, island in enumerate(question.cluster.islands):
@@ -60,19 +60,19 @@ def others(choice: Choice) -> Iterator[Other]:
             changed = with_device(question, better, number)
             yield replace(_clustered(f"{better.device.name} in place of {island.device.name}", changed), helps=False)
     if any(island.nodes > 1 for island in question.cluster.islands):
-        yield Other("a network twice as fast", _networks(question.cluster, 2), with_network(question, 2))
-    yield Other("twice the memory on each device", _memories(question.cluster, 2), with_memory(question, 2))
-    answers = responses(choice)
+        yield Variant("a network twice as fast", _networks(question.cluster, 2), with_network(question, 2))
+    yield Variant("twice the memory on each device", _memories(question.cluster, 2), with_memory(question, 2))
+    answers = sampled_lengths(choice)
     if answers:
         half = Lengths(tuple(value / 2 for value in answers.values))
         detail = f"{half.mean:.0f} tokens on average"
-        yield Other("half as long answers", detail, with_lengths(question, response=half), helps=False)
+        yield Variant("half as long answers", detail, with_lengths(question, response=half), helps=False)
     yield from _on_cpus(choice)
     yield from _one_step_off(choice)
     yield from _freed(question)
 
 
-def responses(choice: Choice) -> Lengths | None:
+def sampled_lengths(choice: PlacementChoice) -> Lengths | None:
     """Return the lengths of the answers that a step samples first."""
     return next((task.batches[0].response for task in choice.problem.tasks if work_of(task.op) == "generates"), None)
 
@@ -80,18 +80,18 @@ def responses(choice: Choice) -> Lengths | None:
 # The cluster
 
 
-def with_islands(asked: Question, islands: tuple[Island, ...]) -> Question:
+def with_islands(asked: PlacementQuery, islands: tuple[NodeGroup, ...]) -> PlacementQuery:
     """Return the question with other node groups (islands); the links between them that the user gave stay."""
     _, _, between = asked.cluster.text.partition("~")
     return replace(asked, cluster=read_cluster(write_text(islands, between.strip())))
 
 
-def with_nodes(asked: Question, number: int, nodes: int) -> Question:
+def with_nodes(asked: PlacementQuery, number: int, nodes: int) -> PlacementQuery:
     """Return the question with another number of nodes in one node group."""
     return _with(asked, number, nodes=nodes)
 
 
-def with_device(asked: Question, listed: Listed, number: int = 0) -> Question:
+def with_device(asked: PlacementQuery, listed: ListedDevice, number: int = 0) -> PlacementQuery:
     """Return the question for nodes with as many devices of another kind, and the network that these come with."""
     return _with(
         asked,
@@ -103,7 +103,7 @@ def with_device(asked: Question, listed: Listed, number: int = 0) -> Question:
     )
 
 
-def with_network(asked: Question, factor: float = 1.0, bandwidth: float | None = None) -> Question:
+def with_network(asked: PlacementQuery, factor: float = 1.0, bandwidth: float | None = None) -> PlacementQuery:
     """Return the question with another network of all node groups (islands): so many times as fast, or of so many
     bytes a second."""
     islands = asked.cluster.islands
@@ -112,7 +112,7 @@ def with_network(asked: Question, factor: float = 1.0, bandwidth: float | None =
     )
 
 
-def with_memory(asked: Question, factor: float = 1.0, size: int | None = None) -> Question:
+def with_memory(asked: PlacementQuery, factor: float = 1.0, size: int | None = None) -> PlacementQuery:
     """Return the question with another memory of all devices: so many times as much, or so many bytes."""
     devices = [
         replace(island.device, memory=size or round(island.device.memory * factor)) for island in asked.cluster.islands
@@ -121,13 +121,13 @@ def with_memory(asked: Question, factor: float = 1.0, size: int | None = None) -
     return with_islands(asked, tuple(replace(island, device=device) for island, device in islands))
 
 
-def next_device(device: Device) -> Listed | None:
+def next_device(device: Device) -> ListedDevice | None:
     """Return the weakest accelerator of the table that is faster and has no less of anything."""
     if device.kind == "cpu":
         return None
     strength = _strength(device)
     better = []
-    for listed in known().values():
+    for listed in known_devices().values():
         rate, bandwidth, memory = (new / old for new, old in zip(_strength(listed.device), strength, strict=True))
         if min(rate, bandwidth, memory) >= AS_GOOD and max(rate, bandwidth) >= BETTER:
             better.append(listed)
@@ -139,38 +139,42 @@ def _strength(device: Device) -> tuple[float, float, float]:
     return device.peak("bfloat16"), device.bandwidth, device.memory
 
 
-def _with(question: Question, number: int, **fields: object) -> Question:
+def _with(question: PlacementQuery, number: int, **fields: object) -> PlacementQuery:
     """Return the question with other fields of one node group."""
     islands = list(question.cluster.islands)
     islands[number] = replace(islands[number], **fields)  # type: ignore[arg-type]
     return with_islands(question, tuple(islands))
 
 
-def _clustered(name: str, question: Question) -> Other:
+def _clustered(name: str, question: PlacementQuery) -> Variant:
     """Return a change of the cluster."""
-    return Other(name, question.cluster.text, question)
+    return Variant(name, question.cluster.text, question)
 
 
 def _networks(cluster: Cluster, factor: float) -> str:
     """Return the bandwidths of the changed networks as words."""
-    return " and ".join(dict.fromkeys(show(island.network * factor, "bandwidth") for island in cluster.islands))
+    return " and ".join(
+        dict.fromkeys(format_quantity(island.network * factor, "bandwidth") for island in cluster.islands)
+    )
 
 
 def _memories(cluster: Cluster, factor: float) -> str:
     """Return the memory sizes of the changed devices as words."""
-    return " and ".join(dict.fromkeys(show(island.device.memory * factor, "bytes") for island in cluster.islands))
+    return " and ".join(
+        dict.fromkeys(format_quantity(island.device.memory * factor, "bytes") for island in cluster.islands)
+    )
 
 
 # The rows, and the schedule
 
 
-def with_lengths(asked: Question, **lengths: Lengths) -> Question:
+def with_lengths(asked: PlacementQuery, **lengths: Lengths) -> PlacementQuery:
     """Return the question with other lengths. lengths: those of `prompt` or `response` that change."""
     changed: Mapping[str, Lengths] = lengths
     return replace(asked, workload=replace(asked.workload, **changed))  # type: ignore[arg-type]
 
 
-def _on_cpus(choice: Choice) -> Iterator[Other]:
+def _on_cpus(choice: PlacementChoice) -> Iterator[Variant]:
     """Yield the question with functions and environments that have no pool of cpus on one."""
     question, problem = choice.question, choice.problem
     functions = tuple(dict.fromkeys(task.code for task in problem.tasks if task.code and task.code not in problem.code))
@@ -180,10 +184,10 @@ def _on_cpus(choice: Choice) -> Iterator[Other]:
         pools, placements = (*question.schedule.pools, Pool(name, 0, CPUS)), (*question.schedule.placements, line)
         changed = replace(question, schedule=replace(question.schedule, pools=pools, placements=placements))
         detail = f"pool {name} = {CPUS} cpus, place {', '.join(functions)} on {name}"
-        yield Other("functions on cpus of their own", detail, changed, helps=False, said=True)
+        yield Variant("functions on cpus of their own", detail, changed, helps=False, said=True)
 
 
-def _one_step_off(choice: Choice) -> Iterator[Other]:
+def _one_step_off(choice: PlacementChoice) -> Iterator[Variant]:
     """Yield, if a model is sampled from that the step trains, the question that samples with the weights of the step
     before, so that two steps are under way."""
     question, problem = choice.question, choice.problem
@@ -193,7 +197,7 @@ def _one_step_off(choice: Choice) -> Iterator[Other]:
         older = replace(phase, graph=_lagging(phase.graph, trained), staleness=Staleness(1))
         phases = tuple(older if other is phase else other for other in question.program.phases)
         changed = replace(question, program=replace(question.program, phases=phases))
-        yield Other(ONE_STEP_OFF, "`step async(lag=1)`, another algorithm", changed, helps=False)
+        yield Variant(ONE_STEP_OFF, "`step async(lag=1)`, another algorithm", changed, helps=False)
 
 
 def _lagging(graph: Graph, models: Set[str]) -> Graph:
@@ -206,24 +210,24 @@ def _lagging(graph: Graph, models: Set[str]) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _pools(choice: Choice) -> set[str]:
+def _pools(choice: PlacementChoice) -> set[str]:
     """Return the names of the pools of the plan."""
     return {pool.name for pool in choice.plan.pools}
 
 
-def _freed(question: Question) -> Iterator[Other]:
+def _freed(question: PlacementQuery) -> Iterator[Variant]:
     """Yield the question without each one line of the schedule, and without all of them if there are several."""
     placements = question.schedule.placements
     for line in placements:
         rest = tuple(other for other in placements if other is not line)
         without = replace(question, schedule=replace(question.schedule, placements=rest))
-        yield Other(f"`{shown(line)}` left out", "", without, said=True)
+        yield Variant(f"`{placement_text(line)}` left out", "", without, said=True)
     if len(placements) > 1 or question.schedule.pools:
         free = replace(question.schedule, pools=(), placements=(), sends=(), refreshes=())
-        yield Other("a schedule without pools and placements", "", replace(question, schedule=free), said=True)
+        yield Variant("a schedule without pools and placements", "", replace(question, schedule=free), said=True)
 
 
-def shown(line: Placement) -> str:
+def placement_text(line: Placement) -> str:
     """Return a placement as the user wrote it, on one line."""
     work = ", ".join(map(str, line.work))
     options = [

@@ -18,18 +18,18 @@ from html import escape
 from time import monotonic
 from typing import Any
 
-from rlgraph.catalog.clusters.devices import known, names
+from rlgraph.catalog.clusters.devices import known_devices, names
 from rlgraph.catalog.clusters.read import MOST_DEVICES
 from rlgraph.catalog.clusters.text import Word
-from rlgraph.catalog.clusters.units import QuantityKind, parse
-from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
+from rlgraph.catalog.clusters.units import QuantityKind, parse_quantity
+from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
 from rlgraph.explain.sharing import OVER, pools
 from rlgraph.explain.tables import table
 from rlgraph.explain.variants import with_device, with_lengths, with_memory, with_network, with_nodes
 from rlgraph.passes.compilation.choosing import tokens
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.lengths import Lengths, read_lengths
-from rlgraph.passes.placement.choose import Question, choose_until
+from rlgraph.passes.placement.choose import PlacementQuery, choose_until
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.viz.plot import Axis, Panel, lines
 
@@ -135,7 +135,7 @@ def what_if(compiled: Compilation, text: str, seconds: float | None = None) -> S
     return Sweep(compiled.name, question.cluster.text, name, tuple(points), question.goal)
 
 
-def _point(ends: float, value: str, question: Question, number: float | None) -> Point:
+def _point(ends: float, value: str, question: PlacementQuery, number: float | None) -> Point:
     """Return the best plan for one value."""
     try:
         choice = choose_until(ends, question)
@@ -151,7 +151,7 @@ def _point(ends: float, value: str, question: Question, number: float | None) ->
 # What can be changed
 
 
-def _devices(asked: Question, value: Word) -> tuple[Question, float]:
+def _devices(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
     first, *rest = asked.cluster.islands
     others = sum(island.devices for island in rest)
     count = _whole(value)
@@ -164,11 +164,11 @@ def _devices(asked: Question, value: Word) -> tuple[Question, float]:
     return _node_question(asked, value, (count - others) // first.per_node), float(count)
 
 
-def _nodes(asked: Question, value: Word) -> tuple[Question, float]:
+def _nodes(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
     return _node_question(asked, value, _whole(value)), float(value.text)
 
 
-def _node_question(asked: Question, value: Word, nodes: int) -> Question:
+def _node_question(asked: PlacementQuery, value: Word, nodes: int) -> PlacementQuery:
     """Return the question for so many nodes. Raise ProgramError if these are too many."""
     first, *rest = asked.cluster.islands
     if nodes * first.per_node + sum(island.devices for island in rest) > MOST_DEVICES:
@@ -176,41 +176,43 @@ def _node_question(asked: Question, value: Word, nodes: int) -> Question:
     return with_nodes(asked, 0, nodes)
 
 
-def _network(asked: Question, value: Word) -> tuple[Question, float]:
+def _network(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
     bandwidth = _quantity(value, "bandwidth")
     return with_network(asked, bandwidth=bandwidth), bandwidth
 
 
-def _memory(asked: Question, value: Word) -> tuple[Question, float]:
+def _memory(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
     size = _quantity(value, "bytes")
     return with_memory(asked, size=round(size)), size
 
 
-def _device(asked: Question, value: Word) -> tuple[Question, None]:
+def _device(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, None]:
     old = asked.cluster.islands[0].device
     name = names().get(value.text.lower(), "")
     if not name:
         raise _wrong(
-            f"there is no device `{value.text}`", value, nearest(value.text.lower(), names()) or _listing(known())
+            f"there is no device `{value.text}`",
+            value,
+            did_you_mean(value.text.lower(), names()) or _listing(known_devices()),
         )
-    new = known()[name]
+    new = known_devices()[name]
     if new.device.kind != old.kind:
         hint = "engines, constants and dtypes are others there: compile for the other cluster, and compare"
         raise _wrong(f"`{name}` cannot take the place of `{old.name}`", value, hint)
     return with_device(asked, new), None
 
 
-def _prompts(asked: Question, value: Word) -> tuple[Question, float]:
+def _prompts(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
     lengths = _lengths(value)
     return with_lengths(asked, prompt=lengths), lengths.mean
 
 
-def _responses(asked: Question, value: Word) -> tuple[Question, float]:
+def _responses(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
     lengths = _lengths(value)
     return with_lengths(asked, response=lengths), lengths.mean
 
 
-def _kept(asked: Question, value: Word) -> tuple[Question, float]:
+def _kept(asked: PlacementQuery, value: Word) -> tuple[PlacementQuery, float]:
     try:
         share = float(value.text)
     except ValueError:
@@ -220,7 +222,7 @@ def _kept(asked: Question, value: Word) -> tuple[Question, float]:
     return replace(asked, workload=replace(asked.workload, kept=share)), share
 
 
-_PARAMETERS: Mapping[str, Callable[[Question, Word], tuple[Question, float | None]]] = {
+_PARAMETERS: Mapping[str, Callable[[PlacementQuery, Word], tuple[PlacementQuery, float | None]]] = {
     "devices": _devices,
     "nodes": _nodes,
     "network": _network,
@@ -243,7 +245,7 @@ def _read(text: str) -> tuple[str, list[Word]]:
     word = _word(source, 0, len(name))
     if word.text not in _PARAMETERS:
         message = f"`{word.text}` cannot be changed" if word.text else "what is to be changed is missing"
-        raise _wrong(message, word, nearest(word.text, _PARAMETERS) or _listing(_PARAMETERS))
+        raise _wrong(message, word, did_you_mean(word.text, _PARAMETERS) or _listing(_PARAMETERS))
     # Lengths can have commas of their own: `mean=350, p99=1500`.
     separator = ";" if ";" in rest or "=" in rest else ","
     begin = len(name) + len(sign)
@@ -272,7 +274,7 @@ def _whole(value: Word) -> int:
 
 def _quantity(value: Word, kind: QuantityKind) -> float:
     try:
-        quantity = parse(value.text, kind)
+        quantity = parse_quantity(value.text, kind)
     except ValueError as error:
         message, _, hint = str(error).partition(": ")
         raise _wrong(message, value, hint) from None

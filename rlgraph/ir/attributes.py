@@ -61,7 +61,7 @@ class Attribute:
         """Return what is wrong with a value, or an empty text. axes: the keys of the program's axes."""
         if value is None and self.default is None:
             return ""
-        if not fits(self.type, value):
+        if not has_attribute_type(self.type, value):
             return f"`{self.name}` is {self.type}, not {value!r}"
         if self.type == "word" and self.names and value not in list[Constant](self.names()):
             return f"`{self.name}` is {self.choice}, not {value!r}"
@@ -74,7 +74,7 @@ class Attribute:
         return ""
 
 
-def fits(type_: AttributeType, value: Constant) -> bool:
+def has_attribute_type(type_: AttributeType, value: Constant) -> bool:
     """Return whether a value has an attribute type."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if type_ == "int":

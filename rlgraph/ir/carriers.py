@@ -53,7 +53,7 @@ def carrier(one: Site, other: Site) -> str:
 
 
 @dataclass(frozen=True)
-class Ways:
+class PeerCarriers:
     """What one place has to know about the carriers of its messages."""
 
     carriers: Mapping[int, str] = field(default_factory=dict)
@@ -71,9 +71,9 @@ class Ways:
         return self.names.get(place, f"place {place}")
 
 
-def ways(
+def peer_carriers(
     pairs: Iterable[tuple[int, int]], sites: Mapping[int, Site], what: str, names: Mapping[int, str]
-) -> dict[int, Ways]:
+) -> dict[int, PeerCarriers]:
     """Return for each named place the carriers of the messages from and to its peers. sites: those of the places of
     which they are known."""
     carriers: dict[int, dict[int, str]] = {place: {} for place in names}
@@ -83,7 +83,7 @@ def ways(
         carriers[one][other] = carriers[other][one] = name
     clubs = _clubs(carriers, sites)
     return {
-        place: Ways(
+        place: PeerCarriers(
             peers,
             tuple(club for club in clubs if place in club),
             what,

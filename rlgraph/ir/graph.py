@@ -221,7 +221,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class External:
     """A declaration of something outside the program: a data source, a function, an environment or a buffer's rule."""
 
     kind: str
@@ -288,7 +288,7 @@ class Program:
 
     name: str
     models: tuple[Model, ...] = ()
-    outside: tuple[Outside, ...] = ()
+    outside: tuple[External, ...] = ()
     states: tuple[State, ...] = ()
     phases: tuple[Phase, ...] = ()
 
@@ -322,7 +322,7 @@ class Program:
         return ((phase.name, node) for phase in self.phases for node in phase.graph.walk())
 
 
-def numbered(program: Program) -> Program:
+def with_node_ids(program: Program) -> Program:
     """Return the program with the `id` of every node set."""
     numbers = count()
 
@@ -336,7 +336,7 @@ def numbered(program: Program) -> Program:
     return replace(program, phases=tuple(replace(phase, graph=graph(phase.graph)) for phase in program.phases))
 
 
-def refs(expr: Expr) -> dict[str, Tensor]:
+def used_names(expr: Expr) -> dict[str, Tensor]:
     """Return the names that an expression uses, with their types, in order of first use."""
     types: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -379,13 +379,13 @@ def tensor_node(body: tuple[Let, ...], outputs: tuple[str, ...], span: Span = NO
     defined: dict[str, Expr] = {}
     free: dict[str, None] = {}
     for let in body:
-        free.update(dict.fromkeys(name for name in refs(let.expr) if name not in defined))
+        free.update(dict.fromkeys(name for name in used_names(let.expr) if name not in defined))
         defined[let.name] = let.expr
     values = tuple(Value(name, defined[name].type) for name in outputs)
     return Node("tensor", tuple(free), values, body=body, span=span)
 
 
-def rename(node: Node, names: Mapping[str, str]) -> Node:
+def rename_uses(node: Node, names: Mapping[str, str]) -> Node:
     """Return the node with its uses of values renamed, also in its regions; its outputs keep their names."""
     if not names:
         return node
@@ -396,17 +396,17 @@ def rename(node: Node, names: Mapping[str, str]) -> Node:
     node = replace(node, inputs=inputs)
     for region in node.regions:
         outputs = tuple(names.get(name, name) for name in region.outputs)
-        node = region_node(
-            node, replace(region, nodes=tuple(rename(inner, names) for inner in region.nodes), outputs=outputs)
+        node = with_region(
+            node, replace(region, nodes=tuple(rename_uses(inner, names) for inner in region.nodes), outputs=outputs)
         )
     return node
 
 
 def _renamed(expr: Expr, names: Mapping[str, str]) -> dict[str, Expr]:
-    return {name: Ref(names[name], kind) for name, kind in refs(expr).items() if name in names}
+    return {name: Ref(names[name], kind) for name, kind in used_names(expr).items() if name in names}
 
 
-def captures(region: Graph) -> tuple[str, ...]:
+def captured_names(region: Graph) -> tuple[str, ...]:
     """Return the names that a region uses and does not define, in order of first use."""
     defined = {value.name for value in region.inputs}
     used: dict[str, None] = {}
@@ -417,13 +417,13 @@ def captures(region: Graph) -> tuple[str, ...]:
     return tuple(used)
 
 
-def region_node(node: Node, region: Graph) -> Node:
+def with_region(node: Node, region: Graph) -> Node:
     """Return the region node with another region and the captures of that one."""
     carried = node.inputs[: len(region.inputs)]
-    return replace(node, inputs=carried + captures(region), regions=(region,))
+    return replace(node, inputs=carried + captured_names(region), regions=(region,))
 
 
-def axes(program: Program) -> dict[str, Axis]:
+def program_axes(program: Program) -> dict[str, Axis]:
     """Return every axis of a program by its key, parents first."""
     by_key: dict[str, Axis] = {}
     for phase in program.phases:

@@ -39,7 +39,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalTensor:
     """A tensor that a rank holds. Elements that no piece covers are padding."""
 
     name: str
@@ -78,15 +78,15 @@ def whole(shape: tuple[int, ...]) -> Box:
     return tuple((0, size) for size in shape)
 
 
-def common(a: Box, b: Box) -> Box | None:
+def intersection(a: Box, b: Box) -> Box | None:
     """Return the intersection of two boxes; None if it is empty."""
     box = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
     return box if all(start < stop for start, stop in box) else None
 
 
-def without(box: Box, cut: Box) -> list[Box]:
+def box_difference(box: Box, cut: Box) -> list[Box]:
     """Return what is left of a box without `cut`, as boxes that do not overlap."""
-    inner = common(box, cut)
+    inner = intersection(box, cut)
     if inner is None:
         return [box]
     left = []
@@ -97,20 +97,20 @@ def without(box: Box, cut: Box) -> list[Box]:
     return left
 
 
-def within(local: Local, box: Box, name: str) -> Local:
+def cut_tensor(local: LocalTensor, box: Box, name: str) -> LocalTensor:
     """Return a box of a rank's tensor as a tensor of this name."""
     pieces = []
     for piece in local.pieces:
         local_box = tuple((at, at + stop - start) for at, (start, stop) in zip(piece.at, piece.box, strict=True))
-        if overlap := common(local_box, box):
+        if overlap := intersection(local_box, box):
             starts = [start - at for at, (start, _) in zip(piece.at, piece.box, strict=True)]
             global_box = tuple((low + start, high + start) for (low, high), start in zip(overlap, starts, strict=True))
             at = tuple(low - first for (low, _), (first, _) in zip(overlap, box, strict=True))
             pieces.append(Piece(piece.name, global_box, at))
-    return Local(name, tuple(stop - start for start, stop in box), tuple(pieces))
+    return LocalTensor(name, tuple(stop - start for start, stop in box), tuple(pieces))
 
 
-def chunk(size: int, parts: int, index: int) -> Range:
+def chunk_range(size: int, parts: int, index: int) -> Range:
     """Return the range of one of `parts` parts as `torch.chunk` cuts them: all of the same length but for the last
     non-empty one, with empty ones after it."""
     length = -(-size // parts)

@@ -137,7 +137,7 @@ By = Literal["longest", "column", "function"]
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
+class Admission:
     """Starts the sampled rows of a table in the order of their expected length, the longest first, and balances the
     model's replicas by it."""
 
@@ -148,7 +148,7 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class FusedTraining:
     """Models whose trainings share the stages of one group's pipeline and fill each other's bubbles. The stages'
     timetable follows from the numbers of micro-batches."""
 
@@ -176,8 +176,8 @@ class Plan:
     free: tuple[str, ...] = ()
     """Streamed tables whose blocks go to whichever replica is free; of others each replica has a fixed share."""
     tails: tuple[Tail, ...] = ()
-    fused: tuple[Fused, ...] = ()
-    admits: tuple[Admit, ...] = ()
+    fused: tuple[FusedTraining, ...] = ()
+    admits: tuple[Admission, ...] = ()
     version: int = field(default=VERSION)
 
     def group(self, name: str) -> Group:
@@ -224,11 +224,11 @@ class Plan:
         """Return the tail of a table; None if it has none."""
         return next((tail for tail in self.tails if tail.table == table), None)
 
-    def admit(self, table: str) -> Admit | None:
+    def admit(self, table: str) -> Admission | None:
         """Return how the rows of a table are ordered when they start; None: as in the data."""
         return next((admit for admit in self.admits if admit.table == table), None)
 
-    def fused_with(self, model: str) -> Fused | None:
+    def fused_with(self, model: str) -> FusedTraining | None:
         """Return the trainings that share a pipeline with a model's; None if none does."""
         return next((fused for fused in self.fused if model in fused.models), None)
 

@@ -14,7 +14,7 @@ from rlgraph.ir.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
-class Common:
+class SharedStages:
     """The size of a block of shared stages, each of which is a pipeline of its own."""
 
     stages: int
@@ -56,14 +56,14 @@ def width(split: Mesh) -> int:
     return split.copy_size // split.length("pp")
 
 
-def common(splits: Sequence[Mesh]) -> Common:
+def shared_stages(splits: Sequence[Mesh]) -> SharedStages:
     """Return the shared stages of meshes for which there is no `misfit`."""
-    return Common(max(split.length("pp") for split in splits), max(map(width, splits)))
+    return SharedStages(max(split.length("pp") for split in splits), max(map(width, splits)))
 
 
-def misfit(splits: Sequence[Mesh]) -> str:
+def stage_misfit(splits: Sequence[Mesh]) -> str:
     """Return why meshes over the same devices cannot share stages; empty if they can."""
-    shared, size = common(splits), splits[0].size
+    shared, size = shared_stages(splits), splits[0].size
     for name, counts, most in (
         ("stages", [split.length("pp") for split in splits], shared.stages),
         ("devices for a stage", [width(split) for split in splits], shared.width),

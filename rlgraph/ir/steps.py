@@ -33,19 +33,19 @@ def step_edges(program: Program) -> Iterator[StepEdge]:
                 yield StepEdge(model.name, node, 1 + age)
 
 
-def bound(node: Node) -> int:
+def staleness_bound(node: Node) -> int:
     """Return how many versions old the rows that a node samples are, or may be, when they are trained on."""
     return int(node.attr("lag", 0) + node.attr("staleness", 0))
 
 
 def oldest(node: Node) -> int:
     """Return how many versions old the weights that a node samples with are, or may be."""
-    return bound(node) - int(node.attr("held", 0))
+    return staleness_bound(node) - int(node.attr("held", 0))
 
 
-def ages(program: Program) -> bool:
+def trains_on_stale_rows(program: Program) -> bool:
     """Return whether a program may train on rows of older weights than the current ones."""
-    return any(bound(node) for _, node in program.walk())
+    return any(staleness_bound(node) for _, node in program.walk())
 
 
 def distance(node: Node, name: str) -> int:
@@ -58,7 +58,7 @@ def distance(node: Node, name: str) -> int:
     return min(distance(inner, name) for inner in node.region.nodes if name in inner.inputs)
 
 
-def reach(program: Program) -> dict[str, int]:
+def longest_distances(program: Program) -> dict[str, int]:
     """Return the greatest distance of the step edges of each model that has some."""
     distances: dict[str, int] = {}
     for edge in step_edges(program):

@@ -69,7 +69,7 @@ class Axis:
         return f"{self.parent.name}, {self.name}" if self.inner and self.parent else self.name
 
 
-def join(a: Axis | None, b: Axis | None) -> Axis | None:
+def inner_axis(a: Axis | None, b: Axis | None) -> Axis | None:
     """Return the inner one of two nested axes; raises ValueError if they do not nest."""
     if a is None or (b is not None and b.within(a)):
         return b

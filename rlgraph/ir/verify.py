@@ -9,14 +9,14 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from rlgraph.ir.attributes import REQUIRED, Attribute
-from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, axes, captures
+from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, captured_names, program_axes
 from rlgraph.ir.types import Axis, Handle, Infer, Table, Tensor, Type
 
 UNIT, FUSED = "unit", "fused"
 """Properties that passes add: the unit of every node, and tensor nodes with several outputs."""
 
 
-class Signed(Protocol):
+class DeclaredOperation(Protocol):
     """The properties of an operation that verification needs."""
 
     @property
@@ -48,7 +48,7 @@ class BrokenGraph(Exception):
 
 def verify(
     program: Program,
-    ops: Mapping[str, Signed],
+    ops: Mapping[str, DeclaredOperation],
     infer: Infer,
     written: Collection[str] = (),
 ) -> None:
@@ -65,7 +65,7 @@ def verify(
         declared.add(model.name)
     declared |= {outside.name for outside in program.outside}
     declared |= {state.name for state in program.states}
-    by_key = axes(program)
+    by_key = program_axes(program)
     for phase in program.phases:
         check = _Check(ops, infer, by_key, written)
         check.graph(phase.graph, {})
@@ -90,7 +90,7 @@ class _Check:
     take."""
 
     def __init__(
-        self, ops: Mapping[str, Signed], infer: Infer, by_key: Mapping[str, Axis], written: Collection[str]
+        self, ops: Mapping[str, DeclaredOperation], infer: Infer, by_key: Mapping[str, Axis], written: Collection[str]
     ) -> None:
         self.ops, self.infer, self.by_key, self.written = ops, infer, by_key, written
         self.made: set[str] = set()
@@ -138,7 +138,7 @@ class _Check:
         for region in node.regions:
             self.region(node, op, region, scope)
 
-    def attributes(self, node: Node, op: Signed) -> None:
+    def attributes(self, node: Node, op: DeclaredOperation) -> None:
         given, declared = dict(node.attrs), {attribute.name: attribute for attribute in op.attributes}
         problems = [f"has no attribute `{name}`" for name in given if name not in declared]
         if len(given) < len(node.attrs):
@@ -153,7 +153,7 @@ class _Check:
                 problems.append(problem)
         self.problems += [f"{node.name}: {node.op}: {problem}" for problem in problems]
 
-    def unit(self, node: Node, op: Signed) -> None:
+    def unit(self, node: Node, op: DeclaredOperation) -> None:
         """Check that a node has a unit that fits its operation, with a reason where it is a barrier."""
         unit, due = node.unit, UNIT in self.written
         if unit is None or not due:
@@ -203,10 +203,10 @@ class _Check:
         if inferred != expr.type:
             self.problems.append(f"{node.name}: {expr.op} makes {inferred}, is marked {expr.type}")
 
-    def region(self, node: Node, op: Signed, region: Graph, scope: Mapping[str, Type]) -> None:
+    def region(self, node: Node, op: DeclaredOperation, region: Graph, scope: Mapping[str, Type]) -> None:
         count = len(region.inputs)
-        if node.inputs[count:] != captures(region):
-            self.problems.append(f"{node.name}: captures {captures(region)}, is given {node.inputs[count:]}")
+        if node.inputs[count:] != captured_names(region):
+            self.problems.append(f"{node.name}: captures {captured_names(region)}, is given {node.inputs[count:]}")
         if len(region.outputs) != len(node.outputs):
             self.problems.append(f"{node.name}: yields {len(region.outputs)} values, makes {len(node.outputs)}")
         outer = [scope[name] for name in node.inputs[:count]]

@@ -11,10 +11,10 @@ from rlgraph.ir.types import Handle
 from rlgraph.ops.nodes import NODES, model_of
 
 
-def bases(program: Program) -> dict[str, str]:
+def base_models(program: Program) -> dict[str, str]:
     """Return for each model whose weights, apart from adapters, never change the first model with the same ones, which
     may be itself. Models that are fully trained or replaced are left out."""
-    first, base_of, changing = dict[Constant, str](), dict[str, str](), set(changed(program))
+    first, base_of, changing = dict[Constant, str](), dict[str, str](), set(changed_models(program))
     for model in program.models:
         original = program.original(model)
         if has_adapters(program, model.name) or model.name not in changing:
@@ -23,10 +23,10 @@ def bases(program: Program) -> dict[str, str]:
     return base_of
 
 
-def shared(program: Program) -> dict[str, tuple[str, ...]]:
+def shared_bases(program: Program) -> dict[str, tuple[str, ...]]:
     """Return groups of models with the same weights, by the first model of each group."""
     groups: dict[str, list[str]] = {}
-    for name, base in bases(program).items():
+    for name, base in base_models(program).items():
         groups.setdefault(base, []).append(name)
     return {base: tuple(names) for base, names in groups.items() if len(names) > 1}
 
@@ -36,12 +36,12 @@ def has_adapters(program: Program, name: str) -> bool:
     return dict(program.original(program.model(name)).options).get("lora") is not None
 
 
-def learnt(program: Program, model: Model) -> bool:
+def is_changed(program: Program, model: Model) -> bool:
     """Return whether a model that is no copy, or a copy of it, is trained or takes other weights."""
-    return any(program.original(program.model(name)) == model for name in changed(program))
+    return any(program.original(program.model(name)) == model for name in changed_models(program))
 
 
-def changed(program: Program) -> Iterator[str]:
+def changed_models(program: Program) -> Iterator[str]:
     """Return the models that are trained or take other weights."""
     for phase in program.phases:
         types = phase.graph.values()

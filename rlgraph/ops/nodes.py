@@ -45,7 +45,7 @@ from typing import Any, Literal, cast
 
 from rlgraph.ir.attributes import Attribute, Required
 from rlgraph.ir.graph import SPANS, Node
-from rlgraph.ops.optimizers import attributes as optimizer_attributes
+from rlgraph.ops.optimizers import optimizer_attributes
 
 Work = Literal["generates", "scores", "trains"]
 Unit = Literal["row", "group", "batch"]
@@ -544,7 +544,7 @@ def work_of(operation: str) -> Work | None:
     return NODES[operation].work if operation in NODES else None
 
 
-def attr(node: Node, name: str) -> Any:
+def attribute_value(node: Node, name: str) -> Any:
     """Return an attribute's value, or the record's default where the node has none."""
     default = NODES[node.op].attribute(name).default
     return node.attr(name, None if isinstance(default, Required) else default)
@@ -554,7 +554,7 @@ def unit_word(node: Node) -> Unit:
     """Return the smallest unit that a node works on: that of its operation, or what its function needs to see."""
     op = NODES[node.op]
     has_over = any(attribute.name == "over" for attribute in op.attributes)
-    return cast(Unit, attr(node, "over")) if has_over else op.unit
+    return cast(Unit, attribute_value(node, "over")) if has_over else op.unit
 
 
 def planned_as(operation: str) -> str:
@@ -572,20 +572,20 @@ def table_of(node: Node) -> str:
     return _input(node, "table")
 
 
-def rows_each(node: Node) -> int:
+def rows_per_input(node: Node) -> int:
     """Return how many rows a node that generates makes for each input row. It may sample more of them."""
-    rows: int = node.attr("first") or attr(node, "n")
+    rows: int = node.attr("first") or attribute_value(node, "n")
     return rows
 
 
-def expected_of(node: Node) -> str:
+def expected_lengths_of(node: Node) -> str:
     """Return the name of the expected lengths of the rows of a node that generates; "" where a plan asks for none."""
     return node.inputs[2] if NODES[node.op].streams and len(node.inputs) > 2 else ""
 
 
-def at_once(node: Node, missing: float) -> int:
+def concurrent_batches(node: Node, missing: float) -> int:
     """Return how many batches a `collect` begins concurrently where so many rows are missing."""
-    ahead = attr(node, "ahead")
+    ahead = attribute_value(node, "ahead")
     return 1 if ahead is None else math.ceil(ahead * missing / node.attr("batch") - 1e-9)
 
 
@@ -595,7 +595,7 @@ def code_of(node: Node) -> str:
     return str(node.attr(name)) if name else ""
 
 
-def needed(node: Node) -> tuple[str, ...]:
+def read_inputs(node: Node) -> tuple[str, ...]:
     """Return the inputs that a node reads; rows that are only chosen from are not read."""
     chooses = NODES[node.op].chooses
     return node.inputs if chooses is None or not node.outputs else (node.inputs[chooses],)
@@ -608,7 +608,7 @@ def chosen_from(node: Node) -> tuple[str, ...]:
     return node.inputs[:at] + node.inputs[at + 1 :]
 
 
-def way_to(table: str, makers: Mapping[str, tuple[Node, int]]) -> Iterator[tuple[Node, int]]:
+def row_history(table: str, makers: Mapping[str, tuple[Node, int]]) -> Iterator[tuple[Node, int]]:
     """Return the nodes through which rows came into a table, the last one first, each with the index of the output.
 
     makers: for each value of a graph the node that makes it, and the index of the output."""
@@ -622,9 +622,9 @@ def way_to(table: str, makers: Mapping[str, tuple[Node, int]]) -> Iterator[tuple
             table = chosen_from(node)[at] if op.chooses is not None else table_of(node)
 
 
-def sampler(table: str, makers: Mapping[str, tuple[Node, int]]) -> Node | None:
-    """Return the node that sampled the rows of a table; None if none did. makers: as in `way_to`."""
-    return next((node for node, _ in way_to(table, makers) if NODES[node.op].generates), None)
+def sampling_node(table: str, makers: Mapping[str, tuple[Node, int]]) -> Node | None:
+    """Return the node that sampled the rows of a table; None if none did. makers: as in `row_history`."""
+    return next((node for node, _ in row_history(table, makers) if NODES[node.op].generates), None)
 
 
 def _input(node: Node, kind: str) -> str:

@@ -44,7 +44,7 @@ OPTIMIZERS = {optimizer.name: optimizer for optimizer in (ADAMW,)}
 """All optimizers by name; the first is used where a program names none."""
 
 
-def attributes(optimizers: Iterable[Optimizer] = tuple(OPTIMIZERS.values())) -> tuple[Attribute, ...]:
+def optimizer_attributes(optimizers: Iterable[Optimizer] = tuple(OPTIMIZERS.values())) -> tuple[Attribute, ...]:
     """Return the attributes of `train`: the settings of the first optimizer, those that only others have, and, if there
     are others, which one it is."""
     first, *others = optimizers

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlgraph.ir.types import Axis, DType, Tensor, join
+from rlgraph.ir.types import Axis, DType, Tensor, inner_axis
 
 OpKind = Literal["elementwise", "reduction", "scan"]
 
@@ -205,7 +205,7 @@ def infer(name: str, args: Sequence[Tensor], axis: Axis | None = None) -> Tensor
         return Tensor(_dtype(op, args), args[0].axis)
     common_axis: Axis | None = None
     for arg in args:
-        common_axis = join(common_axis, arg.axis)
+        common_axis = inner_axis(common_axis, arg.axis)
     return Tensor(_dtype(op, args), common_axis)
 
 

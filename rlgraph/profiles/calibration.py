@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import get_args
 
 from rlgraph.backends.enginespec.rates import Rates, WorkKind
-from rlgraph.catalog.clusters.cluster import kind_of
+from rlgraph.catalog.clusters.cluster import device_kind
 from rlgraph.catalog.clusters.devices import DTYPES
 from rlgraph.errors import ProgramError
-from rlgraph.passes.cost.calibration import SCALARS, VERSION, Calibration, HeldOut, Measured, constants_of
+from rlgraph.passes.cost.calibration import SCALARS, VERSION, Calibration, HeldOutErrors, MeasuredDevice, constants_of
 from rlgraph.passes.cost.constants import Host, defaults
-from rlgraph.profiles.documents import Kind
+from rlgraph.profiles.documents import FileKind
 from rlgraph.runs.planfiles.document import Document, JsonNode
 
-KIND = Kind(
+KIND = FileKind(
     "calibration",
     "rlgraph_calibration",
     VERSION,
@@ -61,19 +61,21 @@ class _CalibrationReader:
         held_out = {}
         if isinstance(self.top.value, dict) and "held_out" in self.top.value:
             for name, node in self.top.field("held_out").entries():
-                held_out[name] = HeldOut(**self.numbers(node, tuple(member.name for member in fields(HeldOut))))
+                held_out[name] = HeldOutErrors(
+                    **self.numbers(node, tuple(member.name for member in fields(HeldOutErrors)))
+                )
         self.document.done()
-        constants = constants_of(rates, Host(**host), scalars, self.path, defaults(kind_of(device.name)))
+        constants = constants_of(rates, Host(**host), scalars, self.path, defaults(device_kind(device.name)))
         return Calibration(constants, device, machine, errors, held_out)
 
-    def device(self, node: JsonNode) -> Measured:
+    def device(self, node: JsonNode) -> MeasuredDevice:
         """Return the measured device."""
         if not node.fields("name", "flops", "bandwidth"):
-            return Measured("", {}, 1.0)
+            return MeasuredDevice("", {}, 1.0)
         flops = node.field("flops")
         flops.fields("float32", optional=DTYPES)
         rates = {name: self.number(rate, 1.0, MOST_RATE) for name, rate in flops.entries() if name in DTYPES}
-        return Measured(node.field("name").text(), rates, self.number(node.field("bandwidth"), 1.0, MOST_RATE))
+        return MeasuredDevice(node.field("name").text(), rates, self.number(node.field("bandwidth"), 1.0, MOST_RATE))
 
     def rates(self, node: JsonNode) -> Iterator[tuple[tuple[str, WorkKind], Rates]]:
         """Yield the rates of each engine and kind of work."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.files import read_bytes, reason
-from rlgraph.passes.compilation.programs import decoded, whole
+from rlgraph.passes.compilation.programs import decode_source, file_span
 from rlgraph.runs.planfiles.document import Document
 
 LARGEST_BYTES = 1 << 20
@@ -16,7 +16,7 @@ LARGEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FileKind:
     """A kind of file: an object in JSON with its version in a field of the kind's own."""
 
     name: str
@@ -32,10 +32,10 @@ class Kind:
 
     def open(self, path: Path) -> Document:
         """Return the document, whose version has to be known. Raise ProgramError."""
-        document = Document(decoded(str(path), self._bytes(path)))
+        document = Document(decode_source(str(path), self._bytes(path)))
         if not document.top.has(self.field):
             message = f"this is no {self.name}: it has no field `{self.field}`"
-            raise ProgramError(Diagnostic(self.codes["E0950"], message, whole(str(path)), self.hint))
+            raise ProgramError(Diagnostic(self.codes["E0950"], message, file_span(str(path)), self.hint))
         node = document.top.field(self.field)
         if node.value != self.version or isinstance(node.value, bool):
             message = f"this {self.name} has version {str(node.value)[:30]}, "
@@ -57,4 +57,4 @@ class Kind:
             return read_bytes(path, LARGEST_BYTES)
         except (OSError, ValueError) as error:
             message = f"the {self.name} `{path}` cannot be read: {reason(error)}"
-            raise ProgramError(Diagnostic(self.codes["E0950"], message, whole(str(path)), self.hint)) from None
+            raise ProgramError(Diagnostic(self.codes["E0950"], message, file_span(str(path)), self.hint)) from None

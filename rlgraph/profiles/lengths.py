@@ -19,16 +19,16 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from rlgraph.errors import ProgramError, counted
+from rlgraph.errors import ProgramError, count_phrase
 from rlgraph.explain.tables import table
 from rlgraph.passes.cost.lengths import LONGEST, STEPS, Lengths
 from rlgraph.profiles import token_counts as counting
 from rlgraph.profiles.censored import Censored
-from rlgraph.profiles.documents import Kind
+from rlgraph.profiles.documents import FileKind
 from rlgraph.runs.planfiles.document import JsonNode
 
 VERSION = 1
-KIND = Kind(
+KIND = FileKind(
     "file of lengths",
     "rlgraph_lengths",
     VERSION,
@@ -39,7 +39,7 @@ PARTS = ("prompts", "answers")
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedLengths:
     """The lengths of prompts and of answers; None for what the source does not have."""
 
     source: str
@@ -77,7 +77,7 @@ def fit_lengths(
     answer: str | None = None,
     limit: int | None = None,
     model: str | None = None,
-) -> Fitted:
+) -> FittedLengths:
     """Return the lengths in the folder of a recorded run or of a recording, or in the rows of a `.jsonl` or `.parquet`
     file.
 
@@ -85,8 +85,10 @@ def fit_lengths(
     many tokens were cut there. model: whose tokenizer counts texts. Raise RlgraphError.
     """
     path = Path(source)
-    lengths = counting.recorded(path) if path.is_dir() else counting.counted(path, prompt, answer, limit, model)
-    return Fitted(str(source), *lengths)
+    lengths = (
+        counting.count_recorded(path) if path.is_dir() else counting.count_file(path, prompt, answer, limit, model)
+    )
+    return FittedLengths(str(source), *lengths)
 
 
 def read_fitted(path: str | Path) -> tuple[Lengths | None, Lengths | None]:
@@ -131,7 +133,9 @@ def _lengths(node: JsonNode) -> Lengths | None:
             values.append(float(value))
             before = value
     if not 1 <= len(values) <= STEPS:
-        node.field("values").say("E0953", f"{node.shown} has {counted(len(values), 'value')}, and has 1 to {STEPS}")
+        node.field("values").say(
+            "E0953", f"{node.shown} has {count_phrase(len(values), 'value')}, and has 1 to {STEPS}"
+        )
     return Lengths(tuple(values) or (0.0,))
 
 

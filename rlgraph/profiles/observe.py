@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlgraph.backends.steps import Silent
+from rlgraph.backends.steps import SilentObserver
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Handle
 from rlgraph.ops import NODES
@@ -73,7 +73,7 @@ class TimedStep:
         return max(0.0, self.whole - busy - (self.waited - sum(work.waited for work in self.done)))
 
 
-class Cores:
+class CoreWaits:
     """A reader of how long processes were ready to run and had no core, by Linux's `/proc/PID/schedstat`."""
 
     def __init__(self) -> None:
@@ -105,11 +105,11 @@ def _waited(path: str) -> float:
         return 0.0
 
 
-class Stopwatch(Silent):
+class Stopwatch(SilentObserver):
     """An observer that keeps the works that were done since it was last asked."""
 
     def __init__(self) -> None:
-        self.cores = Cores()
+        self.cores = CoreWaits()
         self._begun: dict[int, list[float]] = {}
         self._done: list[TimedWork] = []
         self._inside: dict[int, float] = {}
@@ -138,7 +138,7 @@ class Stopwatch(Silent):
             seconds = inside
         if not NODES[node.op].loop:
             waited = self.cores.since(self._begun[threading.get_ident()])
-            self.add(title(node), node.op, seconds, inside, waited)
+            self.add(work_title(node), node.op, seconds, inside, waited)
 
     def synced(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
@@ -181,7 +181,7 @@ class TimedRun:
 
 
 @contextmanager
-def observed(compiled: Compilation, options: Options) -> Iterator[TimedRun]:
+def observe_run(compiled: Compilation, options: Options) -> Iterator[TimedRun]:
     """Yield a run whose nodes are timed. Raise ProgramError and RunError like any run."""
     watch = Stopwatch()
     with open_backend(compiled, options, watch) as (backend, _):
@@ -205,7 +205,7 @@ def _processes(backend: object) -> list[int]:
     return ids
 
 
-def by_turn(seen: Sequence[TimedStep]) -> dict[tuple[str, str, int], list[TimedWork]]:
+def by_repetition(seen: Sequence[TimedStep]) -> dict[tuple[str, str, int], list[TimedWork]]:
     """Return the works of steps by name, by operation, and by their repetition in the step."""
     works: dict[tuple[str, str, int], list[TimedWork]] = {}
     for step in seen:
@@ -216,7 +216,7 @@ def by_turn(seen: Sequence[TimedStep]) -> dict[tuple[str, str, int], list[TimedW
     return works
 
 
-def title(node: Node) -> str:
+def work_title(node: Node) -> str:
     """Return the name that a simulation has for a node's work."""
     if not NODES[node.op].trains:
         return node.name

@@ -19,20 +19,20 @@ import numpy as np
 
 from rlgraph.backends.enginespec import registry
 from rlgraph.backends.enginespec.rates import Rates, WorkKind
-from rlgraph.catalog.clusters.cluster import Cluster, DeviceKind, kind_of
+from rlgraph.catalog.clusters.cluster import Cluster, DeviceKind, device_kind
 from rlgraph.catalog.clusters.devices import names
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import model_configs
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.cost.calibration import Calibration, HeldOut, Measured, constants_of
+from rlgraph.passes.cost.calibration import Calibration, HeldOutErrors, MeasuredDevice, constants_of
 from rlgraph.passes.cost.constants import Constants, Host, defaults
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.predict import Predictor, TaskModel
 from rlgraph.passes.cost.time import Batch
 from rlgraph.profiles.calibration import OPTIONAL
 from rlgraph.profiles.fit import fit, nonnegative
-from rlgraph.profiles.observe import Cores, TimedRun, TimedStep, TimedWork, by_turn, observed
+from rlgraph.profiles.observe import CoreWaits, TimedRun, TimedStep, TimedWork, by_repetition, observe_run
 from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
 from rlgraph.runs.options import LOCAL, RAY, Options
 
@@ -111,7 +111,7 @@ def profile(
     wanted = [name for name in registry.engines() if name in (engines or registry.installed())]
     note("matrix products and memory")
     device = measure_device()
-    kind = kind_of(device.name)
+    kind = device_kind(device.name)
     probe = Probe(SIZES[kind][:2] if quick else SIZES[kind], POINTS[kind], dtype=DTYPE[kind])
     cluster = Calibration(defaults(kind), device).on(read_cluster(f"1x2:{device.name}"))
     samples: list[Sample] = []
@@ -180,7 +180,7 @@ def _in_turn(
             compiled = probe.compiled(Path(tempfile.mkdtemp(dir=folder)), setup.schedule)
             backend = LOCAL if setup.threads else RAY
             options = Options(backend=backend.name, threads=setup.threads or 1, timeout=TIMEOUT)
-            runs.append((setup, compiled, stack.enter_context(observed(compiled, options))))
+            runs.append((setup, compiled, stack.enter_context(observe_run(compiled, options))))
         others = beside(setups[0].what) if setups else ()
         for turn in range(WARM + rounds):
             for setup, _, run in runs:
@@ -194,7 +194,7 @@ def _in_turn(
 # Samples
 
 
-def quiet(values: Sequence[float]) -> float:
+def undisturbed_seconds(values: Sequence[float]) -> float:
     """Return the seconds of repetitions that were disturbed little."""
     return float(np.quantile(values, QUIET))
 
@@ -203,12 +203,12 @@ def _samples(
     probe: Probe, compiled: Compilation, setup: ProbeSetup, cluster: Cluster, seen: Sequence[TimedStep]
 ) -> Iterator[Sample]:
     """Yield the samples of a run."""
-    turns, models = by_turn(seen), model_configs(compiled)
+    turns, models = by_repetition(seen), model_configs(compiled)
     predictor = Predictor(compiled.plan, models, cluster, defaults(cluster.islands[0].device.kind), setup.threads or 1)
 
     def sample(kind: WorkKind, model: str, batch: Batch, done: Sequence[TimedWork]) -> Sample:
         deployment = predictor.deployment(model, compiled.plan.role(model, OPERATIONS[kind]))
-        return Sample(kind, models[model], deployment, batch, quiet([work.inside for work in done]))
+        return Sample(kind, models[model], deployment, batch, undisturbed_seconds([work.inside for work in done]))
 
     for number, _ in enumerate(probe.sizes):
         turn = 0
@@ -240,14 +240,14 @@ class _Overheads:
     def add(self, probe: Probe, seen: Sequence[TimedStep], compiled: Compilation) -> None:
         """Add the overheads of some steps."""
         most = max(pool.devices for pool in compiled.plan.pools)
-        self.gaps.append(quiet([step.beside / len(step.done) for step in seen]))
-        for (name, op, _), done in by_turn(seen).items():
-            inside = quiet([work.inside for work in done])
+        self.gaps.append(undisturbed_seconds([step.beside / len(step.done) for step in seen]))
+        for (name, op, _), done in by_repetition(seen).items():
+            inside = undisturbed_seconds([work.inside for work in done])
             if op == "sync":
                 self.syncs.append(inside)
                 continue
             record = NODES[op]
-            order = quiet([work.seconds - work.inside for work in done])
+            order = undisturbed_seconds([work.seconds - work.inside for work in done])
             if order > 0:
                 self.orders.append((most if record.with_model else 1, order))
             if (record.foreign or record.body) and "_" in name:
@@ -258,7 +258,7 @@ class _Overheads:
 # Constants
 
 
-def _fitted(samples: Sequence[Sample], local: _Overheads, remote: _Overheads, device: Measured) -> Calibration:
+def _fitted(samples: Sequence[Sample], local: _Overheads, remote: _Overheads, device: MeasuredDevice) -> Calibration:
     """Return the calibration that is fitted to the samples."""
     rates: dict[tuple[str, WorkKind], Rates] = {}
     errors, held_out = {}, {}
@@ -267,12 +267,12 @@ def _fitted(samples: Sequence[Sample], local: _Overheads, remote: _Overheads, de
             of_kind = [sample for sample in samples if (sample.deployment.engine, sample.kind) == (engine, kind)]
             if of_kind:
                 rates[engine, kind], errors[f"{engine}.{kind}"] = fit_rates(of_kind)
-                if left := left_out(of_kind):
+                if left := held_out_errors(of_kind):
                     held_out[f"{engine}.{kind}"] = left
-    base = defaults(kind_of(device.name))
-    scalars = {"sync": quiet(remote.syncs)} if remote.syncs else {}
+    base = defaults(device_kind(device.name))
+    scalars = {"sync": undisturbed_seconds(remote.syncs)} if remote.syncs else {}
     constants = constants_of(rates, _host(local, remote, base.host), scalars, "measured", base)
-    return Calibration(constants, device, machine(), errors, held_out)
+    return Calibration(constants, device, machine_description(), errors, held_out)
 
 
 def fit_rates(samples: Sequence[Sample]) -> tuple[Rates, float]:
@@ -281,14 +281,14 @@ def fit_rates(samples: Sequence[Sample]) -> tuple[Rates, float]:
     seconds = np.array([sample.seconds for sample in samples])
 
     def model(values: np.ndarray) -> np.ndarray:
-        return np.array([predicted(sample, _rates(names, values)) for sample in samples])
+        return np.array([predicted_seconds(sample, _rates(names, values)) for sample in samples])
 
     start = np.array([START.get(name, 1e-4) for name in names])
     fitted = fit(model, seconds, start, np.array([LEAST.get(name, 0.0) for name in names]))
     return _rates(names, fitted), float(np.median(np.abs(model(fitted) / seconds - 1)))
 
 
-def left_out(samples: Sequence[Sample]) -> HeldOut | None:
+def held_out_errors(samples: Sequence[Sample]) -> HeldOutErrors | None:
     """Return the median and the largest error over the models, for one engine and kind of work, of constants that are
     fitted to the other models; None if there is only one model."""
     shapes = dict.fromkeys(sample.config.shape for sample in samples)
@@ -298,8 +298,8 @@ def left_out(samples: Sequence[Sample]) -> HeldOut | None:
     for shape in shapes:
         rates, _ = fit_rates([sample for sample in samples if sample.config.shape != shape])
         held_out = [sample for sample in samples if sample.config.shape == shape]
-        errors += [abs(predicted(sample, rates) / sample.seconds - 1) for sample in held_out]
-    return HeldOut(float(np.median(errors)), max(errors))
+        errors += [abs(predicted_seconds(sample, rates) / sample.seconds - 1) for sample in held_out]
+    return HeldOutErrors(float(np.median(errors)), max(errors))
 
 
 def _matters(name: str, samples: Sequence[Sample]) -> bool:
@@ -325,7 +325,7 @@ def _rates(names: Sequence[str], values: np.ndarray) -> Rates:
     return Rates(**({"compute": 1.0, "memory": 1.0} | {n: 1 / v if n in INVERSE else v for n, v in by_name.items()}))
 
 
-def predicted(sample: Sample, rates: Rates) -> float:
+def predicted_seconds(sample: Sample, rates: Rates) -> float:
     """Return the seconds of a sample by the cost model."""
     kinds: dict[tuple[str, WorkKind], Rates] = {(sample.deployment.engine, kind): rates for kind in get_args(WorkKind)}
     done, deployment = OPERATIONS[sample.kind], sample.deployment
@@ -340,11 +340,11 @@ def _host(local: _Overheads, remote: _Overheads, base: Host) -> Host:
         node, row = _line(alone.nodes)
         # The fixed cost of a call is that of a node; functions have a cost of their own for each row.
         function_row = max(0.0, float(np.median([(seconds - node) / rows for rows, seconds in alone.calls])))
-        gap = quiet(local.gaps) if local.gaps else 0.0
+        gap = undisturbed_seconds(local.gaps) if local.gaps else 0.0
         host = replace(host, node=node + gap, row=row, function_row=function_row)
     if remote.orders:
         order, rank = _line([(count, seconds) for count, seconds in remote.orders])
-        host = replace(host, order=order + quiet(remote.gaps), order_rank=rank)
+        host = replace(host, order=order + undisturbed_seconds(remote.gaps), order_rank=rank)
     return host
 
 
@@ -358,7 +358,7 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 # The machine
 
 
-def measure_device() -> Measured:
+def measure_device() -> MeasuredDevice:
     """Return the rates of one process's device: of large matrix products, and of a copy in its memory."""
     from time import perf_counter
 
@@ -368,7 +368,7 @@ def measure_device() -> Measured:
     side, numbers = (8192, 1 << 28) if name == "cuda" else (1024, 1 << 24)
 
     def typical(act: Callable[[], Any]) -> float:
-        cores, times = Cores(), []
+        cores, times = CoreWaits(), []
         for _ in range(TRIES):
             before, began = cores.waits(), perf_counter()
             act()
@@ -377,7 +377,7 @@ def measure_device() -> Measured:
             taken, waited = perf_counter() - began, cores.since(before)
             # On a busy machine other threads of the process wait, too, and may wait longer than this took.
             times.append(taken - waited if waited < taken else taken)
-        return quiet(times)
+        return undisturbed_seconds(times)
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -388,7 +388,7 @@ def measure_device() -> Measured:
             flops[str(dtype).removeprefix("torch.")] = 2 * side**3 / typical(lambda a=matrix: a @ a)  # type: ignore[misc]
         source = torch.rand(numbers, device=name)
         target = torch.empty_like(source)
-        return Measured(_device_name(name), flops, 8 * numbers / typical(lambda: target.copy_(source)))
+        return MeasuredDevice(_device_name(name), flops, 8 * numbers / typical(lambda: target.copy_(source)))
     finally:
         torch.set_num_threads(before)
 
@@ -404,7 +404,7 @@ def _device_name(kind: str) -> str:
     return max(near, key=len, default="a100-80gb")
 
 
-def machine() -> dict[str, str]:
+def machine_description() -> dict[str, str]:
     """Return a description of the machine that is measured."""
     import os
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rlgraph.data import jsonl, parquet
 from rlgraph.data.base import Rows
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, listed, nearest
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, did_you_mean, quoted_list
 from rlgraph.passes.cost.lengths import LONGEST
 from rlgraph.profiles.censored import Censored
 from rlgraph.user_code.files import Folders
@@ -22,34 +22,34 @@ PROMPT, ANSWER = "prompt", "response"
 """The columns that are counted by default."""
 
 
-class Counted(NamedTuple):
+class TokenCounts(NamedTuple):
     """The lengths that were counted; None for a missing column, but at least one of the two exists."""
 
     prompts: Censored | None
     answers: Censored | None
 
 
-def recorded(folder: Path) -> Counted:
+def count_recorded(folder: Path) -> TokenCounts:
     """Count what a run recorded: each prompt once, however often it was used; every answer, and those that were cut.
 
     Raise UsageMistake if the folder is no recording, RunError if it is damaged.
     """
-    from rlgraph.backends.recording import sampled_in
+    from rlgraph.backends.recording import recorded_lengths
     from rlgraph.runs.folder import recording_of
 
     prompts: dict[str, int] = {}
     ended: list[int] = []
     cut: list[int] = []
-    for row in sampled_in(recording_of(folder)):
+    for row in recorded_lengths(recording_of(folder)):
         (ended if row.finished else cut).append(row.response)
         if row.prompt is not None:
             prompts[row.asked] = row.prompt
     if not ended and not cut:
         raise _wrong(f"the recording in `{folder}` has no rows", NO_SPAN, "give one of a run that sampled something")
-    return Counted(Censored([*prompts.values()]) if prompts else None, Censored(ended, cut))
+    return TokenCounts(Censored([*prompts.values()]) if prompts else None, Censored(ended, cut))
 
 
-def counted(path: Path, prompt: str | None, answer: str | None, limit: int | None, model: str | None) -> Counted:
+def count_file(path: Path, prompt: str | None, answer: str | None, limit: int | None, model: str | None) -> TokenCounts:
     """Count a file of rows. prompt, answer: columns of numbers of tokens, of lists of tokens, or of text that has to be
     tokenized (for prompts also messages). None means `prompt` and `response`, as far as they exist.
 
@@ -59,7 +59,7 @@ def counted(path: Path, prompt: str | None, answer: str | None, limit: int | Non
     span = _told(str(path))
     module = SOURCES.get(path.suffix)
     if module is None:
-        hint = f"give the folder of a run or of a recording, or a file that ends in {listed([*SOURCES], 'or')}"
+        hint = f"give the folder of a run or of a recording, or a file that ends in {quoted_list([*SOURCES], 'or')}"
         raise _wrong(f"nothing can be counted in `{path}`", span, hint)
     rows = module.open_source(Spec(path.suffix[1:], (str(path),), {}, span, {0: span}), Folders(Path())).rows
     assert isinstance(rows, Rows)
@@ -68,7 +68,7 @@ def counted(path: Path, prompt: str | None, answer: str | None, limit: int | Non
     wanted["answer"] = answer or (ANSWER if ANSWER in has else None)
     if not any(wanted.values()):
         message = f"`{path}` has no column `{PROMPT}` and no column `{ANSWER}`"
-        hint = f"say which they are with `--prompt COLUMN` and `--answer COLUMN`; it has {listed([*has], 'and')}"
+        hint = f"say which they are with `--prompt COLUMN` and `--answer COLUMN`; it has {quoted_list([*has], 'and')}"
         raise _wrong(message, span, hint)
     read = _reader(model)
     counts: dict[str, list[int]] = {}
@@ -77,7 +77,7 @@ def counted(path: Path, prompt: str | None, answer: str | None, limit: int | Non
             counts[what] = [read(rows[place], column, what, f"row {place} of `{path}`") for place in range(len(rows))]
     most = LONGEST + 1 if limit is None else limit
     answers = counts.get("answer")
-    return Counted(
+    return TokenCounts(
         Censored(counts["prompt"]) if "prompt" in counts else None,
         Censored([n for n in answers if n < most], [most for n in answers if n >= most]) if answers else None,
     )
@@ -91,7 +91,7 @@ def _reader(model: str | None) -> Callable[[Any, str, str, str], int]:
     def read(row: Any, column: str, what: str, where: str) -> int:
         span = _told(f"--{what} {column}")
         if column not in row:
-            hint = nearest(column, row) or f"it has {listed([*row], 'and')}"
+            hint = did_you_mean(column, row) or f"it has {quoted_list([*row], 'and')}"
             raise _wrong(f"{where} has no column `{column}`", span, hint)
         value = row[column]
         if _whole(value):

@@ -15,12 +15,12 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ops.work import operations
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.compile import with_dtypes
-from rlgraph.passes.compilation.planning import not_built, not_installed
+from rlgraph.passes.compilation.planning import missing_engines, missing_features
 from rlgraph.passes.placement.memory import least_memory
 from rlgraph.runs.folder import recording_of
-from rlgraph.runs.observer import Watch
+from rlgraph.runs.observer import RunObserver
 from rlgraph.runs.options import Options, backend_spec
-from rlgraph.runs.trained_models import Elsewhere, Here, TrainedModel
+from rlgraph.runs.trained_models import LocalWeights, RemoteWeights, TrainedModel
 
 if TYPE_CHECKING:
     from rlgraph.backends.engines.base import Embedded
@@ -93,7 +93,9 @@ def open_local(
     program = with_dtypes(compiled.program, settings.device != "cpu")
     backend = LocalBackend(program, settings, observer)
     engines = {name: cast("Embedded", state.engine) for name, state in backend.session.models.items()}
-    return backend, {name: TrainedModel(name, 0, Here(backend, name, engine)) for name, engine in engines.items()}
+    return backend, {
+        name: TrainedModel(name, 0, LocalWeights(backend, name, engine)) for name, engine in engines.items()
+    }
 
 
 def open_ray(
@@ -105,7 +107,7 @@ def open_ray(
     if options.device:
         message = f"the models of a plan are not all on `{options.device}`: each process has the devices of its rank"
         raise UsageMistake(Diagnostic("E0821", message, NO_SPAN, "leave `device` out, or take the backend `local`"))
-    if missing := [*not_built(compiled.plan), *not_installed(compiled.plan, compiled.schedule)]:
+    if missing := [*missing_features(compiled.plan), *missing_engines(compiled.plan, compiled.schedule)]:
         raise ProgramError(missing)
     if (options.save_every or options.resume) and not options.debug:
         _need_moments(compiled)
@@ -122,11 +124,11 @@ def open_ray(
         seconds=options.timeout,
         memory=least_memory(program, compiled.plan, compiled.placed.shapes),
         repeats=options.restarts,
-        say=observer.display.note if isinstance(observer, Watch) else observer.opening,
+        say=observer.display.note if isinstance(observer, RunObserver) else observer.opening,
     )
     models = {
         # A model that no worker owns stays as its source is, as a frozen one does.
-        model.name: Elsewhere(
+        model.name: RemoteWeights(
             backend,
             model.name,
             model_spec(program, model, compiled.folders),

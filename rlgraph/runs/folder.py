@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from rlgraph.catalog.models.adapters import rename as rename_adapter
+from rlgraph.catalog.models.adapters import rename_base
 from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, UsageMistake
 from rlgraph.runs.checkpoint.disk import replace_text, to_disk
 from rlgraph.runs.jsonlines import finite, numbers
@@ -197,7 +197,7 @@ class RunFolder:
                 model.save(draft)
                 odd = _odd(draft) if final.exists() else ""
                 if not odd:
-                    rename_adapter(draft, final)
+                    rename_base(draft, final)
                     to_disk(draft)
                     _replace(draft, final)
             except Exception as error:  # each library has its own way to say that a disk is full

@@ -57,7 +57,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
-class Watch:
+class RunObserver:
     """The observer of a run, which informs all others. Different pools report their nodes from different threads."""
 
     def __init__(

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, install
+from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, install_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def need_installed(spec: BackendSpec) -> None:
     """Raise UsageMistake if a package of the backend is not installed."""
     if spec.missing:
         message = f"the package `{spec.missing}` is not installed"
-        raise UsageMistake(Diagnostic("E0819", message, NO_SPAN, install(spec.extra)))
+        raise UsageMistake(Diagnostic("E0819", message, NO_SPAN, install_command(spec.extra)))
 
 
 def installed() -> dict[str, str]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from rlgraph.errors import visible
+from rlgraph.errors import escape_controls
 from rlgraph.ir.graph import Node
 from rlgraph.runs.jsonlines import emit, with_metrics
 
@@ -88,28 +88,28 @@ class Count:
         """Return a finished step as one line, and reset the counts to 0."""
         phase, seconds = done.phase, done.seconds
         at = f"{phase} {done.number - self._before[phase]}/{self.phases[phase]}"
-        parts = [at, *(f"{name} {shown(value)}" for name, value in done.metrics.items()), f"{seconds:.2g} s"]
+        parts = [at, *(f"{name} {shown_number(value)}" for name, value in done.metrics.items()), f"{seconds:.2g} s"]
         if seconds >= 100:
             parts[-1] = f"{seconds:,.0f} s"
         if self.tokens:
-            parts.append(rate(self.tokens, seconds))
+            parts.append(shown_rate(self.tokens, seconds))
         if self.synced_bytes:
-            parts.append(f"sync {self.synced_s:.2g} s, {size(self.synced_bytes)}")
+            parts.append(f"sync {self.synced_s:.2g} s, {shown_bytes(self.synced_bytes)}")
         self.tokens, self.synced_s, self.synced_bytes = 0, 0.0, 0
         return "  ".join(parts)
 
 
-def shown(value: Any) -> str:
+def shown_number(value: Any) -> str:
     """Return a number as a short text."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def rate(tokens: int, seconds: float) -> str:
+def shown_rate(tokens: int, seconds: float) -> str:
     """Return tokens per second as text."""
     return f"{tokens / max(seconds, 1e-9):,.0f} tok/s"
 
 
-def size(count: int) -> str:
+def shown_bytes(count: int) -> str:
     """Return a number of bytes as a short text."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
@@ -149,7 +149,7 @@ class Lines:
     def note(self, text: str) -> None:
         # A run must not end because its output is closed.
         with suppress(OSError):
-            self.stream.write(f"{visible(text)}\n")
+            self.stream.write(f"{escape_controls(text)}\n")
             self.stream.flush()
 
     def close(self) -> None: ...

@@ -18,9 +18,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from rlgraph.errors import visible
+from rlgraph.errors import escape_controls
 from rlgraph.ir.graph import Node
-from rlgraph.runs.progress import Count, rate
+from rlgraph.runs.progress import Count, shown_rate
 
 if TYPE_CHECKING:
     from rlgraph.backends.steps import StepResult
@@ -81,7 +81,7 @@ class Bar:
         if pool:
             self.pools[pool].at_work.remove(_called(node))
             if tokens:
-                self.pools[pool].last = rate(tokens, seconds)
+                self.pools[pool].last = shown_rate(tokens, seconds)
 
     def synced(
         self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
@@ -100,7 +100,7 @@ class Bar:
         self.bar.update(self.task, description=done.phase, completed=done.number)
 
     def note(self, text: str) -> None:
-        self.console.print(visible(text), highlight=False, markup=False, soft_wrap=True)
+        self.console.print(escape_controls(text), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         self.pools.clear()

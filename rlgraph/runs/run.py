@@ -15,13 +15,13 @@ from rlgraph.runs.backends import open_backend
 from rlgraph.runs.checkpoint import outside
 from rlgraph.runs.checkpoint.best import read_best
 from rlgraph.runs.checkpoint.document import Checkpoint
-from rlgraph.runs.checkpoint.interval import read_often
-from rlgraph.runs.checkpoint.resuming import as_before, left, newest, newest_step, restore
+from rlgraph.runs.checkpoint.interval import read_interval
+from rlgraph.runs.checkpoint.resuming import left, newest, newest_step, restore, resumed_options
 from rlgraph.runs.checkpoint.saving import Resumable, Saver
 from rlgraph.runs.display import display
 from rlgraph.runs.folder import RunFolder, recording_of
 from rlgraph.runs.jsonlines import with_metrics
-from rlgraph.runs.observer import Interrupts, Watch
+from rlgraph.runs.observer import Interrupts, RunObserver
 from rlgraph.runs.options import Options, installed
 from rlgraph.runs.progress import Display, Quiet
 from rlgraph.runs.timeline import Timeline, check_writable
@@ -74,14 +74,14 @@ def run(
     if options.resume is None:
         folder = RunFolder.at(Path(out), overwrite) if out is not None else None
     else:
-        options, folder = going_on(options)
+        options, folder = resumed(options)
     return run_in(folder, compiled, options, display() if progress else Quiet(), observer)
 
 
-def going_on(options: Options) -> tuple[Options, RunFolder]:
+def resumed(options: Options) -> tuple[Options, RunFolder]:
     """Return the options with which a run is resumed, and its folder. Raise UsageMistake."""
     assert options.resume is not None
-    return as_before(options, options.resume), RunFolder.again(options.resume)
+    return resumed_options(options, options.resume), RunFolder.again(options.resume)
 
 
 def run_in(
@@ -134,7 +134,7 @@ def _once(
     if folder:
         folder.note = shown.note
     with Interrupts(shown) as interrupts:
-        watch = Watch(shown, interrupts, observer, Timeline() if options.trace else None)
+        watch = RunObserver(shown, interrupts, observer, Timeline() if options.trace else None)
         try:
             with _claimed(folder, compiled, options, again) as (checkpoint, taken):
                 _steps(result, folder, compiled, options, taken, watch, checkpoint, again=again, may_lose=may_lose)
@@ -170,7 +170,7 @@ def _claimed(
     from rlgraph.backends.recording import is_recording, read_header, recording
 
     if options.save_every is not None:
-        read_often(options.save_every)
+        read_interval(options.save_every)
         _need_folder(folder)
     if options.keep_best is not None:
         read_best(options.keep_best, compiled.program)
@@ -186,7 +186,7 @@ def _claimed(
     with recording(options.record, compiled.name, options.seed, after) if options.record else nullcontext():
         if folder:
             plan = compiled.file is not None
-            differs = [] if checkpoint is None else outside.told(checkpoint.outside, taken)
+            differs = [] if checkpoint is None else outside.changed_lines(checkpoint.outside, taken)
             how = {**_how(compiled, options), "differs": differs}
             folder.begin(compiled.source.text, compiled.text(), how, plan=plan)
         yield checkpoint, taken
@@ -198,7 +198,7 @@ def _steps(
     compiled: Compilation,
     options: Options,
     taken: outside.Digests,
-    watch: Watch,
+    watch: RunObserver,
     checkpoint: Checkpoint | None,
     *,
     again: bool,

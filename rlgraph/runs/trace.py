@@ -16,7 +16,7 @@ from typing import Any
 from rlgraph.backends.step import Ended
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.ir.graph import Program
-from rlgraph.ir.steps import ages
+from rlgraph.ir.steps import trains_on_stale_rows
 from rlgraph.ir.text.parse import parse_program
 from rlgraph.runs.folder import GRAPH, TRACE
 
@@ -68,7 +68,7 @@ def read_trace(folder: Path) -> Trace:
         program = parse_program((folder / GRAPH).read_text("utf-8"))
     except (OSError, ValueError):
         raise _none(f"`{folder}` is no folder of a run", "give the folder that `rlgraph run` wrote") from None
-    if not ages(program):
+    if not trains_on_stale_rows(program):
         hint = "its program has no `step async`: all rows are of the present weights"
         raise _none(f"the run in `{folder}` keeps no trace", hint)
     path = folder / TRACE

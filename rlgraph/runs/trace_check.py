@@ -16,13 +16,13 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from rlgraph.backends.rows import show_id
+from rlgraph.backends.rows import row_label
 from rlgraph.backends.step import Ended
-from rlgraph.errors import NO_SPAN, Diagnostic, counted
-from rlgraph.ir.graph import Node, axes
-from rlgraph.ops.nodes import attr, rows_each
+from rlgraph.errors import NO_SPAN, Diagnostic, count_phrase
+from rlgraph.ir.graph import Node, program_axes
+from rlgraph.ops.nodes import attribute_value, rows_per_input
 from rlgraph.runs.trace import Batch, Row, Runs, Trace, TracedStep, read_trace
-from rlgraph.runs.trace_ways import LATE, Training, Ways, data_of
+from rlgraph.runs.trace_ways import LATE, RowPaths, Training, data_of
 
 
 @dataclass
@@ -56,10 +56,10 @@ class TraceCheck:
 
 def check_trace(folder: str | Path) -> TraceCheck:
     """Check the trace in the folder of a run. Raise ProgramError where there is none, or it is damaged."""
-    return checked(read_trace(Path(folder)))
+    return check_read_trace(read_trace(Path(folder)))
 
 
-def checked(trace: Trace) -> TraceCheck:
+def check_read_trace(trace: Trace) -> TraceCheck:
     """Check whether a run did what its program allows."""
     checker = _Checker(trace)
     checker.check()
@@ -73,7 +73,7 @@ def checked(trace: Trace) -> TraceCheck:
 
 def _who(rows: list[Row]) -> str:
     more = len(rows) - 1
-    return show_id(rows[0]) + (f" (and {counted(more, 'more row')})" if more else "")
+    return row_label(rows[0]) + (f" (and {count_phrase(more, 'more row')})" if more else "")
 
 
 class _Checker:
@@ -107,7 +107,7 @@ class _Checker:
         self.put_off: dict[str, set[Row]] = {}
         """For each sampler, rows of the data that a `collect` has left over to be asked again."""
         self.bounds = {phase.name: phase.staleness for phase in trace.program.phases}
-        self.depths = {key: axis.depth for key, axis in axes(trace.program).items()}
+        self.depths = {key: axis.depth for key, axis in program_axes(trace.program).items()}
 
     def fault(self, step: int, rows: Iterable[Row], what: str, granted: str) -> None:
         """Add rows to a fault."""
@@ -115,7 +115,7 @@ class _Checker:
 
     def check(self) -> None:
         """Check every step."""
-        ways = {phase.name: Ways(phase.graph) for phase in self.trace.program.phases}
+        ways = {phase.name: RowPaths(phase.graph) for phase in self.trace.program.phases}
         samplers = {name: dict(way.samplers()) for name, way in ways.items()}
         trainings = {name: list(way.trainings()) for name, way in ways.items()}
         carrying = {name: list(way.carrying()) for name, way in ways.items()}
@@ -206,7 +206,9 @@ class _Checker:
             late.update(
                 row[:3] for key, row in self.made if key in age_checks and row[:3] in siblings and old(key, row)
             )
-        granted = f"`late={attr(collect, 'late')}` is about rows that wait, and are older than `staleness=` grants"
+        granted = (
+            f"`late={attribute_value(collect, 'late')}` is about rows that wait, and are older than `staleness=` grants"
+        )
         if concerned:
             self.fault(step, sorted(gone - late), "was given up as too old, and is not", granted)
         if ran:
@@ -219,7 +221,7 @@ class _Checker:
         self.result.late += len(counts)
         for row in gone:
             self.ends.pop(row, None)
-        if attr(collect, "late") == "again":
+        if attribute_value(collect, "late") == "again":
             # They come before all others, because they were read earlier.
             first = min(self.places.values(), default=0) - len(gone)
             self.places |= {row: first + offset for offset, row in enumerate(sorted(gone, key=self.place))}
@@ -238,7 +240,7 @@ class _Checker:
     ) -> None:
         """Check the versions and the groups of sampled rows. again: rows of the data that may be asked although they
         were sampled before; None allows all."""
-        lag, bound = attr(node, "lag"), attr(node, "staleness")
+        lag, bound = attribute_value(node, "lag"), attribute_value(node, "staleness")
         groups: Counter[Row] = Counter()
         for row, runs, batch in rows:
             # Rows that go on in a later step may be of the weights that this step made.
@@ -256,7 +258,7 @@ class _Checker:
             newest = max(versions)
             if newest > now:
                 what = f"of `{key}` has tokens of version {newest}, which did not exist yet"
-                self.fault(step, [row], what, f"before this step `{model}` had changed {counted(now, 'time')}")
+                self.fault(step, [row], what, f"before this step `{model}` had changed {count_phrase(now, 'time')}")
             elif lag and versions != [oldest]:
                 what = f"of `{key}` is of version {_listed(versions)}"
                 self.fault(step, [row], what, f"`lag={lag}` grants version {oldest} here, and no other")
@@ -267,13 +269,13 @@ class _Checker:
             if any(after <= before for before, after in pairwise(versions)):
                 what = f"of `{key}` has tokens of versions {_listed(versions)}, one behind the other"
                 self.fault(step, [row], what, "within a row versions rise")
-            elif len(versions) > 1 and attr(node, "span") == "row":
+            elif len(versions) > 1 and attribute_value(node, "span") == "row":
                 what = f"of `{key}` has tokens of versions {_listed(versions)}"
                 self.fault(step, [row], what, "the program grants a row one version, unless it says `span=`")
-        group_size = rows_each(node)
+        group_size = rows_per_input(node)
         for group, count in groups.items() if group_size > 1 else ():
             if count != group_size:
-                what = f"has {counted(count, 'row')} of `{key}`"
+                what = f"has {count_phrase(count, 'row')} of `{key}`"
                 self.fault(step, [group], what, f"a group of it has {group_size}")
 
     def check_ended(self, step: int, traced: TracedStep, ending: Mapping[str, Node], asked_now: bool) -> None:
@@ -291,7 +293,7 @@ class _Checker:
             self.ends |= {row: (step, position, place) for place, row in enumerate(rows)}
         for batch, rows in self.batches.items() if asked_now else ():
             data, began, _ = batch
-            if began < step and batch not in self.over and data in ending and attr(ending[data], "once"):
+            if began < step and batch not in self.over and data in ending and attribute_value(ending[data], "once"):
                 what = f"is of a batch that step {began} began, and that has not ended"
                 self.fault(step, rows, what, "`late=wait` lets it go on for one step")
 
@@ -301,12 +303,12 @@ class _Checker:
         bound = staleness.updates
         if bound is None:
             if age > staleness.steps and not staleness.exact:
-                what = f"of `{source}` was {counted(age, 'step')} behind when it was trained on: too old"
+                what = f"of `{source}` was {count_phrase(age, 'step')} behind when it was trained on: too old"
                 self.fault(step, [row], what, f"`staleness={staleness.steps}` grants {staleness.steps}")
             return
         behind = updates[-1] + max(0, traced.changed.get(model, 0) - 1) - updates[self.made[source, row][1]]
         if behind > bound:
-            what = f"of `{source}` was {counted(behind, 'update')} behind at the end: too old"
+            what = f"of `{source}` was {count_phrase(behind, 'update')} behind at the end: too old"
             self.fault(step, [row], what, f"`staleness={bound}, unit=update` grants {bound}")
 
     def check_trained(self, step: int, traced: TracedStep, training: Training) -> list[Row]:
@@ -341,8 +343,8 @@ class _Checker:
                 self.fault(step, [row], f"was trained on for `{model}`", granted)
             else:
                 if training.times is not None and count != training.times:
-                    what = f"was trained on {counted(count, 'time')} for `{model}`"
-                    self.fault(step, [row], what, f"the program says {counted(training.times, 'time')}")
+                    what = f"was trained on {count_phrase(count, 'time')} for `{model}`"
+                    self.fault(step, [row], what, f"the program says {count_phrase(training.times, 'time')}")
                 self.used[key, row] = step
                 allowed.append(row)
         self.check_missing(step, traced, training, candidates, set(allowed), after)
@@ -357,7 +359,7 @@ class _Checker:
         if collect is not None:
             reached = [row for row in candidates if row in used or row in after]
             place = self.turns(training, candidates) if training.as_they_end else self.place
-            if attr(collect, "rest") == "longest":
+            if attribute_value(collect, "rest") == "longest":
                 # A trace does not have the lengths of rows that were not kept, so any of them may be left over.
                 place = None
             surplus = missing
@@ -368,12 +370,16 @@ class _Checker:
             if training.as_they_end:
                 made = {row: self.made[training.source, row][0] for row in surplus}
                 self.waiting[training.key] = [
-                    row for row in surplus if made[row] == step or not attr(collect, "once") or row[:3] not in self.ends
+                    row
+                    for row in surplus
+                    if made[row] == step or not attribute_value(collect, "once") or row[:3] not in self.ends
                 ]
-            elif attr(collect, "rest") == "carry":
+            elif attribute_value(collect, "rest") == "carry":
                 fresh = {row for row, *_ in traced.sampled.get(training.source, ())}
-                self.waiting[training.key] = [row for row in surplus if row in fresh or not attr(collect, "once")]
-            elif attr(collect, "rest") in ("later", "longest"):
+                self.waiting[training.key] = [
+                    row for row in surplus if row in fresh or not attribute_value(collect, "once")
+                ]
+            elif attribute_value(collect, "rest") in ("later", "longest"):
                 self.put_off.setdefault(training.source, set()).update(row[:3] for row in surplus)
             length = self.depths[collect.attr("axis")] + 2
             taken, wanted = len({row[:length] for row in (*reached, *missing)}), collect.attr("rows")
@@ -400,7 +406,7 @@ class _Checker:
         collect = training.collect
         assert collect is not None
         oldest: dict[Row, int] = {}
-        if attr(collect, "order") == "deadline":
+        if attribute_value(collect, "order") == "deadline":
             for row in rows:
                 version = self.made[training.source, row][1]
                 oldest[row[:3]] = min(version, oldest.get(row[:3], version))

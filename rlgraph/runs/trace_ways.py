@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.types import Axis, Handle, Table
-from rlgraph.ops.nodes import NODES, attr, model_of, sampler, table_of, way_to
+from rlgraph.ops.nodes import NODES, attribute_value, model_of, row_history, sampling_node, table_of
 
 LATE = "recent"
 """The name that a trace has for the node that drops rows which are too old."""
@@ -36,17 +36,17 @@ class Training:
     @property
     def as_they_end(self) -> bool:
         """Return whether its `collect` takes batches in another order than that of the data."""
-        return self.collect is not None and attr(self.collect, "order") != "data"
+        return self.collect is not None and attribute_value(self.collect, "order") != "data"
 
     @property
     def rests(self) -> int:
         """Return how many rows have to wait until its `collect` asks them again; 0 means in the next step."""
-        if self.collect is None or attr(self.collect, "rest") != "longest":
+        if self.collect is None or attribute_value(self.collect, "rest") != "longest":
             return 0
         return int(self.collect.attr("rows"))
 
 
-class Ways:
+class RowPaths:
     """The ways of a graph's rows from the nodes that sample them to the nodes that train on them."""
 
     def __init__(self, graph: Graph) -> None:
@@ -64,25 +64,25 @@ class Ways:
 
     def again(self, table: str) -> bool:
         """Return whether a table's rows come from a buffer, so that a row may come several times."""
-        return any(NODES[node.op].place("buffer") is not None for node, _ in way_to(table, self.makers))
+        return any(NODES[node.op].place("buffer") is not None for node, _ in row_history(table, self.makers))
 
     def carrying(self) -> Iterator[tuple[Node, dict[str, Node]]]:
         """Yield each `collect` whose surplus may get too old, with the nodes that check its age by sampler key."""
         for node in self.graph.walk():
-            if NODES[node.op].loop == "rounds" and attr(node, "late") != "wait":
+            if NODES[node.op].loop == "rounds" and attribute_value(node, "late") != "wait":
                 looks = [check for check in node.region.nodes if check.op == LATE]
-                sources = [sampler(check.inputs[0], self.makers) for check in looks]
+                sources = [sampling_node(check.inputs[0], self.makers) for check in looks]
                 yield node, {source.attr("key"): check for source, check in zip(sources, looks, strict=True) if source}
 
     def ending(self) -> dict[str, Node]:
         """Return each `collect` that takes batches as they end, by the name of its data."""
         loops = (node for node in self.graph.walk() if NODES[node.op].loop == "rounds")
-        return {data_of(node): node for node in loops if attr(node, "order") != "data"}
+        return {data_of(node): node for node in loops if attribute_value(node, "order") != "data"}
 
     def sources(self, collect: Node) -> set[str]:
         """Return the keys of the nodes whose samples' age decides the order in which `collect` takes rows."""
         names = (name for node in collect.region.nodes if node.op == "aged" for name in node.inputs)
-        return {node.attr("key") for node in (sampler(name, self.makers) for name in names) if node}
+        return {node.attr("key") for node in (sampling_node(name, self.makers) for name in names) if node}
 
     def trainings(self) -> Iterator[Training]:
         yield from self._inside(self.graph, ())
@@ -106,7 +106,7 @@ class Ways:
         that may drop rows before and after it; None for rows that no model samples."""
         collect: Node | None = None
         before, after = set[str](), set[str]()
-        for node, _ in way_to(table, self.makers):
+        for node, _ in row_history(table, self.makers):
             op = NODES[node.op]
             if op.generates:
                 return node.attr("key"), collect, frozenset(before), frozenset(after)
@@ -132,5 +132,5 @@ def _times(axis: Axis, loops: Iterable[Node]) -> int | None:
         if NODES[loop.op].loop == "slices":
             if all(above.key != loop.attr("axis") for above in axis.path()):
                 return None
-            times *= attr(loop, "epochs")
+            times *= attribute_value(loop, "epochs")
     return times

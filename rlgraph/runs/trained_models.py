@@ -30,7 +30,7 @@ class Weights(Protocol):
         ...
 
 
-class Here:
+class LocalWeights:
     """Weights that are in this process."""
 
     def __init__(self, backend: Backend, name: str, engine: Embedded) -> None:
@@ -46,7 +46,7 @@ class Here:
         """Do nothing: the weights stay in this process."""
 
 
-class Elsewhere:
+class RemoteWeights:
     """Weights in other processes; once those have ended, in a folder, from which they are loaded on first use."""
 
     def __init__(self, backend: Backend, name: str, spec: ModelSpec, frozen: bool) -> None:

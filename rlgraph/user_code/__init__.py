@@ -8,11 +8,11 @@ from rlgraph.user_code.environments import (
     open_environment,
 )
 from rlgraph.user_code.functions import FunctionSpec, RewardFunction, check_function, open_function
-from rlgraph.user_code.worker import Ask, Away, Failure, Workers
+from rlgraph.user_code.worker import Ask, Failure, RemoteWorker, Workers
 
 __all__ = [
     "Ask",
-    "Away",
+    "RemoteWorker",
     "Environment",
     "EnvironmentSpec",
     "Episode",

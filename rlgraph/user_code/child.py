@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import asyncio
 
 
-class Wrong(Exception):
+class WrongValue(Exception):
     """The user's code returned something that is not what was asked for."""
 
     def __init__(self, message: str, row: int | None = None, hint: str = "") -> None:
@@ -76,7 +76,7 @@ class Child:
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         target = getattr(module, name, None)
         if not callable(target):
-            return {"is": "missing" if target is None else short(target), "names": names}
+            return {"is": "missing" if target is None else describe_value(target), "names": names}
         try:
             signature = inspect.signature(target).parameters.values()
             parameters = [(p.name, p.kind.name, p.default is not p.empty) for p in signature]
@@ -93,10 +93,12 @@ class Child:
         if hasattr(values, "tolist"):  # an array or a tensor
             values = values.tolist()
         if not isinstance(values, list | tuple):
-            raise Wrong(f"{short(values)}, not a list with a number for each row", None, instead_of_list(values))
+            raise WrongValue(
+                f"{describe_value(values)}, not a list with a number for each row", None, instead_of_list(values)
+            )
         if len(values) != count:
-            raise Wrong(f"{len(values)} numbers for {count} rows")
-        return [number(value, row) for row, value in enumerate(values)]
+            raise WrongValue(f"{len(values)} numbers for {count} rows")
+        return [finite_number(value, row) for row, value in enumerate(values)]
 
     def warm(self) -> None:
         """Load the file, outside of the limit of a call."""
@@ -113,7 +115,7 @@ class Child:
         if hasattr(result, "__iter__") and not isinstance(result, str | bytes | dict):
             self.objects[key] = iter(result)
             return None
-        raise Wrong(f"{short(result)}, not a list of rows and not a generator of them")
+        raise WrongValue(f"{describe_value(result)}, not a list of rows and not a generator of them")
 
     def read(self, key: int, count: int) -> list[Any]:
         """Return the next rows of the generator, fewer if it ends."""
@@ -127,25 +129,25 @@ class Child:
         """Return the first observation of an episode, empty where the environment says nothing yet."""
         first = self.settle(self.objects[key].reset(row))
         if first is not None and not isinstance(first, str):
-            raise Wrong(f"{short(first)} from `reset`, not the text of the first observation")
+            raise WrongValue(f"{describe_value(first)} from `reset`, not the text of the first observation")
         return _characters(first or "", "reset")
 
     def step(self, key: int, action: str) -> tuple[str, float, bool]:
         """Return what the environment answers to `action`: observation, reward, whether the episode is over."""
         answer = self.settle(self.objects[key].step(action))
         if not isinstance(answer, list | tuple):
-            raise Wrong(f"{short(answer)} from `step`, not the three values (observation, reward, done)")
+            raise WrongValue(f"{describe_value(answer)} from `step`, not the three values (observation, reward, done)")
         if len(answer) != 3:
-            raise Wrong(f"{len(answer)} values from `step`, not the three (observation, reward, done)")
+            raise WrongValue(f"{len(answer)} values from `step`, not the three (observation, reward, done)")
         observation, reward, done = answer
         if observation is not None and not isinstance(observation, str):
-            raise Wrong(f"{short(observation)} from `step` as the observation, which must be a text")
+            raise WrongValue(f"{describe_value(observation)} from `step` as the observation, which must be a text")
         try:
-            value = number(reward, None)
-        except Wrong as wrong:
-            raise Wrong(f"{wrong.message} from `step` as the reward") from None
+            value = finite_number(reward, None)
+        except WrongValue as wrong:
+            raise WrongValue(f"{wrong.message} from `step` as the reward") from None
         if not isinstance(done, bool) and type(done).__name__ not in ("bool_", "bool"):
-            raise Wrong(f"{short(done)} from `step` as `done`, which must be True or False")
+            raise WrongValue(f"{describe_value(done)} from `step` as `done`, which must be True or False")
         return _characters(observation or "", "step"), value, bool(done)
 
     def close(self, key: int) -> None:
@@ -169,7 +171,9 @@ class Child:
 def _characters(text: str, method: str) -> str:
     """Return the text. Raises Wrong if it has surrogates, which cannot be encoded."""
     if any("\ud800" <= sign <= "\udfff" for sign in text):
-        raise Wrong(f"{short(text)} from `{method}`, a text with half of a surrogate pair, which is no character")
+        raise WrongValue(
+            f"{describe_value(text)} from `{method}`, a text with half of a surrogate pair, which is no character"
+        )
     return text
 
 
@@ -177,13 +181,13 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
-def number(value: Any, row: int | None) -> float:
+def finite_number(value: Any, row: int | None) -> float:
     """Return `value` as a finite float: accepts numbers, booleans, and the scalars of numpy and torch."""
     plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if not isinstance(plain, numbers.Real):
-        raise Wrong(short(value), row, instead_of_number(value))
+        raise WrongValue(describe_value(value), row, instead_of_number(value))
     if not math.isfinite(plain):
-        raise Wrong(str(float(plain)), row)
+        raise WrongValue(str(float(plain)), row)
     return float(plain)
 
 
@@ -211,7 +215,7 @@ def instead_of_number(value: Any) -> str:
     return ""
 
 
-def short(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Return a value in a few words: `None`, `'abc'`, `a dict`."""
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
@@ -221,7 +225,7 @@ def short(value: Any) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def raised(error: BaseException, folder: str) -> dict[str, Any]:
+def exception_details(error: BaseException, folder: str) -> dict[str, Any]:
     """Return what the user needs to know of an exception: its type, its message, and its place in the user's own
     code."""
     if isinstance(error, SyntaxError) and error.filename:
@@ -240,7 +244,7 @@ def _is_users(file: str, folder: str) -> bool:
     return file.startswith(folder + os.sep) and "site-packages" not in file
 
 
-def end_with(handle: int) -> None:
+def end_with_parent(handle: int) -> None:
     """End this process, and what it has started, when the other end is closed while the user's code works."""
     hung_up = select.poll()
     hung_up.register(handle, 0)
@@ -259,7 +263,7 @@ def main() -> None:
     sys.path[:], file, module = link.recv()
     sys.argv[:] = [file]
     child = Child(file, module)
-    threading.Thread(target=end_with, args=(handles[0],), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(handles[0],), daemon=True).start()
     while True:
         try:
             operation, limit_s, *arguments = link.recv()
@@ -269,12 +273,12 @@ def main() -> None:
             faulthandler.dump_traceback_later(limit_s, exit=True, file=log)
         try:
             reply = ("ok", getattr(child, operation)(*arguments))
-        except Wrong as wrong:
+        except WrongValue as wrong:
             reply = ("wrong", (wrong.message, wrong.row, wrong.hint))
         except KeyboardInterrupt:
             return
         except BaseException as error:  # sys.exit() of the user's code too
-            reply = ("raised", raised(error, str(Path(file).parent)))
+            reply = ("raised", exception_details(error, str(Path(file).parent)))
         faulthandler.cancel_dump_traceback_later()
         try:
             link.send(reply)

@@ -27,11 +27,11 @@ from rlgraph.user_code.report import (
     check_required,
     describe,
     failed_call,
-    own_options,
     parse_target,
+    user_options,
 )
-from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, one_text, seconds, whole
-from rlgraph.user_code.worker import Failure, Worker, Workers, Wrong, side_by_side
+from rlgraph.user_code.spec import BAD_ARGUMENT, Spec, one_text, seconds_option, whole_option
+from rlgraph.user_code.worker import Failure, Worker, Workers, WrongValue, run_in_parallel
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class Episode:
 
     def _error(self, failure: Failure, where: str) -> RunError:
         hint = ""
-        if isinstance(failure, Wrong) and failure.what.startswith("5 values from `step`"):
+        if isinstance(failure, WrongValue) and failure.what.startswith("5 values from `step`"):
             hint = "those of gymnasium become: observation, reward, terminated or truncated"
         return failed_call(self.target, failure, where, self.row, hint)
 
@@ -114,7 +114,7 @@ class Environment:
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Return the results of calls of its episodes, in their order; episodes of different processes run side by
         side."""
-        return side_by_side(self.workers, calls)
+        return run_in_parallel(self.workers, calls)
 
     def close(self) -> None:
         """End the processes."""
@@ -129,11 +129,11 @@ def open_environment(spec: EnvironmentSpec, folders: Folders, workers: Workers |
     """
     check_environment(spec)
     target = parse_target(spec.args[0], folders, spec.at(0), spec.kind)
-    limit_s = seconds(spec, "timeout", DEFAULT_LIMIT_S)
+    limit_s = seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
     pool = workers or Workers()
-    processes = tuple(pool.get(target.code, slot) for slot in range(whole(spec, "workers", 1) or 1))
+    processes = tuple(pool.get(target.code, slot) for slot in range(whole_option(spec, "workers", 1) or 1))
     signature = describe(target, processes[0])
-    constants = own_options(spec, OPTIONS, signature, target.name)
+    constants = user_options(spec, OPTIONS, signature, target.name)
     _check_class(target, signature)
     check_required(target, signature, constants)
     return Environment(target, constants, limit_s, processes, itertools.cycle(processes))
@@ -145,8 +145,8 @@ def check_environment(spec: EnvironmentSpec) -> None:
         message = f"there are no environments of kind '{spec.kind}'"
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, 'as in `python("envs.py:Shell")`'))
     one_text(spec, "a file and a class in it", 'python("envs.py:Shell")')
-    seconds(spec, "timeout", DEFAULT_LIMIT_S)
-    whole(spec, "workers", 1)
+    seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
+    whole_option(spec, "workers", 1)
 
 
 def _check_class(target: Target, signature: Signature) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from rlgraph.errors import Diagnostic, ProgramError, Span, nearest
+from rlgraph.errors import Diagnostic, ProgramError, Span, did_you_mean
 from rlgraph.user_code.spec import UNREADABLE
 
 NO_FILE = "E0703"
@@ -71,7 +71,7 @@ def _missing_hint(path: str, folders: Folders) -> str:
     wanted = [folder / os.path.expanduser(path) for folder in folders.all()]
     if not any(os.path.isdir(file.parent) for file in wanted):
         return f"there is no folder '{wanted[0].parent}' either"
-    near = nearest(wanted[0].name, [name for file in wanted for name in _names(file.parent, file.suffix)])
+    near = did_you_mean(wanted[0].name, [name for file in wanted for name in _names(file.parent, file.suffix)])
     return near or next(filter(None, (_nearby(file.parent, file.suffix) for file in wanted)), "")
 
 

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import Diagnostic, ProgramError, RunError, nearest
+from rlgraph.errors import Diagnostic, ProgramError, RunError, did_you_mean
 from rlgraph.user_code.conventions import missing_hint, raised_hint
 from rlgraph.user_code.files import Folders
 from rlgraph.user_code.report import (
@@ -27,18 +27,18 @@ from rlgraph.user_code.report import (
     Target,
     describe,
     failed_call,
-    own_options,
     parse_target,
+    user_options,
 )
 from rlgraph.user_code.spec import (
     BAD_ARGUMENT,
     Spec,
-    need,
     one_text,
     only_options,
-    seconds,
+    require_package,
+    seconds_option,
     text,
-    whole,
+    whole_option,
 )
 from rlgraph.user_code.worker import (
     IMPORT_LIMIT_S,
@@ -49,8 +49,8 @@ from rlgraph.user_code.worker import (
     TimedOut,
     Worker,
     Workers,
-    Wrong,
-    side_by_side,
+    WrongValue,
+    run_in_parallel,
 )
 
 FunctionSpec = Spec
@@ -84,7 +84,7 @@ class RewardFunction:
         missing = [name for name in self.signature.required if name not in available]
         if missing:
             message = f"`{self.target.name}` asks for a column '{missing[0]}', which the data do not have"
-            hint = missing_hint(self.target.name, missing) or nearest(missing[0], (*names, *_GIVEN))
+            hint = missing_hint(self.target.name, missing) or did_you_mean(missing[0], (*names, *_GIVEN))
             hint = hint or f"the columns are: {', '.join(names)}"
             raise ProgramError(Diagnostic(BAD_SIGNATURE, message, self.target.span, hint))
 
@@ -144,7 +144,7 @@ class RewardFunction:
         size = min(self.batch or count, -(-count // len(self.workers)))
         parts = [rows.part(start, end) for start, end in pairwise(self._cuts(rows.shown["prompts"], size, groups))]
         calls = [partial(self._call, *pair) for pair in zip(itertools.cycle(self.workers), parts, strict=False)]
-        return [value for part in side_by_side(self.workers, calls) for value in part]
+        return [value for part in run_in_parallel(self.workers, calls) for value in part]
 
     def _cuts(self, prompts: Sequence[Any], size: int, groups: Sequence[int] | None) -> list[int]:
         """Return where calls of so many rows begin, and the last one ends; none is within rows that belong
@@ -168,7 +168,7 @@ class RewardFunction:
     def _call(self, worker: Worker, rows: _Rows) -> list[float]:
         try:
             return self._retried(worker, rows)
-        except Wrong as wrong:
+        except WrongValue as wrong:
             raise self._error(wrong, wrong.row, rows) from None
         except Failure as failure:
             raise self._error(*self._culprit(worker, failure, rows), rows) from None
@@ -207,7 +207,7 @@ class RewardFunction:
                 if isinstance(failure, TimedOut) and left_s > 0.5 * self.limit_s:
                     return TimedOut(failure.limit_s, alone.file, alone.line), row
                 break
-            except Wrong:
+            except WrongValue:
                 continue
             except Failure as alone:
                 return alone, row
@@ -223,12 +223,12 @@ class RewardFunction:
             hint = slow_hint if slow else self._hint(failure, rows)
             return failed_call(self.target, failure, where, None, hint)
         row = row or 0
-        hint = self._hint(failure, rows) or ("each must be a finite number" if isinstance(failure, Wrong) else "")
+        hint = self._hint(failure, rows) or ("each must be a finite number" if isinstance(failure, WrongValue) else "")
         return failed_call(self.target, failure, f"on {names[row]}", rows.shown_row(row), hint)
 
     def _hint(self, failure: Failure, rows: _Rows) -> str:
         """Return what to write in a function that expects to be called as in other systems."""
-        if isinstance(failure, Wrong):
+        if isinstance(failure, WrongValue):
             return failure.hint
         return raised_hint(failure, rows.arguments.get("completions", ())) if isinstance(failure, Raised) else ""
 
@@ -263,23 +263,25 @@ def open_function(spec: FunctionSpec, folders: Folders, workers: Workers | None 
     if spec.kind == "python":
         target = parse_target(spec.args[0], folders, spec.at(0), spec.kind)
     else:
-        need("reasoning_gym", spec.span)
+        require_package("reasoning_gym", spec.span)
         file = Path(__file__).with_name("verify.py")
         target = Target("reasoning_gym", Code(file), "reasoning_gym", spec.span, ours=True)
     pool = workers or Workers()
-    processes = tuple(pool.get(target.code, slot) for slot in range(whole(spec, "workers", 1) or 1))
+    processes = tuple(pool.get(target.code, slot) for slot in range(whole_option(spec, "workers", 1) or 1))
     signature = describe(target, processes[0])
-    constants = own_options(spec, OPTIONS, signature, target.name)
+    constants = user_options(spec, OPTIONS, signature, target.name)
     if spec.kind == "reasoning_gym" and spec.args:
         constants["name"] = spec.args[0]
-    limit_s = seconds(spec, "timeout", DEFAULT_LIMIT_S)
-    return RewardFunction(target, signature, constants, limit_s, whole(spec, "batch", None), _over(spec), processes)
+    limit_s = seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
+    return RewardFunction(
+        target, signature, constants, limit_s, whole_option(spec, "batch", None), _over(spec), processes
+    )
 
 
 def check_function(spec: FunctionSpec) -> None:
     """Raise an error for what is wrong with a `func` declaration, as far as can be seen without any file."""
     if spec.kind not in _FORMS:
-        hint = nearest(spec.kind, _FORMS) or f"there are: {', '.join(_FORMS)}"
+        hint = did_you_mean(spec.kind, _FORMS) or f"there are: {', '.join(_FORMS)}"
         message = f"there are no functions of kind '{spec.kind}'"
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.span, hint))
     if spec.kind == "python":
@@ -288,9 +290,9 @@ def check_function(spec: FunctionSpec) -> None:
         one_text(spec, "the task, where the rows do not name it", 'reasoning_gym("spell_backward")')
     if spec.kind == "reasoning_gym":
         only_options(spec, OPTIONS)
-    seconds(spec, "timeout", DEFAULT_LIMIT_S)
-    whole(spec, "batch", None)
-    whole(spec, "workers", 1)
+    seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
+    whole_option(spec, "batch", None)
+    whole_option(spec, "workers", 1)
     _over(spec)
 
 
@@ -299,7 +301,7 @@ def _over(spec: FunctionSpec) -> str:
     over: str = text(spec, "over", "row" if spec.kind == "reasoning_gym" else "group") or ""
     if over not in UNITS:
         message = f"`over` must be row, group or batch, not {over!r}"
-        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("over"), nearest(over, UNITS)))
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at("over"), did_you_mean(over, UNITS)))
     cutting = "batch" if spec.options.get("batch") else "workers" if spec.options.get("workers", 1) > 1 else ""
     if over == "batch" and cutting:
         message = f"`over=batch` has one call for all rows, and `{cutting}` would cut them"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import Diagnostic, ProgramError, Related, RunError, Source, Span, nearest
+from rlgraph.errors import Diagnostic, ProgramError, Related, RunError, Source, Span, did_you_mean
 from rlgraph.user_code.files import NO_FILE, Folders, find_file, find_module, is_module, search_path
 from rlgraph.user_code.spec import BAD_ARGUMENT, Spec
-from rlgraph.user_code.worker import IMPORT_LIMIT_S, Code, Died, Failure, Raised, TimedOut, Worker, Wrong
+from rlgraph.user_code.worker import IMPORT_LIMIT_S, Code, Died, Failure, Raised, TimedOut, Worker, WrongValue
 
 NO_NAME = "E0722"
 NO_IMPORT = "E0723"
@@ -72,7 +72,7 @@ def describe(target: Target, worker: Worker) -> Signature:
     except Failure as failure:
         raise ProgramError(_not_loaded(target, failure)) from None
     if description["is"] not in ("function", "class"):
-        raise ProgramError(not_there(target, description["is"], description["names"]))
+        raise ProgramError(missing_name(target, description["is"], description["names"]))
     parameters = description["parameters"]
     for name, kind, has_default in parameters:
         if kind == "POSITIONAL_ONLY" and not has_default:
@@ -89,7 +89,7 @@ def describe(target: Target, worker: Worker) -> Signature:
     )
 
 
-def own_options(spec: Spec, known: tuple[str, ...], signature: Signature, name: str) -> dict[str, Any]:
+def user_options(spec: Spec, known: tuple[str, ...], signature: Signature, name: str) -> dict[str, Any]:
     """Return the options of `spec` that are not rlgraph's but arguments for the user's function or class `name`.
 
     They must be parameters that it names: `**kwargs` would swallow a misspelt `timeout`. Raises ProgramError.
@@ -105,18 +105,18 @@ def unknown_options(spec: Spec, known: Collection[str], named: Collection[str], 
     for option in spec.options:
         if option not in known and option not in named:
             message = f"'{option}' is neither an option of `{spec.kind}` nor a parameter of `{name}`"
-            hint = nearest(option, (*known, *named)) or f"the options are: {', '.join(known)}"
+            hint = did_you_mean(option, (*known, *named)) or f"the options are: {', '.join(known)}"
             errors.append(Diagnostic(BAD_ARGUMENT, message, spec.at(option), hint))
     return errors
 
 
 def check_required(target: Target, signature: Signature, arguments: Collection[str]) -> None:
     """Raise an error unless `arguments` hold all that the user's function or class needs to be called."""
-    for wrong in unset(target, signature.required, arguments):
+    for wrong in missing_arguments(target, signature.required, arguments):
         raise ProgramError(wrong)
 
 
-def unset(target: Target, required: Collection[str], given: Collection[str]) -> list[Diagnostic]:
+def missing_arguments(target: Target, required: Collection[str], given: Collection[str]) -> list[Diagnostic]:
     """Return an error if a parameter without a default is not given."""
     missing = [name for name in required if name not in given][:1]
     hint = 'give it as an option: python("{}:{}", {}=...)'
@@ -144,7 +144,7 @@ def failed_call(
             code, message = RAISED, f"`{target.name}` raised {failure.type}{details}, {where}"
             if failure.type == "ModuleNotFoundError":
                 hint = hint or "install it where rlgraph runs"
-        case Wrong():
+        case WrongValue():
             code, message = WRONG_VALUE, f"`{target.name}` gave {failure.what}, {where}"
         case TimedOut():
             late = f"did not come back within {failure.limit_s:g} s"
@@ -181,12 +181,12 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-def not_there(target: Target, found: str, names: list[str]) -> Diagnostic:
+def missing_name(target: Target, found: str, names: list[str]) -> Diagnostic:
     """Return the error for a name under which a module has nothing (`missing`), or something that cannot be called."""
     if found != "missing":
         message = f"'{target.name}' in '{target.path}' is {found}, which cannot be called"
         return Diagnostic(NO_NAME, message, target.span)
-    hint = nearest(target.name, names)
+    hint = did_you_mean(target.name, names)
     if not hint:
         some = ", ".join(sorted(names)[:8])
         hint = f"it has: {some}" if some else "the file defines no function and no class"

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlgraph.errors import Diagnostic, ProgramError, Span, install, nearest
+from rlgraph.errors import Diagnostic, ProgramError, Span, did_you_mean, install_command
 
 BAD_ARGUMENT = "E0702"
 UNREADABLE = "E0704"
@@ -51,11 +51,11 @@ def only_options(spec: Spec, known: Collection[str]) -> None:
     for name in spec.options:
         if name not in known:
             message = f"`{spec.kind}` has no option '{name}'"
-            hint = nearest(name, known) or f"its options are: {', '.join(known)}"
+            hint = did_you_mean(name, known) or f"its options are: {', '.join(known)}"
             raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.at(name), hint))
 
 
-def whole(spec: Spec, name: str, default: int | None, least: int = 1) -> int | None:
+def whole_option(spec: Spec, name: str, default: int | None, least: int = 1) -> int | None:
     """Return the option `name`, a whole number of at least `least`."""
     if name not in spec.options:
         return default
@@ -65,7 +65,7 @@ def whole(spec: Spec, name: str, default: int | None, least: int = 1) -> int | N
     return int(value)
 
 
-def seconds(spec: Spec, name: str, default: float) -> float:
+def seconds_option(spec: Spec, name: str, default: float) -> float:
     """Return the option `name`, a time in seconds; 0 means without limit, and becomes infinity."""
     value = spec.options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e6:
@@ -73,7 +73,7 @@ def seconds(spec: Spec, name: str, default: float) -> float:
     return float(value) or math.inf
 
 
-def flag(spec: Spec, name: str, default: bool) -> bool:
+def flag_option(spec: Spec, name: str, default: bool) -> bool:
     """Return the option `name`, `true` or `false`."""
     value = spec.options.get(name, default)
     if not isinstance(value, bool):
@@ -97,8 +97,8 @@ EXTRAS = {"datasets": "datasets", "pyarrow": "parquet", "reasoning_gym": "gym"}
 """The extra of rlgraph that installs a package."""
 
 
-def need(module: str, span: Span) -> None:
+def require_package(module: str, span: Span) -> None:
     """Raise an error unless `module` is installed."""
     if importlib.util.find_spec(module) is None:
         message = f"this needs the package '{module}', which is not installed"
-        raise ProgramError(Diagnostic(NOT_INSTALLED, message, span, install(EXTRAS[module])))
+        raise ProgramError(Diagnostic(NOT_INSTALLED, message, span, install_command(EXTRAS[module])))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.user_code.files import NO_FILE, Folders, is_module
-from rlgraph.user_code.report import not_there, parse_target, unknown_options, unset
+from rlgraph.user_code.report import missing_arguments, missing_name, parse_target, unknown_options
 from rlgraph.user_code.spec import Spec, one_text
 
 NO_MODULE_HERE = "W0703"
@@ -28,7 +28,9 @@ class Parameters:
     """Those that have no default."""
 
 
-def faults(spec: Spec, folders: Folders, known: Collection[str] = (), *, alone: bool = False) -> list[Diagnostic]:
+def declaration_faults(
+    spec: Spec, folders: Folders, known: Collection[str] = (), *, alone: bool = False
+) -> list[Diagnostic]:
     """Return what is wrong with `python("FILE_OR_MODULE:NAME")`; a file that is not here may be where the run will be.
 
     known: the options that are rlgraph's. alone: it is called with the other options and nothing else.
@@ -49,14 +51,14 @@ def faults(spec: Spec, folders: Folders, known: Collection[str] = (), *, alone: 
     names = [name for name, _ in _defined(module.body)]
     if target.name not in names:
         hidden = {"*", "__getattr__"} & set(names)
-        return [] if hidden else [not_there(target, "missing", [name for name in set(names) if name[0] != "_"])]
+        return [] if hidden else [missing_name(target, "missing", [name for name in set(names) if name[0] != "_"])]
     parameters = _parameters([maker for name, maker in _defined(module.body) if name in (target.name, "*")])
     if parameters is None:
         return []
     given = [name for name in spec.options if name not in known]
     return [
         *unknown_options(spec, known, parameters.named, target.name),
-        *(unset(target, parameters.required, given) if alone else ()),
+        *(missing_arguments(target, parameters.required, given) if alone else ()),
     ]
 
 

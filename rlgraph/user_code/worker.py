@@ -72,7 +72,7 @@ class Raised(Failure):
 
 
 @dataclass(eq=False)
-class Wrong(Failure):
+class WrongValue(Failure):
     """The user's code returned something else than was asked for."""
 
     what: str
@@ -148,7 +148,7 @@ class Worker:
                     process = self._start()
                     self._exchange(process, "warm", IMPORT_LIMIT_S, ())
                 return self._exchange(process, operation, limit_s, arguments)
-            except (Raised, Wrong):
+            except (Raised, WrongValue):
                 raise
             except BaseException:  # an interrupt too: a late answer must not meet the next question
                 self._stop()
@@ -219,11 +219,11 @@ class Worker:
         try:
             status, value = pickle.loads(answer)
         except Exception as error:
-            raise Wrong(f"a value that only its own file knows ({error})", None) from None
+            raise WrongValue(f"a value that only its own file knows ({error})", None) from None
         if status == "raised":
             raise Raised(**value)
         if status == "wrong":
-            raise Wrong(*value)
+            raise WrongValue(*value)
         return value
 
     def _ended(self, process: _Process, limit_s: float, passed_s: float) -> Failure:
@@ -243,7 +243,7 @@ Ask = Callable[[int, str, tuple[Any, ...], float], tuple[int, Any]]
 generation afterwards, and the answer or the `Failure`."""
 
 
-class Away(Worker):
+class RemoteWorker(Worker):
     """A worker whose process another process of the run has started; several may send requests to it."""
 
     def __init__(self, code: Code, ask: Ask, caller: int) -> None:
@@ -271,7 +271,7 @@ class Away(Worker):
         return True
 
 
-def side_by_side(workers: Sequence[Worker], calls: Sequence[Callable[[], T]]) -> list[T]:
+def run_in_parallel(workers: Sequence[Worker], calls: Sequence[Callable[[], T]]) -> list[T]:
     """Return the results of calls of these processes, in the order of the calls; one process does one at a time. After
     a failure the processes are ended, so that nothing waits for the user's code."""
     if len(workers) == 1:

@@ -37,7 +37,7 @@ def record(found: Record, kind: str) -> str:
     # Shuffling is the default of a data source.
     options_text = _shown(item for item in found.options if (kind, *item) != ("data", "shuffle", True))
     arguments = [show_constant(arg) for arg in found.args] + ([options_text] if options_text else [])
-    return short(f"{found.name}({', '.join(arguments)})", OPTION_COLUMNS)
+    return shortened(f"{found.name}({', '.join(arguments)})", OPTION_COLUMNS)
 
 
 def training(node: Node, axes: Mapping[str, str]) -> str:
@@ -107,14 +107,14 @@ def barrier(unit: Unit | None, axes: Mapping[str, str]) -> str:
 def formula(node: Node) -> tuple[str, ...]:
     """Return the lines of a tensor node's mathematics, cut where they are many; a single one is without its name."""
     if len(node.body) == 1:
-        return cut(wrap(show(node.body[0].expr), FORMULA_COLUMNS), FORMULA_LINES)
+        return cut_lines(wrap(show(node.body[0].expr), FORMULA_COLUMNS), FORMULA_LINES)
     lines: list[str] = []
     for let in node.body:
-        lines += cut(wrap(f"{let.name} = {show(let.expr)}", FORMULA_COLUMNS), 2)
-    return cut(lines, 2 * FORMULA_LINES)
+        lines += cut_lines(wrap(f"{let.name} = {show(let.expr)}", FORMULA_COLUMNS), 2)
+    return cut_lines(lines, 2 * FORMULA_LINES)
 
 
-def whole(node: Node) -> str:
+def full_formula(node: Node) -> str:
     """Return all of a tensor node's mathematics, uncut."""
     return "\n".join(f"{let.name} = {show(let.expr)}" for let in node.body)
 
@@ -149,7 +149,7 @@ def _break(text: str, columns: int) -> int:
     return best if least < 1000 else fallback
 
 
-def cut(lines: Iterable[str], most: int) -> tuple[str, ...]:
+def cut_lines(lines: Iterable[str], most: int) -> tuple[str, ...]:
     """Return at most so many lines; a mark shows that there were more."""
     shown = list(lines)
     if len(shown) <= most:
@@ -157,6 +157,6 @@ def cut(lines: Iterable[str], most: int) -> tuple[str, ...]:
     return (*shown[: most - 1], f"{shown[most - 1][: FORMULA_COLUMNS - 2]} …")
 
 
-def short(text: str, columns: int) -> str:
+def shortened(text: str, columns: int) -> str:
     """Return a text cut to at most so many characters."""
     return text if len(text) <= columns else f"{text[: columns - 1]}…"

@@ -8,7 +8,7 @@ from rlgraph.viz.boxes import Body, Box, Link, Port
 
 
 @dataclass
-class Draft:
+class DraftBody:
     """A body while it is being made: boxes with the values they use and make."""
 
     boxes: list[Box] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Draft:
         return Body(tuple(self.boxes), tuple(links + self.ends))
 
 
-def gather(draft: Draft, shells: dict[tuple[str, str], Box]) -> None:
+def gather_containers(draft: DraftBody, shells: dict[tuple[str, str], Box]) -> None:
     """Put the operations of each model into its container, several into one wherever that makes no cycle."""
     groups = _groups(draft)
     member = {box.id: group for group, boxes in groups.items() for box in boxes}
@@ -48,7 +48,7 @@ def gather(draft: Draft, shells: dict[tuple[str, str], Box]) -> None:
     draft.ends = [replace(link, source=member.get(link.source, link.source)) for link in draft.ends]
 
 
-def _groups(draft: Draft) -> dict[str, list[Box]]:
+def _groups(draft: DraftBody) -> dict[str, list[Box]]:
     """Return the boxes of each container, by the container's id."""
     groups: dict[str, list[Box]] = {}
     latest: dict[tuple[str, str], str] = {}
@@ -66,7 +66,7 @@ def _groups(draft: Draft) -> dict[str, list[Box]]:
     return groups
 
 
-def _weights(draft: Draft, groups: dict[str, list[Box]], member: dict[str, str]) -> None:
+def _weights(draft: DraftBody, groups: dict[str, list[Box]], member: dict[str, str]) -> None:
     """Let a model's first weights come from its first container, unless boxes would then wait for each other."""
     for group, boxes in groups.items():
         weights = draft.owners[boxes[0].id][1]
@@ -77,7 +77,7 @@ def _weights(draft: Draft, groups: dict[str, list[Box]], member: dict[str, str])
             del draft.sources[weights]
 
 
-def _circular(draft: Draft, member: dict[str, str]) -> bool:
+def _circular(draft: DraftBody, member: dict[str, str]) -> bool:
     """Return whether boxes would wait for each other if the members of each group were one."""
     after: dict[str, set[str]] = {}
     for box in draft.boxes:
@@ -98,7 +98,7 @@ def _circular(draft: Draft, member: dict[str, str]) -> bool:
     return False
 
 
-def _container(draft: Draft, shell: Box, boxes: list[Box], member: dict[str, str]) -> Box:
+def _container(draft: DraftBody, shell: Box, boxes: list[Box], member: dict[str, str]) -> Box:
     """Return a container with its boxes, and ports for the values that cross its edge."""
     inside = {box.id for box in boxes}
     used_outside = {port.value for box in draft.boxes if member.get(box.id) != shell.id for port in box.inputs} | {

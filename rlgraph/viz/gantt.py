@@ -13,9 +13,9 @@ from math import ceil, floor, log10
 from rlgraph.viz import marks
 from rlgraph.viz.escape import escape
 from rlgraph.viz.fonts import FAMILY, WEIGHT
-from rlgraph.viz.legend import Entry, packed
+from rlgraph.viz.legend import Entry, packed_entries
 from rlgraph.viz.marks import head
-from rlgraph.viz.measure import text as wide
+from rlgraph.viz.measure import text_width
 from rlgraph.viz.theme import CODE, HEAD, INK, LABEL, MUTED, NAME, NOTE, SECTION, SMALL, Paint, Style
 
 MARGIN, ROOM = 24.0, 960.0
@@ -27,7 +27,7 @@ LEAST = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class BarStyle:
     """The appearance of bars that look alike."""
 
     words: str
@@ -45,7 +45,7 @@ class Bar:
 
     lane: str
     name: str
-    look: Look
+    look: BarStyle
     start: float
     """In seconds, as `end`."""
     end: float
@@ -70,7 +70,7 @@ class Chart:
     lanes: Sequence[Lane]
     bars: Sequence[Bar]
     seconds: float
-    looks: Sequence[Look]
+    looks: Sequence[BarStyle]
     """In the order of the legend, which shows those that occur."""
     title: str = ""
     notes: Sequence[str] = ()
@@ -100,9 +100,9 @@ class _Pen:
         self.out: list[str] = []
 
     def drawing(self, title: str, note: str, id: str) -> str:
-        width = round(max(self.left + ROOM, MARGIN + wide(title, HEAD) + 12 + wide(note, NOTE)) + MARGIN)
+        width = round(max(self.left + ROOM, MARGIN + text_width(title, HEAD) + 12 + text_width(note, NOTE)) + MARGIN)
         self.text(title, MARGIN, MARGIN + HEAD.size, HEAD, INK, "head")
-        self.text(note, MARGIN + wide(title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED, "note")
+        self.text(note, MARGIN + text_width(title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED, "note")
         y = MARGIN + HEAD.height + 30
         for chart in self.charts:
             y = self.chart(chart, y, width - 2 * MARGIN) + 24
@@ -111,7 +111,7 @@ class _Pen:
 
     def text(self, words: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "start") -> None:
         if words:
-            self.out.append(marks.words(words, x, y, style, fill, name, anchor))
+            self.out.append(marks.text_element(words, x, y, style, fill, name, anchor))
 
     def chart(self, chart: Chart, y: float, room: float) -> float:
         """Draw a chart from y on, and return where it ends."""
@@ -119,7 +119,7 @@ class _Pen:
             self.text(chart.title, MARGIN, y, SECTION, INK, "head")
             y += 6
         for note in chart.notes:
-            for line in wrapped(note, room, NOTE):
+            for line in wrapped_lines(note, room, NOTE):
                 y += NOTE.height
                 self.text(line, MARGIN, y, NOTE, MUTED, "note")
         y += 22 if chart.title or chart.notes else 0
@@ -133,14 +133,14 @@ class _Pen:
 
     def scale(self, chart: Chart, scale: _Scale, top: float, bottom: float) -> None:
         """Draw thin lines at round times."""
-        step, text_end = tick(scale.seconds), 0.0
+        step, text_end = tick_seconds(scale.seconds), 0.0
         for start, end in scale.spans:
             for number in range(ceil(start / step - 1e-9), floor(end / step + 1e-9) + 1):
                 x, words = scale.x(number * step, (start, end)), f"{number * step:.10g} s"
                 self.out.append(
                     f'<path class="tick" d="M{x:.1f} {top:.1f}V{bottom:.1f}" stroke="#e4e7ec" stroke-width="1"/>'
                 )
-                half = wide(words, LABEL) / 2
+                half = text_width(words, LABEL) / 2
                 if x - half > text_end + 8:
                     self.text(words, x, bottom + 14, LABEL, MUTED, "note", "middle")
                     text_end = x + half
@@ -155,7 +155,7 @@ class _Pen:
     def lane(self, chart: Chart, scale: _Scale, lane: Lane, y: float) -> None:
         if chart.tall < 30:
             self.text(lane.name, MARGIN, y + chart.tall / 2 + 4, NAME, INK, "name")
-            x = self.left - 16 - wide(lane.note, NOTE)
+            x = self.left - 16 - text_width(lane.note, NOTE)
             self.text(lane.note, x, y + chart.tall / 2 + 4, NOTE, MUTED, "note")
         else:
             self.text(lane.name, MARGIN, y + 14, NAME, INK, "name")
@@ -181,7 +181,7 @@ class _Pen:
                     if bar.critical:
                         critical.append(f"M{x:.1f} 0h{length:.2f}")
                     margin = 10 if chart.tall >= 30 else 3
-                    if fitting := next((text for text in bar.shown if wide(text, style) + margin <= length), ""):
+                    if fitting := next((text for text in bar.shown if text_width(text, style) + margin <= length), ""):
                         words.append(f'<text x="{x + length / 2:.1f}">{escape(fitting)}</text>')
             self.out.append("</g>")
             if words:
@@ -207,7 +207,7 @@ class _Pen:
         strong = [look.strong for look in looks]
         if any(bar.critical for bar in chart.bars):
             entries.append(Entry("critical", "critical path", Paint("", "", "", "")))
-        placed, tall, _ = packed(entries, room - self.left + MARGIN)
+        placed, tall, _ = packed_entries(entries, room - self.left + MARGIN)
         for entry, opaque in zip(placed, [*strong, 1.0], strict=False):
             x, top = self.left + entry.x, y + entry.y
             if entry.kind == "critical":
@@ -276,23 +276,23 @@ def _rectangle(chart: Chart, bar: Bar, x: float, length: float) -> str:
 
 def _name_width(chart: Chart, lane: Lane) -> float:
     """Return the width of the texts before a lane."""
-    name, note = wide(lane.name, NAME), wide(lane.note, NOTE)
+    name, note = text_width(lane.name, NAME), text_width(lane.note, NOTE)
     return max(name, note) if chart.tall >= 30 else name + 12 + note
 
 
-def wrapped(words: str, room: float, style: Style) -> list[str]:
+def wrapped_lines(words: str, room: float, style: Style) -> list[str]:
     """Return lines of at most that width, broken at spaces."""
     lines = [""]
     for word in words.split(" "):
         longer = f"{lines[-1]} {word}" if lines[-1] else word
-        if lines[-1] and wide(longer, style) > room:
+        if lines[-1] and text_width(longer, style) > room:
             lines.append(word)
         else:
             lines[-1] = longer
     return lines
 
 
-def tick(seconds: float) -> float:
+def tick_seconds(seconds: float) -> float:
     """Return a round time that fits 5 to 12 times into the whole: 1, 2 or 5 times a power of ten."""
     if seconds <= 0:
         return 1.0

@@ -13,7 +13,7 @@ from rlgraph.viz.boxes import BoxKind, Line, Role
 
 
 @dataclass(frozen=True, slots=True)
-class Deployed:
+class DeployedModel:
     """A model in the head of a lane."""
 
     title: str
@@ -34,11 +34,11 @@ class Lane:
     """The peak memory of a device."""
     full: float = 0.0
     """The fraction of the memory that this is."""
-    deployed: tuple[Deployed, ...] = ()
+    deployed: tuple[DeployedModel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LaneWork:
     """What one node does in a step, as a box in a lane."""
 
     id: str
@@ -59,7 +59,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class LaneEdge:
     """A line from one work to another."""
 
     source: str
@@ -80,9 +80,9 @@ class Stage:
 
     title: str
     note: str
-    works: tuple[Work, ...]
+    works: tuple[LaneWork, ...]
     """In topological order."""
-    ways: tuple[Way, ...]
+    ways: tuple[LaneEdge, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,6 @@ class Lanes:
     lanes: tuple[Lane, ...]
     stages: tuple[Stage, ...]
 
-    def works(self) -> Iterator[Work]:
+    def works(self) -> Iterator[LaneWork]:
         for stage in self.stages:
             yield from stage.works

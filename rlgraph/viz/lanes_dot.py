@@ -5,7 +5,7 @@ from __future__ import annotations
 import pydot
 
 from rlgraph.viz.dot import new_graph, quoted
-from rlgraph.viz.lanes import Lane, Lanes, Stage, Way, Work
+from rlgraph.viz.lanes import Lane, LaneEdge, Lanes, LaneWork, Stage
 from rlgraph.viz.theme import KINDS, LINE, ROLES
 
 
@@ -38,7 +38,7 @@ def _head(lane: Lane) -> list[str]:
     return [*lines, *(", ".join(filter(None, (model.title, *model.how, model.seconds))) for model in lane.deployed)]
 
 
-def _node(work: Work) -> pydot.Node:
+def _node(work: LaneWork) -> pydot.Node:
     paint = ROLES[work.role] if work.role else KINDS[work.kind]
     label = "\n".join(filter(None, (work.title, work.note, work.seconds)))
     style = "rounded,dashed" if work.kind == "next" else "rounded,filled"
@@ -53,7 +53,7 @@ def _node(work: Work) -> pydot.Node:
     )
 
 
-def _edge(way: Way, stage: Stage) -> pydot.Edge:
+def _edge(way: LaneEdge, stage: Stage) -> pydot.Edge:
     lanes = {work.id: work.lane for work in stage.works}
     crosses = way.lane != lanes[way.target]
     label = "\n".join((", ".join(way.names), *way.sizes)) if way.names and crosses else ""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlgraph.viz.fonts import width
-from rlgraph.viz.lanes import Lane, Lanes, Way, Work
-from rlgraph.viz.measure import text
+from rlgraph.viz.lanes import Lane, LaneEdge, Lanes, LaneWork
+from rlgraph.viz.measure import text_width
 from rlgraph.viz.theme import HEAD, LABEL, NAME, NOTE, SECTION, SMALL, TITLE
 
 MARGIN, PAD = 28.0, 14.0
@@ -33,7 +33,7 @@ Place = tuple[float, float, float, float]
 class Path:
     """The line of a way."""
 
-    way: Way
+    way: LaneEdge
     points: tuple[tuple[float, float], ...]
     """Its corners."""
     label: tuple[float, float] | None
@@ -41,7 +41,7 @@ class Path:
 
 
 @dataclass
-class Placed:
+class LanesDrawing:
     """A picture with the positions of all that it shows."""
 
     picture: Lanes
@@ -52,13 +52,13 @@ class Placed:
     head: float = 0.0
     """The lower edge of their heads."""
     lanes: list[Place] = field(default_factory=list)
-    works: list[tuple[Work, Place]] = field(default_factory=list)
+    works: list[tuple[LaneWork, Place]] = field(default_factory=list)
     paths: list[Path] = field(default_factory=list)
     headings: list[tuple[str, str, float]] = field(default_factory=list)
     """The title, the note and the upper edge of each phase."""
 
 
-def words(way: Way) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def edge_label(way: LaneEdge) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the lines of a label: names, and their sizes."""
     lines: list[str] = []
     for name in way.names:
@@ -71,27 +71,28 @@ def words(way: Way) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def head_size(lane: Lane) -> tuple[float, float]:
     """Return the width and the height of the head of a lane."""
-    width_needed = text(lane.name, TITLE) + 16 + text(lane.note, NOTE)
-    width_needed = max([width_needed, *(text(line, SMALL) for line in lane.memory)])
+    width_needed = text_width(lane.name, TITLE) + 16 + text_width(lane.note, NOTE)
+    width_needed = max([width_needed, *(text_width(line, SMALL) for line in lane.memory)])
     for model in lane.deployed:
-        width_needed = max(width_needed, SWATCH + text(model.title, NAME) + 16 + text(model.seconds, NOTE))
-        width_needed = max([width_needed, *(SWATCH + text(line, SMALL) for line in model.how)])
+        width_needed = max(width_needed, SWATCH + text_width(model.title, NAME) + 16 + text_width(model.seconds, NOTE))
+        width_needed = max([width_needed, *(SWATCH + text_width(line, SMALL) for line in model.how)])
     height_needed = PAD + TITLE.height
     height_needed += BAR + 8 + len(lane.memory) * SMALL.height if lane.memory else 0
     height_needed += sum(8 + NAME.height + len(model.how) * SMALL.height for model in lane.deployed)
     return width_needed, height_needed + PAD - 4
 
 
-def work_size(work: Work) -> tuple[float, float]:
+def work_size(work: LaneWork) -> tuple[float, float]:
     """Return the width and the height of a box."""
     width_needed = max(
-        text(work.title, NAME) + (16 + text(work.seconds, NOTE) if work.seconds else 0), text(work.note, NOTE)
+        text_width(work.title, NAME) + (16 + text_width(work.seconds, NOTE) if work.seconds else 0),
+        text_width(work.note, NOTE),
     )
     height_needed = 14 + NAME.height + (NOTE.height if work.note else 0) + (7 if work.share else 0)
     return max(width_needed, 60) + 24, height_needed
 
 
-def place(picture: Lanes) -> Placed:
+def lay_out(picture: Lanes) -> LanesDrawing:
     """Return a picture with positions."""
     return _Placer(picture).run()
 
@@ -112,7 +113,7 @@ class _Placer:
 
     def __init__(self, picture: Lanes) -> None:
         self.picture = picture
-        self.ways: list[Way] = []
+        self.ways: list[LaneEdge] = []
         self.spots: dict[str, tuple[int, int]] = {}
         """Row and lane of each work; the heads of lanes are row 0."""
         self.starts: dict[int, tuple[str, str]] = {}
@@ -141,19 +142,19 @@ class _Placer:
                 self.rows = max(self.rows, row + 1)
             self.ways += stage.ways
 
-    def ends(self, way: Way) -> tuple[tuple[int, int], tuple[int, int]]:
+    def ends(self, way: LaneEdge) -> tuple[tuple[int, int], tuple[int, int]]:
         return self.spots.get(way.source, (0, way.lane)), self.spots[way.target]
 
     # Ways: across below the row where they begin, down in the lane where they end
 
-    def side(self, way: Way) -> Side:
+    def side(self, way: LaneEdge) -> Side:
         """Return the side of the box at which a way arrives."""
         (row, lane), (target_row, target_lane) = self.ends(way)
         if lane == target_lane:
             return "left" if self.blocked(way) else "middle"
         return "left" if lane < target_lane else "right"
 
-    def blocked(self, way: Way) -> bool:
+    def blocked(self, way: LaneEdge) -> bool:
         """Return whether boxes stand above the one where a way ends."""
         (row, _), (target_row, target_lane) = self.ends(way)
         return any((between, target_lane) in self.at for between in range(row + 1, target_row))
@@ -188,8 +189,8 @@ class _Placer:
         gutters = [GUTTER] * (count + 1)
         for number, way in enumerate(self.ways):
             if way.names:
-                names, weights = words(way)
-                room = max(text(line, LABEL) for line in (*names, *weights)) + 20
+                names, weights = edge_label(way)
+                room = max(text_width(line, LABEL) for line in (*names, *weights)) + 20
                 gutter = self.gutter(number)
                 gutters[gutter] = max(gutters[gutter], room)
         self.inner: list[tuple[float, float]] = []
@@ -266,7 +267,7 @@ class _Placer:
             # Ways that begin here come above those that end here.
             for run in sorted(runs, key=lambda run: (self.ends(self.ways[run.way])[0][0] != gap, run.way)):
                 low, high = self.span(run)
-                names, weights = words(self.ways[run.way]) if run.label else ((), ())
+                names, weights = edge_label(self.ways[run.way]) if run.label else ((), ())
                 tall = (len(names) + len(weights)) * LABEL.height + 2
                 upper = max([8.0, *(bottom for x, end, bottom in placed if x < high + 8 and low < end + 8)])
                 run.y = upper + tall
@@ -280,8 +281,8 @@ class _Placer:
         start = self.out[run.way] if first else self.down(run.way)
         end = self.down(run.way) if first else self.into[run.way]
         if run.label:
-            names, weights = words(way)
-            half = max(text(line, LABEL) for line in (*names, *weights)) / 2
+            names, weights = edge_label(way)
+            half = max(text_width(line, LABEL) for line in (*names, *weights)) / 2
             middle = self.middles[self.gutter(run.way)]
             return min(start, end, middle - half), max(start, end, middle + half)
         return min(start, end), max(start, end)
@@ -297,11 +298,11 @@ class _Placer:
 
     # All of it
 
-    def run(self) -> Placed:
+    def run(self) -> LanesDrawing:
         self.columns()
         self.ports()
         self.across()
-        placed = Placed(self.picture)
+        placed = LanesDrawing(self.picture)
         placed.top = MARGIN + HEAD.height + len(self.picture.notes) * NOTE.height + 14
         heights = [0.0] * self.rows
         heights[0] = max((head_size(lane)[1] for lane in self.picture.lanes), default=0.0)
@@ -325,12 +326,12 @@ class _Placer:
         for index, way in enumerate(self.ways):
             placed.paths.append(self.path(index, way, edges.get(way.source, placed.head), tops, heights))
         wide = max(
-            [width(self.picture.title, HEAD.face, HEAD.size), *(text(note, NOTE) for note in self.picture.notes)]
+            [width(self.picture.title, HEAD.face, HEAD.size), *(text_width(note, NOTE) for note in self.picture.notes)]
         )
         placed.width, placed.height = max(self.right, MARGIN + wide) + MARGIN, y + 12
         return placed
 
-    def path(self, index: int, way: Way, start: float, tops: Sequence[float], tall: Sequence[float]) -> Path:
+    def path(self, index: int, way: LaneEdge, start: float, tops: Sequence[float], tall: Sequence[float]) -> Path:
         end = tops[self.spots[way.target][0]]
         points = [(self.out[index], start)]
         label = None
@@ -339,7 +340,7 @@ class _Placer:
             goal = self.down(index) if run is self.runs[index][0] else self.into[index]
             points += [(points[-1][0], y), (goal, y)]
             if run.label:
-                names, weights = words(way)
+                names, weights = edge_label(way)
                 over = (len(names) + len(weights)) * LABEL.height
                 label = (self.middles[self.gutter(index)], y - over - 2)
         return Path(way, (*points, (self.into[index], end)), label)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rlgraph.passes.cost.peak import TIGHT
 from rlgraph.viz import marks
 from rlgraph.viz.escape import escape
-from rlgraph.viz.lanes import Lane, Lanes, Work
-from rlgraph.viz.lanes_layout import BAR, MARGIN, PAD, SWATCH, Path, Place, Placed, place, words
-from rlgraph.viz.legend import MODELS, Entry, packed
+from rlgraph.viz.lanes import Lane, Lanes, LaneWork
+from rlgraph.viz.lanes_layout import BAR, MARGIN, PAD, SWATCH, LanesDrawing, Path, Place, edge_label, lay_out
+from rlgraph.viz.legend import MODELS, Entry, packed_entries
 from rlgraph.viz.theme import (
     BARRIER,
     HEAD,
@@ -38,7 +38,7 @@ BEND = 6.0
 
 def to_svg(picture: Lanes, prefix: str = "", *, embed: bool = True) -> str:
     """Return the SVG. prefix: that of all ids. embed: includes the fonts."""
-    svg = _Pen(prefix).drawing(place(picture))
+    svg = _Pen(prefix).drawing(lay_out(picture))
     return marks.with_fonts(svg) if embed else svg
 
 
@@ -49,9 +49,9 @@ class _Pen:
         self.prefix = prefix
         self.out: list[str] = []
 
-    def drawing(self, placed: Placed) -> str:
+    def drawing(self, placed: LanesDrawing) -> str:
         picture = placed.picture
-        legend, tall, wide = packed(_legend(picture), max(placed.width, 640.0) - 2 * MARGIN)
+        legend, tall, wide = packed_entries(_legend(picture), max(placed.width, 640.0) - 2 * MARGIN)
         wide, tall = round(max(placed.width, wide + 2 * MARGIN)), round(placed.height + tall + MARGIN)
         self.out = marks.head(picture.title, wide, tall, f"{self.prefix}svg")
         self.text(picture.title, MARGIN, MARGIN + HEAD.size, HEAD, INK, "head")
@@ -73,7 +73,7 @@ class _Pen:
         return "\n".join(self.out) + "\n"
 
     def text(self, text: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "") -> None:
-        self.out.append(marks.words(text, x, y, style, fill, name, anchor))
+        self.out.append(marks.text_element(text, x, y, style, fill, name, anchor))
 
     # Lanes
 
@@ -118,7 +118,7 @@ class _Pen:
 
     # Work
 
-    def work(self, work: Work, where: Place) -> None:
+    def work(self, work: LaneWork, where: Place) -> None:
         x, y, wide, tall = where
         named = f"node k-{work.kind} {marks.classes(work.role)}".rstrip()
         self.out.append(f'<g class="{named}" id="{escape(self.prefix + work.id)}">')
@@ -159,7 +159,7 @@ class _Pen:
         if path.label is None:
             return
         x, y = path.label
-        names, sizes = words(path.way)
+        names, sizes = edge_label(path.way)
         for lines, fill, name in ((names, "#344054", "label"), (sizes, MUTED, "type")):
             for line in lines:
                 y += LABEL.height

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rlgraph.viz.ordering import order
-from rlgraph.viz.placing import place
+from rlgraph.viz.ordering import order_rows
+from rlgraph.viz.placing import place_items
 
 GAP_MIN, GAP_MAX, GAP_SLOPE = 26.0, 64.0, 0.10
 
@@ -98,8 +98,8 @@ def arrange(given: Sequence[Item], nets: Sequence[Net], gap: float = GAP_MIN) ->
     rows: list[list[int]] = [[] for _ in range(max(item.rank for item in items) + 1)]
     for index, item in enumerate(items):
         rows[item.rank].append(index)
-    rows = order(items, segments, rows)
-    place(items, segments, rows, [net.weight for net in nets])
+    rows = order_rows(items, segments, rows)
+    place_items(items, segments, rows, [net.weight for net in nets])
     plan = Plan(items, segments, rows)
     _spread(plan)
     _stack(plan, gap)

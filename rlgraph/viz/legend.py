@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from rlgraph.viz.boxes import Box, Role
 from rlgraph.viz.layout import Drawing
 from rlgraph.viz.marks import classes
-from rlgraph.viz.measure import text
+from rlgraph.viz.measure import text_width
 from rlgraph.viz.theme import KINDS, ROLES, SMALL, Paint
 
 ROW = 20.0
@@ -39,15 +39,15 @@ class Entry:
 def entries(drawing: Drawing, room: float) -> tuple[list[Entry], float, float]:
     """Return the entries in rows of at most that width, with the height and width of all."""
     boxes = [shape.box for shape in drawing.shapes]
-    return packed(_used(boxes, any(stroke.link.line == "weights" for stroke in drawing.strokes)), room)
+    return packed_entries(_used(boxes, any(stroke.link.line == "weights" for stroke in drawing.strokes)), room)
 
 
-def packed(entries: list[Entry], room: float) -> tuple[list[Entry], float, float]:
+def packed_entries(entries: list[Entry], room: float) -> tuple[list[Entry], float, float]:
     """Do the same for given entries."""
     placed: list[Entry] = []
     x = y = widest = 0.0
     for entry in entries:
-        entry_width = 27 + text(entry.words, SMALL) + 22
+        entry_width = 27 + text_width(entry.words, SMALL) + 22
         if x and x + entry_width > room:
             x, y = 0.0, y + ROW
         placed.append(replace(entry, x=x, y=y))

@@ -35,7 +35,7 @@ def classes(role: Role) -> str:
     return f"r-{role.replace(' ', ' r-')}" if role else ""
 
 
-def words(text: str, x: float, y: float, style: Style, fill: str, name: str = "", anchor: str = "") -> str:
+def text_element(text: str, x: float, y: float, style: Style, fill: str, name: str = "", anchor: str = "") -> str:
     """Return a line of text; y is its base line."""
     named = f' class="t-{name}"' if name else ""
     at = f' text-anchor="{anchor}"' if anchor else ""
@@ -56,9 +56,9 @@ def rectangle(x: float, y: float, w: float, h: float, r: float, paint: Paint, na
 
 def heading(text: str, note: str, x: float, y: float, style: Style) -> list[str]:
     """Return a title and the note beside it; y is their base line."""
-    elements = [words(text, x, y, style, INK, "head")]
+    elements = [text_element(text, x, y, style, INK, "head")]
     if note:
-        elements.append(words(note, x + width(text, style.face, style.size) + 12, y, NOTE, MUTED, "note"))
+        elements.append(text_element(note, x + width(text, style.face, style.size) + 12, y, NOTE, MUTED, "note"))
     return elements
 
 

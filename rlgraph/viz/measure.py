@@ -7,7 +7,7 @@ from rlgraph.viz.fonts import width
 from rlgraph.viz.theme import CODE, LABEL, NAME, NOTE, SMALL, TITLE, Style
 
 
-def text(words: str, style: Style) -> float:
+def text_width(words: str, style: Style) -> float:
     """Return the width of a text."""
     return width(words, style.face, style.size)
 
@@ -25,18 +25,20 @@ def label_lines(port: Port) -> tuple[str, ...]:
 def label_size(port: Port) -> tuple[float, float]:
     """Return the width and height of a label."""
     lines = label_lines(port)
-    return max((text(line, LABEL) for line in lines), default=0) + 8, LABEL.height * len(lines) + 2 if lines else 0
+    return max((text_width(line, LABEL) for line in lines), default=0) + 8, LABEL.height * len(
+        lines
+    ) + 2 if lines else 0
 
 
 def title_size(box: Box) -> tuple[float, float]:
     """Return the size of a frame's title, with its note below it."""
-    wide = max(text(box.title, TITLE) + (20 if box.kind == "loop" else 0), text(box.note, NOTE))
+    wide = max(text_width(box.title, TITLE) + (20 if box.kind == "loop" else 0), text_width(box.note, NOTE))
     return wide + 8, 12 + TITLE.height + (NOTE.height if box.note else 0)
 
 
 def side_width(box: Box) -> float:
     """Return the width of a model's name and kind, left of its operations."""
-    return max(text(box.title, TITLE), max(text(line, SMALL) for line in side_lines(box))) + 26
+    return max(text_width(box.title, TITLE), max(text_width(line, SMALL) for line in side_lines(box))) + 26
 
 
 def side_lines(box: Box) -> tuple[str, ...]:
@@ -46,12 +48,18 @@ def side_lines(box: Box) -> tuple[str, ...]:
 
 def size(box: Box) -> tuple[float, float]:
     """Return the width and height of a box that holds no others."""
-    waits = text(box.waits, SMALL) + 16 if box.waits else 0
+    waits = text_width(box.waits, SMALL) + 16 if box.waits else 0
     if box.kind == "report":
-        return text(pill(box), LABEL) + 36, 22
+        return text_width(pill(box), LABEL) + 36, 22
     if box.kind in ("column", "minimize", "next"):
-        return text(pill(box), SMALL if box.kind == "next" else CODE) + 26, 24
-    wide = max(text(box.title, NAME), text(box.note, NOTE), waits, *(text(line, CODE) for line in box.lines), 36)
+        return text_width(pill(box), SMALL if box.kind == "next" else CODE) + 26, 24
+    wide = max(
+        text_width(box.title, NAME),
+        text_width(box.note, NOTE),
+        waits,
+        *(text_width(line, CODE) for line in box.lines),
+        36,
+    )
     tall = NAME.height + len(box.lines) * CODE.height
     tall += (NOTE.height if box.note else 0) + (SMALL.height + 3 if has_badge(box) else 0)
     return wide + 24, tall + (20 if box.kind == "data" else 14)

@@ -26,7 +26,7 @@ class Joined(Protocol):
     end: float
 
 
-def order(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[list[int]]) -> list[list[int]]:
+def order_rows(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[list[int]]) -> list[list[int]]:
     """Return the rows in a better order: by the neighbours' average places, then swaps; the best order is returned."""
     above: dict[int, list[Joined]] = {}
     below: dict[int, list[Joined]] = {}

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlgraph.passes.pipelines.problem import Part, Problem
-from rlgraph.passes.pipelines.timetable import WAYS, Entry, Lists, Timetable, pieces
+from rlgraph.passes.pipelines.timetable import WAYS, Entry, Lists, Timetable, timed_entries
 from rlgraph.viz.boxes import Role
-from rlgraph.viz.gantt import Bar, Chart, Lane, Look
+from rlgraph.viz.gantt import Bar, BarStyle, Chart, Lane
 from rlgraph.viz.theme import HUES, INK, LABEL, ROLES, Paint
 
 WHOLE = 100
@@ -41,7 +41,7 @@ def pipeline(
     models = [index for index, model in enumerate(problem.models) for _ in range(model.copies)]
     looks = _looks(problem, roles)
     bars = []
-    for piece in pieces(problem, lists, table):
+    for piece in timed_entries(problem, lists, table):
         index, number = models[piece.entry.line], str(piece.number + 1)
         name, shown = f"{_line(problem, models, piece.entry)} {number}", (number,)
         if problem.models[index].chunks > 1:
@@ -139,7 +139,7 @@ def _spans(problem: Problem, seconds: float) -> tuple[tuple[float, float], ...]:
     return (0.0, first), (centre - middle / 2, centre + middle / 2), (seconds - last, seconds)
 
 
-def _looks(problem: Problem, roles: Sequence[Role]) -> list[dict[Part, Look]]:
+def _looks(problem: Problem, roles: Sequence[Role]) -> list[dict[Part, BarStyle]]:
     """Return each model's looks for forward and backward, in the colour of its role if no other model has it."""
     free, hues = [*HUES], dict[int, str]()
     role_of: dict[int, Role] = {index: role for index, role in enumerate(roles) if role}
@@ -151,5 +151,5 @@ def _looks(problem: Problem, roles: Sequence[Role]) -> list[dict[Part, Look]]:
     looks = []
     for index, model in enumerate(problem.models):
         paint = Paint(hues[index], hues[index], INK, "")
-        looks.append({part: Look(f"{model.name} {WAYS[part]}", paint, "piece", STRONG[part]) for part in WAYS})
+        looks.append({part: BarStyle(f"{model.name} {WAYS[part]}", paint, "piece", STRONG[part]) for part in WAYS})
     return looks

@@ -31,7 +31,9 @@ class Joined(Protocol):
     end: float
 
 
-def place(items: Sequence[Placeable], segments: Sequence[Joined], rows: list[list[int]], weights: list[float]) -> None:
+def place_items(
+    items: Sequence[Placeable], segments: Sequence[Joined], rows: list[list[int]], weights: list[float]
+) -> None:
     """Set `x` of every item; the leftmost is at 0."""
     joined: list[list[tuple[int, float, float]]] = [[] for _ in items]
     up: list[list[tuple[int, float, float]]] = [[] for _ in items]

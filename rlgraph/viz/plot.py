@@ -8,9 +8,9 @@ from math import floor, log10
 
 from rlgraph.viz import marks
 from rlgraph.viz.escape import escape
-from rlgraph.viz.gantt import tick
+from rlgraph.viz.gantt import tick_seconds
 from rlgraph.viz.marks import head
-from rlgraph.viz.measure import text as wide
+from rlgraph.viz.measure import text_width
 from rlgraph.viz.theme import (
     BARRIER_TEXT,
     HEAD,
@@ -98,15 +98,15 @@ class _Pen:
 
     def page(self, width: float, height: float) -> str:
         """Return what was drawn, on paper with its title."""
-        least = MARGIN * 2 + wide(self.title, HEAD) + 12 + wide(self.note, NOTE)
+        least = MARGIN * 2 + text_width(self.title, HEAD) + 12 + text_width(self.note, NOTE)
         page_width, page_height = round(max(width, least)), round(height)
         drawn, self.out = self.out, head(self.title, page_width, page_height)
         self.text(self.title, MARGIN, MARGIN + HEAD.size, HEAD, INK)
-        self.text(self.note, MARGIN + wide(self.title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED)
+        self.text(self.note, MARGIN + text_width(self.title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED)
         return "\n".join([*self.out, *drawn, "</svg>"]) + "\n"
 
     def text(self, words: str, x: float, y: float, style: Style, fill: str, anchor: str = "start") -> None:
-        self.out.append(marks.words(words, x, y, style, fill, anchor=anchor))
+        self.out.append(marks.text_element(words, x, y, style, fill, anchor=anchor))
 
     def rule(self, x: float, y: float, to_x: float, to_y: float) -> None:
         self.out.append(f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="{GRID}" stroke-width="1"/>')
@@ -119,7 +119,7 @@ class _Bars(_Pen):
         super().__init__(title, note)
         self.rows, self.unit = rows, unit
         self.most = max((sum(length for _, length in row.parts) for row in rows), default=0.0)
-        self.left = MARGIN + 16 + max((wide(row.name, NAME) for row in rows), default=0.0)
+        self.left = MARGIN + 16 + max((text_width(row.name, NAME) for row in rows), default=0.0)
         self.top = MARGIN + HEAD.height + 14
 
     def drawing(self) -> str:
@@ -134,7 +134,7 @@ class _Bars(_Pen):
         return self.page(right + MARGIN, bottom + 42 + MARGIN)
 
     def scale(self, bottom: float) -> None:
-        step = tick(self.most)
+        step = tick_seconds(self.most)
         for number in range(floor(self.most / step + 1e-9) + 1 if self.most else 0):
             x = self.left + ROOM * number * step / self.most
             self.rule(x, self.top - 6, x, bottom - 4)
@@ -157,13 +157,13 @@ class _Bars(_Pen):
             self.out.append(
                 f'<rect x="{self.left:.1f}" y="{y + TALL - 3:.1f}" width="{long:.2f}" height="3" fill="{INK}"/>'
             )
-        end = x + 8 + wide(row.total, NAME)
+        end = x + 8 + text_width(row.total, NAME)
         self.text(row.total, x + 8, y + 19, NAME, INK)
         # Without a bar, the note says why.
         self.text(
             row.note, self.left, y + TALL + 13 if row.parts else y + 19, NOTE, MUTED if row.parts else BARRIER_TEXT
         )
-        return max(end, self.left + wide(row.note, NOTE))
+        return max(end, self.left + text_width(row.note, NOTE))
 
     def legend(self, y: float) -> None:
         x = self.left
@@ -175,7 +175,7 @@ class _Bars(_Pen):
                 f'stroke="{paint.edge}"/>'
             )
             self.text(kind, x + 27, y + 10, SMALL, MUTED)
-            x += 27 + wide(kind, SMALL) + 22
+            x += 27 + text_width(kind, SMALL) + 22
         if any(row.marked for row in self.rows):
             self.out.append(f'<rect x="{x:.1f}" y="{y + 5:.1f}" width="20" height="3" fill="{INK}"/>')
             self.text("chosen", x + 27, y + 10, SMALL, MUTED)
@@ -208,7 +208,7 @@ class _Lines(_Pen):
 
     def panel(self, panel: Panel, left: float) -> None:
         most = max((value for value in panel.values if value is not None), default=0.0)
-        step = tick(most)
+        step = tick_seconds(most)
         self.text(panel.title, left, self.top - 18, NAME, INK)
         for number in range(floor(most / step + 1e-9) + 1):
             y = self.bottom - HIGH * (number * step / most if most else 0.0)
@@ -217,9 +217,9 @@ class _Lines(_Pen):
         free = left - 1e9
         for label, share in sorted(zip(self.axis.labels, self.across(), strict=True), key=lambda pair: pair[1]):
             x = left + PANEL * share
-            if x - wide(label, LABEL) / 2 > free:
+            if x - text_width(label, LABEL) / 2 > free:
                 self.text(label, x, self.bottom + 16, LABEL, MUTED, "middle")
-                free = x + wide(label, LABEL) / 2 + 6
+                free = x + text_width(label, LABEL) / 2 + 6
         self.text(self.axis.name, left + PANEL / 2, self.bottom + 36, NOTE, MUTED, "middle")
         self.line(panel, left, most)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rlgraph.errors import NO_SPAN, Span
-from rlgraph.ir.graph import Graph, Model, Node, Phase, Program, Value, axes
+from rlgraph.ir.graph import Graph, Model, Node, Phase, Program, Value, program_axes
 from rlgraph.ir.text.text import print_node, show, show_constant
 from rlgraph.ir.types import Handle, is_model
 from rlgraph.ops import NODES, model_of
 from rlgraph.viz import captions
 from rlgraph.viz.boxes import Body, Box, BoxKind, Line, Link, Port, Role, Scene, Section
-from rlgraph.viz.containers import Draft, gather
+from rlgraph.viz.containers import DraftBody, gather_containers
 
 Said = tuple[BoxKind, str, str, tuple[str, ...]]
 """The kind, title, note and lines of a box."""
@@ -39,7 +39,7 @@ class _Maker:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.models = {model.name: model for model in program.models}
-        self.axes = {key: axis.name for key, axis in axes(program).items()}
+        self.axes = {key: axis.name for key, axis in program_axes(program).items()}
         self.types = {name: kind for p in program.phases for name, kind in p.graph.values().items()}
         self.count = 0
 
@@ -48,7 +48,7 @@ class _Maker:
         return f"n{self.count}"
 
     def phase(self, phase: Phase) -> Section:
-        draft = Draft()
+        draft = DraftBody()
         used = {name for node in phase.graph.nodes for name in node.inputs}
         for value in phase.graph.inputs:
             if self.port(value.name, "").line == "state" and value.name in used and not _is_cursor(value):
@@ -57,10 +57,10 @@ class _Maker:
         for first, last in zip(phase.graph.inputs, phase.graph.outputs, strict=False):
             if last in draft.sources and last != first.name and not _is_cursor(first):
                 self.add(draft, self.next(first, last))
-        gather(draft, self.shells(draft))
+        gather_containers(draft, self.shells(draft))
         return Section(phase.name, captions.phase(phase), _pruned(draft.body()))
 
-    def nodes(self, draft: Draft, graph: Graph, trained: str) -> None:
+    def nodes(self, draft: DraftBody, graph: Graph, trained: str) -> None:
         """Add a box for each node; `trained` is the version of the weights that the frame trains."""
         small = minor(graph)
         for node in graph.nodes:
@@ -79,7 +79,7 @@ class _Maker:
                     box = replace(box, role=self.role(name))
             self.add(draft, box)
 
-    def add(self, draft: Draft, box: Box) -> None:
+    def add(self, draft: DraftBody, box: Box) -> None:
         draft.boxes.append(box)
         draft.sources.update({port.value: box.id for port in box.outputs})
 
@@ -93,7 +93,9 @@ class _Maker:
             name = str(names[index]) if isinstance(names, tuple) and index < len(names) else value
             source = minor.get(value)
             formula = show(source.body[-1].expr) if source else value
-            title = captions.short(name if _base(formula) == name else f"{name} = {formula}", captions.METRIC_COLUMNS)
+            title = captions.shortened(
+                name if _base(formula) == name else f"{name} = {formula}", captions.METRIC_COLUMNS
+            )
             inputs = tuple(self.port(used, used) for used in (source.inputs if source else (value,)))
             box = self.box(source or node, "report", title, "", inputs=inputs)
             text = "\n".join([*(print_node(source) if source else ()), *print_node(node)])
@@ -198,7 +200,7 @@ class _Maker:
             if not _is_cursor(inner)
         ]
         inputs += [self.port(name, _base(name), name) for name in node.captured]
-        draft = Draft(sources={port.inside: "" for port in inputs})
+        draft = DraftBody(sources={port.inside: "" for port in inputs})
         trained = _base(model_of(node)) if NODES[node.op].trains else ""
         self.nodes(draft, region, region.inputs[0].name if trained and count else "")
         outputs = []
@@ -224,7 +226,7 @@ class _Maker:
             port = self.port(value.name, captions.label(value), inner)
             outputs.append(port)
             draft.ends.append(Link(draft.sources.get(inner, ""), inner, "", inner, port.line, port.role))
-        gather(draft, self.shells(draft))
+        gather_containers(draft, self.shells(draft))
         body = draft.body()
         in_ports, out_ports = tuple(inputs), tuple(outputs)
         if trained:
@@ -250,7 +252,7 @@ class _Maker:
     def role(self, name: str) -> Role:
         return role_of(self.models[name]) if name in self.models else ""
 
-    def shells(self, draft: Draft) -> dict[tuple[str, str], Box]:
+    def shells(self, draft: DraftBody) -> dict[tuple[str, str], Box]:
         """Return an empty container for each model that works in a body."""
         return {owner: self.shell(self.models[owner[0]]) for owner in draft.owners.values()}
 

@@ -80,7 +80,7 @@ class _Pen:
     # Pieces
 
     def text(self, words: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "") -> None:
-        self.out.append(marks.words(words, x, y, style, fill, name, anchor))
+        self.out.append(marks.text_element(words, x, y, style, fill, name, anchor))
 
     def rect(self, x: float, y: float, w: float, h: float, r: float, paint: Paint, name: str, extra: str = "") -> None:
         self.out.append(marks.rectangle(x, y, w, h, r, paint, name, extra))

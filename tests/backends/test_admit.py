@@ -14,16 +14,16 @@ from test_tails import COPIES, ROWS, Alike, step
 from tiny import EPS, data_folder, weights
 
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.distributed.admission import blocks, dealt
+from rlgraph.backends.distributed.admission import balance_rows, blocks_by_replica
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
-from rlgraph.backends.history import History
+from rlgraph.backends.history import LengthHistory
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import HISTORY, RayBackend
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.fake_rows import Held
+from rlgraph.backends.sim.fake_rows import FakeRows
 from rlgraph.backends.worker.session import Settings
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import Pace, Sampled, Together
+from rlgraph.passes.cost.sampled import ContinuousBatch, SamplingPace, SamplingResult
 from rlgraph.passes.cost.tasks import Workload
 from rlgraph.passes.cost.time import Cost
 from tests.suites import few
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_longest_go_first_to_who_has_least(seed: int) -> None:
     chance = random.Random(seed)
     copies, expected = chance.randint(1, 5), [chance.choice([1.0, 5.0, chance.random() * 9]) for _ in range(13)]
-    found = dealt(expected, copies)
+    found = balance_rows(expected, copies)
     assert sorted(place for own in found for place in own) == list(range(13))
     loads = [0.0] * copies
     order = sorted(range(13), key=lambda place: -expected[place])
@@ -74,14 +74,14 @@ def test_the_longest_go_first_to_who_has_least(seed: int) -> None:
 
 
 def test_where_nothing_is_known_all_have_as_many() -> None:
-    assert dealt([0.0] * 7, 3) == [[0, 3, 6], [1, 4], [2, 5]]
-    assert blocks([0.0] * 5, [2, 2, 1], 2) == [[0, 2], [1]]
-    assert blocks(None, [1] * 5, 2) == [[0, 2, 4], [1, 3]]
-    assert blocks([1.0, 1.0, 9.0, 1.0, 1.0, 1.0], [2, 2, 2], 2) == [[1], [0, 2]]
+    assert balance_rows([0.0] * 7, 3) == [[0, 3, 6], [1, 4], [2, 5]]
+    assert blocks_by_replica([0.0] * 5, [2, 2, 1], 2) == [[0, 2], [1]]
+    assert blocks_by_replica(None, [1] * 5, 2) == [[0, 2, 4], [1, 3]]
+    assert blocks_by_replica([1.0, 1.0, 9.0, 1.0, 1.0, 1.0], [2, 2, 2], 2) == [[1], [0, 2]]
 
 
 def test_what_a_prompt_gave_before() -> None:
-    history = History()
+    history = LengthHistory()
     asked = [("prompts", 1, place) for place in range(3)]
     assert history.expected("rollout", asked) == [0.0, 0.0, 0.0]
     history.learn("rollout", [("prompts", 0, 0, 0), ("prompts", 0, 0, 1), ("prompts", 0, 2, 0)], [4, 8, 30], True)
@@ -174,12 +174,12 @@ class Narrow(Alike):
 
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
-    ) -> Sampled:
+    ) -> SamplingResult:
         self.asked.append([int(tokens) for tokens in answers])
-        pace, copy = Pace(0.0, 0.0, 2, step), Together()
+        pace, copy = SamplingPace(0.0, 0.0, 2, step), ContinuousBatch()
         copy.join(0.0, pace, answers)
         [found] = copy.ends()
-        return Sampled(Cost(compute=max(found, default=0.0)), found, pace)
+        return SamplingResult(Cost(compute=max(found, default=0.0)), found, pace)
 
 
 SIMULATED = f"""
@@ -239,7 +239,7 @@ def test_who_knows_nothing_gains_nothing(folder: Path) -> None:
 
 def test_answers_to_one_prompt_are_alike() -> None:
     numbers = np.arange(4000)
-    rows = Held("rollout", "play", numbers, numbers, numbers, numbers * 0.0, numbers, 4000, given_up=numbers)
+    rows = FakeRows("rollout", "play", numbers, numbers, numbers, numbers * 0.0, numbers, 4000, given_up=numbers)
     for alike in (0.0, 0.6):
         shares = rows.shares("key", 4, alike)
         assert sorted(shares) == pytest.approx((np.arange(4000) + 0.5) / 4000)

@@ -15,8 +15,8 @@ import torch
 from test_random_programs import Writer
 from tiny import EPS, Run, Seen, compile_text, data_folder, weights
 
-from rlgraph.backends.blocks import Blocks
-from rlgraph.backends.clocks import Threads
+from rlgraph.backends.blocks import BlockSizes
+from rlgraph.backends.clocks import ThreadClock
 from rlgraph.backends.executor import Executor, Part
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
@@ -62,7 +62,7 @@ class AnyOrder(LocalBackend):
 
     def __init__(self, program: Program, folder: Path, seed: int) -> None:
         super().__init__(program, Settings(folder=folder))
-        self.executor = Executor(self, Blocks(1), Threads())
+        self.executor = Executor(self, BlockSizes(1), ThreadClock())
         self.dice = random.Random(seed)
         self.orders: list[list[int]] = []
         self.begun: list[tuple[str, int]] = []

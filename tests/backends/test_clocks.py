@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlgraph.backends.clocks import Threads, Virtual
-from rlgraph.backends.places import TOGETHER, Places, always
-from rlgraph.backends.turns import Queues, Seats
+from rlgraph.backends.clocks import ThreadClock, VirtualClock
+from rlgraph.backends.places import TOGETHER, LockPlaces, always_joins
+from rlgraph.backends.turns import DeviceQueues, DeviceSet
 from rlgraph.ir.plan import Plan, Pool
 from tests.waits import NEVER
 
@@ -43,13 +43,13 @@ class Done:
 
 def run(tasks: list[Task]) -> dict[int, Done]:
     """Each task begins when those before it are done, as the executor does it; in the order in which they end."""
-    clock = Virtual()
-    queues = Queues(Plan("p", tuple(Pool(name, 1) for name in "abc"), (), (), ()), clock)
+    clock = VirtualClock()
+    queues = DeviceQueues(Plan("p", tuple(Pool(name, 1) for name in "abc"), (), (), ()), clock)
     done: dict[int, Done] = {}
     begun: set[int] = set()
 
     def work(number: int, tell: Callable[[Callable[[], None]], None]) -> None:
-        with queues.turn(*(Seats(pool, frozenset({0})) for pool in tasks[number].pools)):
+        with queues.turn(*(DeviceSet(pool, frozenset({0})) for pool in tasks[number].pools)):
             start, cause = clock.now, clock.cause
             clock.sleep(tasks[number].seconds)
             found = Done(start, clock.now, cause)
@@ -127,7 +127,7 @@ def test_who_comes_first_is_served_first() -> None:
 
 
 def test_sleepers_of_one_time_wake_in_their_order() -> None:
-    clock, woken = Virtual(), []
+    clock, woken = VirtualClock(), []
 
     def work(name: str, *seconds: float) -> None:
         for each in seconds:
@@ -142,7 +142,7 @@ def test_sleepers_of_one_time_wake_in_their_order() -> None:
 
 def test_a_crew_inside_another_one() -> None:
     """As a loop whose body is a graph of its own."""
-    clock, ends = Virtual(), {}
+    clock, ends = VirtualClock(), {}
 
     def leaf(name: str, seconds: float) -> None:
         clock.sleep(seconds)
@@ -161,7 +161,7 @@ def test_a_crew_inside_another_one() -> None:
 
 
 def test_a_failure_ends_everything_with_its_own_words() -> None:
-    clock, unwound = Virtual(), []
+    clock, unwound = VirtualClock(), []
     lock = clock.lock()
 
     def waits() -> None:
@@ -194,13 +194,13 @@ def _raise(error: BaseException) -> None:
 
 
 def test_waiting_for_nobody_is_a_mistake() -> None:
-    clock = Virtual()
+    clock = VirtualClock()
     with pytest.raises(AssertionError, match="everybody waits"), clock.crew(1) as crew:
         crew.next()
 
 
 def test_locks_are_handed_over_in_the_order_of_asking() -> None:
-    clock, order = Virtual(), []
+    clock, order = VirtualClock(), []
     lock = clock.lock()
 
     def work(name: str) -> None:
@@ -215,9 +215,9 @@ def test_locks_are_handed_over_in_the_order_of_asking() -> None:
     assert order == ["x", "y", "z"] and clock.now == 3.0
 
 
-@pytest.mark.parametrize("clock", [Virtual(), Threads()])
-def test_a_pool_of_cpus_has_a_place_for_each(clock: Virtual | Threads) -> None:
-    queues = Queues(Plan("p", (Pool("judges", 0, cpus=2),), (), (), ()), clock)
+@pytest.mark.parametrize("clock", [VirtualClock(), ThreadClock()])
+def test_a_pool_of_cpus_has_a_place_for_each(clock: VirtualClock | ThreadClock) -> None:
+    queues = DeviceQueues(Plan("p", (Pool("judges", 0, cpus=2),), (), (), ()), clock)
     taken: set[int] = set()
     most: list[int] = []
     mine = threading.Lock()
@@ -228,7 +228,7 @@ def test_a_pool_of_cpus_has_a_place_for_each(clock: Virtual | Threads) -> None:
                 assert place not in taken
                 taken.add(place)
                 most.append(len(taken))
-            if isinstance(clock, Virtual):
+            if isinstance(clock, VirtualClock):
                 clock.sleep(1.0)
             with mine:
                 taken.remove(place)
@@ -237,34 +237,36 @@ def test_a_pool_of_cpus_has_a_place_for_each(clock: Virtual | Threads) -> None:
         for _ in range(5):
             crew.begin(work)
     assert len(most) == 5 and max(most) <= 2
-    if isinstance(clock, Virtual):
+    if isinstance(clock, VirtualClock):
         assert max(most) == 2 and clock.now == 3.0
 
 
-@pytest.mark.parametrize("clock", [Virtual(), Threads()])
-def test_work_of_the_same_key_is_done_together(clock: Virtual | Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("clock", [VirtualClock(), ThreadClock()])
+def test_work_of_the_same_key_is_done_together(
+    clock: VirtualClock | ThreadClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """But nobody passes one who came before, and a place more is not the same place."""
-    asked, ask = threading.Semaphore(0), Places.ask
+    asked, ask = threading.Semaphore(0), LockPlaces.ask
 
-    def heard(places: Places, *given: Any) -> Any:
+    def heard(places: LockPlaces, *given: Any) -> Any:
         served = ask(places, *given)
         asked.release()
         return served
 
-    monkeypatch.setattr(Places, "ask", heard)
-    queues = Queues(Plan("p", (Pool("play", 2),), (), (), ()), clock)
-    here, both = Seats("play", frozenset({0})), Seats("play", frozenset({0, 1}))
+    monkeypatch.setattr(LockPlaces, "ask", heard)
+    queues = DeviceQueues(Plan("p", (Pool("play", 2),), (), (), ()), clock)
+    here, both = DeviceSet("play", frozenset({0})), DeviceSet("play", frozenset({0, 1}))
     at: list[set[str]] = []
     inside: set[str] = set()
     mine, begun = threading.Lock(), {name: threading.Event() for name in "abcde"}
 
-    def work(name: str, seats: Seats, key: str | None, wait: str) -> None:
+    def work(name: str, seats: DeviceSet, key: str | None, wait: str) -> None:
         with queues.turn(seats, rank=1, key=key):
             with mine:
                 inside.add(name)
                 at.append(set(inside))
             begun[name].set()
-            if isinstance(clock, Virtual):
+            if isinstance(clock, VirtualClock):
                 clock.sleep(1.0)
             elif wait:
                 assert begun[wait].wait(NEVER)
@@ -281,17 +283,17 @@ def test_work_of_the_same_key_is_done_together(clock: Virtual | Threads, monkeyp
     with clock.crew(5) as crew:
         for name, seats, key, wait in each:
             crew.begin(partial(work, name, seats, key, wait))
-            if isinstance(clock, Threads):
+            if isinstance(clock, ThreadClock):
                 assert asked.acquire(timeout=NEVER)
     assert {"a", "b"} in at
     assert not any({"c", other} <= found for found in at for other in "abde")
     assert not any("e" in found and len(found) > 1 for found in at)
-    if isinstance(clock, Virtual):
+    if isinstance(clock, VirtualClock):
         assert [sorted(found) for found in at] == [["a"], ["a", "b"], ["c"], ["d"], ["e"]] and clock.now == 4.0
 
 
 def test_so_many_have_a_place_together() -> None:
-    clock, most = Virtual(), []
+    clock, most = VirtualClock(), []
     lock, inside = clock.lock(), []
 
     def work() -> None:
@@ -310,7 +312,7 @@ def test_so_many_have_a_place_together() -> None:
 @pytest.mark.parametrize("key", [None, "x"])
 def test_some_places_are_given_back_before_the_others(key: str | None) -> None:
     """Who waits for these alone has them at once; who wants all of them waits, also with the same key."""
-    clock, at = Virtual(), dict[str, float]()
+    clock, at = VirtualClock(), dict[str, float]()
     lock = clock.lock(3)
 
     def first() -> None:
@@ -334,7 +336,7 @@ def test_some_places_are_given_back_before_the_others(key: str | None) -> None:
 
 
 def test_places_that_others_have_too_are_not_given_back() -> None:
-    clock, left = Virtual(), list[bool]()
+    clock, left = VirtualClock(), list[bool]()
     lock, both = clock.lock(2), frozenset({0, 1})
 
     def work() -> None:
@@ -351,10 +353,10 @@ def test_places_that_others_have_too_are_not_given_back() -> None:
 
 def test_nothing_is_kept_of_places_that_were_given_back() -> None:
     """Of a run of a million steps each lock would have it."""
-    places = Places(4)
+    places = LockPlaces(4)
     for turn in range(100):
         for key in (None, "key"):
             wanted = frozenset({0, 1 + turn % 3})
-            assert places.ask(0, wanted, key, always, turn) == [(turn, wanted)]
+            assert places.ask(0, wanted, key, always_joins, turn) == [(turn, wanted)]
             assert not places.back(wanted, key)
     assert sum(len(kept) for kept in vars(places).values() if isinstance(kept, Sized)) == 4

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import run_text, weights
 
-from rlgraph.backends.worker.columns import finite, numbers_of
+from rlgraph.backends.worker.columns import finite_numbers, numbers_of
 from rlgraph.errors import NO_SPAN, ProgramError, RunError
 
 BIG = 2**24
@@ -236,4 +236,4 @@ def test_numbers_of_a_column_have_a_kind_of_their_own() -> None:
     assert made(1, 2).dtype == torch.int64 and made(1, True).tolist() == [1, 1]
     assert made(True, False).dtype == torch.bool and made(1, 2.5).dtype == torch.float32
     assert torch.cat([made(), made(1)]).dtype == torch.int64, "a block without rows changes nothing"
-    assert finite([1e38], str, NO_SPAN, torch.float32).isfinite().all()
+    assert finite_numbers([1e38], str, NO_SPAN, torch.float32).isfinite().all()

@@ -21,7 +21,7 @@ from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import Sampled
+from rlgraph.passes.cost.sampled import SamplingResult
 from rlgraph.passes.cost.tasks import Workload
 from tests.suites import few
 
@@ -145,7 +145,7 @@ def test_a_simulated_training_begins_before_the_batch_is_there(folder: Path) -> 
             answers: Sequence[float],
             samples: int,
             copy: int,
-        ) -> Sampled:
+        ) -> SamplingResult:
             return super().sampled(model, operation, prompts, [10 * length for length in answers], samples, copy)
 
     whole, ends = made(folder), {}

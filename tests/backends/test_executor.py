@@ -13,9 +13,9 @@ import pytest
 import torch
 from tiny import EPS, Run, compile_text, data_folder, run_text, weights
 
-from rlgraph.backends.blocks import Blocks
-from rlgraph.backends.clocks import Threads
-from rlgraph.backends.executor import Executor, Made, Part
+from rlgraph.backends.blocks import BlockSizes
+from rlgraph.backends.clocks import ThreadClock
+from rlgraph.backends.executor import Executor, NodeOutput, Part
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.worker.session import Settings
@@ -129,7 +129,7 @@ class Streamed(Fired):
     def __init__(self, text: str, folder: Path, **tables: int) -> None:
         self.order = []
         run = Run(compile_text(text), folder)
-        run.backend.executor = Executor(run.backend, Blocks(tables=tables))
+        run.backend.executor = Executor(run.backend, BlockSizes(tables=tables))
         run.also = self.note
         self.seen = run.steps(1)[0]
 
@@ -320,7 +320,7 @@ class InParts(LocalBackend):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.executor = Executor(self, Blocks(2), Threads())
+        self.executor = Executor(self, BlockSizes(2), ThreadClock())
         self.scored = threading.Event()
         self.early: list[bool] = []
 
@@ -333,7 +333,7 @@ class InParts(LocalBackend):
             block, _ = frame.slice("prompts", np.arange(start, stop), node.inputs)
             yield number, self.fire(node, block)
 
-    def fire(self, node: Node, frame: Frame) -> Made:
+    def fire(self, node: Node, frame: Frame) -> NodeOutput:
         made = super().fire(node, frame)
         if node.op == "call":
             self.scored.set()
@@ -355,7 +355,7 @@ class Dealt(LocalBackend):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.executor = Executor(self, Blocks(), Threads(), 3)
+        self.executor = Executor(self, BlockSizes(), ThreadClock(), 3)
         self.begun: list[int] = []
         self.numbers = count()
         """Of blocks: threads that begin at once have different ones."""
@@ -365,7 +365,7 @@ class Dealt(LocalBackend):
     def lanes(self, node: Node, frame: Frame) -> int:
         return 3 if node.op == "call" else 1
 
-    def fire(self, node: Node, frame: Frame) -> Made:
+    def fire(self, node: Node, frame: Frame) -> NodeOutput:
         if node.op != "call":
             return super().fire(node, frame)
         self.begun.append(frame.size("rollout"))
@@ -394,7 +394,7 @@ def test_who_takes_rows_by_itself_gets_shares_and_their_values_come_back_in_orde
 
 def test_a_failure_in_a_thread_ends_the_run(folder: Path) -> None:
     class Fails(InParts):
-        def fire(self, node: Node, frame: Frame) -> Made:
+        def fire(self, node: Node, frame: Frame) -> NodeOutput:
             if node.op == "call":
                 raise LookupError("no such thing")
             return super().fire(node, frame)

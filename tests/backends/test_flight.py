@@ -23,7 +23,7 @@ from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import Sampled
+from rlgraph.passes.cost.sampled import SamplingResult
 from rlgraph.passes.cost.tasks import Workload
 from rlgraph.passes.cost.time import Batch, Cost
 from tests.backends.costs import Free
@@ -77,9 +77,9 @@ class Seconds(Free):
 
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
-    ) -> Sampled:
+    ) -> SamplingResult:
         takes = self.takes[operation]
-        return Sampled(Cost(compute=takes), [takes] * len(answers))
+        return SamplingResult(Cost(compute=takes), [takes] * len(answers))
 
     def sync(self, model: str, source: str, target: str, copies: int | None = None) -> Cost:
         return Cost(communication=self.sent)
@@ -266,10 +266,10 @@ class Uneven(Seconds):
 
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
-    ) -> Sampled:
+    ) -> SamplingResult:
         self.batches += 1
         takes = 40.0 if self.batches % 3 == 1 else 10.0
-        return Sampled(Cost(compute=takes), [takes] * len(answers))
+        return SamplingResult(Cost(compute=takes), [takes] * len(answers))
 
 
 def test_batches_that_are_taken_as_they_end(folder: Path) -> None:

@@ -18,28 +18,28 @@ from tiny import compile_text, data_folder, shipped
 import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.api.summary import summary
-from rlgraph.backends.clocks import InLine, Threads
-from rlgraph.backends.distributed.transport import Order
-from rlgraph.backends.executor import Made
+from rlgraph.backends.clocks import InlineClock, ThreadClock
+from rlgraph.backends.distributed.transport import NodeRequest
+from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.local.backend import LocalBackend
-from rlgraph.backends.ray.dispatch import Dispatch
-from rlgraph.backends.steps import Silent
+from rlgraph.backends.ray.dispatch import Dispatcher
+from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.errors import ProgramError
 from rlgraph.explain.choice import show_choice
 from rlgraph.explain.simulate import simulate
-from rlgraph.ir.graph import numbered
+from rlgraph.ir.graph import with_node_ids
 from rlgraph.ir.mesh import mesh
-from rlgraph.ir.plan import Fused
-from rlgraph.passes.compilation.choosing import fusions, memory
-from rlgraph.passes.compilation.planning import not_built
+from rlgraph.ir.plan import FusedTraining
+from rlgraph.passes.compilation.choosing import fusion_timetables, peak_memory
+from rlgraph.passes.compilation.planning import missing_features
 from rlgraph.passes.cost.fusing import _in_flight
 from rlgraph.passes.pipelines.counted import counted
-from rlgraph.passes.pipelines.fuse import drawn
+from rlgraph.passes.pipelines.fuse import best_of_rules
 from rlgraph.passes.pipelines.problem import Model, Problem
-from rlgraph.passes.pipelines.time_sharing import entries_of
+from rlgraph.passes.pipelines.time_sharing import device_entries
 from rlgraph.passes.pipelines.timetable import timetable
-from rlgraph.passes.resharding.edges import edges
+from rlgraph.passes.resharding.edges import group_edges
 from tests.suites import few
 
 SMALL = 'model critic   = value_lm("Qwen/Qwen2.5-3B")'
@@ -63,25 +63,25 @@ class Pieces(Here):
         self.pieces: list[list[str]] = []
         self.turn = threading.Lock()
 
-    def fire(self, order: Order) -> Made:
+    def fire(self, order: NodeRequest) -> NodeOutput:
         # Both pools have the models of one session.
         with self.turn:
             return super().fire(order)
 
-    def fire_together(self, orders: list[Order]) -> list[Made]:
+    def fire_together(self, orders: list[NodeRequest]) -> list[NodeOutput]:
         self.pieces.append([order.frame.values[order.node.inputs[0]] for order in orders])
         return [self.fire(order) for order in orders]
 
 
-@pytest.mark.parametrize("clock", [InLine, Threads])
+@pytest.mark.parametrize("clock", [InlineClock, ThreadClock])
 def test_they_are_one_piece_of_work_and_compute_what_one_process_does(tmp_path: Path, clock: type) -> None:
     folder, (swaps, changes) = data_folder(tmp_path), PROGRAMS["ppo"]
     text = shipped("ppo", swaps)
     made = compiled(text, changes, apart(compile_text(text, changes)), folder)
-    plan = replace(made.plan, fused=(Fused(("actor", "critic"), ("critic",)),))
-    program, settings = numbered(made.program), Settings(folder=folder)
+    plan = replace(made.plan, fused=(FusedTraining(("actor", "critic"), ("critic",)),))
+    program, settings = with_node_ids(made.program), Settings(folder=folder)
     transport = Pieces(Session(program, settings))
-    backend = HereBackend(program, plan, transport, clock(), Silent(), transport.session.first, seed=0)
+    backend = HereBackend(program, plan, transport, clock(), SilentObserver(), transport.session.first, seed=0)
     local = LocalBackend(made.program, settings)
     try:
         for found, expected in zip(backend.steps(STEPS), local.steps(STEPS), strict=True):
@@ -122,7 +122,7 @@ def test_it_takes_as_long_as_the_lists_that_ranks_follow(folder: Path) -> None:
     without, found = simulate(turns), simulate(fused)
     assert fused.told["predicted"]["seconds"] == pytest.approx(found.seconds, rel=0.03)
     # The lists are those of a rank, which counts parameters; the seconds are the cost model's.
-    [each] = fusions(fused.choice).values()
+    [each] = fusion_timetables(fused.choice).values()
     actor, critic = each.problem.models
     assert critic.reverse and not actor.reverse and actor.forward + actor.backward > critic.forward + critic.backward
     configs = fused.choice.configs
@@ -130,7 +130,7 @@ def test_it_takes_as_long_as_the_lists_that_ranks_follow(folder: Path) -> None:
         counted(configs[name].shape, configs[name].kind, 4, model.micro_batches, turned=name == "critic")
         for name, model in zip(("actor", "critic"), each.problem.models, strict=True)
     ]
-    assert each.lists == drawn(Problem(tuple(known)))
+    assert each.lists == best_of_rules(Problem(tuple(known)))
     assert each.table == timetable(each.problem, each.lists)
     assert each.bound <= each.table.makespan < each.in_turn
     pieces = [work for work in found.works if work.name == "train actor, critic" and work.start >= found.last]
@@ -144,12 +144,12 @@ def test_it_takes_as_long_as_the_lists_that_ranks_follow(folder: Path) -> None:
 
 def test_models_in_several_parts_share_a_pipeline_too(folder: Path) -> None:
     made = [chosen(folder, LINE, schedule=SCHEDULE.replace("pp=4", f"pp=2{more}")) for more in ("", ", chunks=2")]
-    (one,), (two,) = (fusions(each.choice).values() for each in made)
+    (one,), (two,) = (fusion_timetables(each.choice).values() for each in made)
     assert [model.chunks for model in two.problem.models] == [2, 2]
     assert len(two.lists[0]) == 2 * len(one.lists[0])
     assert two.bound <= two.table.makespan < 1.05 * one.table.makespan
     assert simulate(made[1]).seconds == pytest.approx(made[1].told["predicted"]["seconds"], rel=0.03)
-    assert memory(made[1].choice)["learn"].fits
+    assert peak_memory(made[1].choice)["learn"].fits
 
 
 UNLIKE = """schedule ppo
@@ -169,7 +169,7 @@ place ref, reward    on play
 def test_models_that_are_split_unlike_share_a_pipeline(folder: Path, critic: str, copies: int) -> None:
     schedule = UNLIKE.format(critic=critic)
     turns, fused = (chosen(folder, line, schedule=schedule) for line in ("", LINE))
-    [each] = fusions(fused.choice).values()
+    [each] = fusion_timetables(fused.choice).values()
     assert [model.copies for model in each.problem.models] == [1, copies]
     assert [model.stages for model in each.problem.models] == [4, 4 // copies]
     # By the lists of ranks, which count parameters; in the cost model's seconds.
@@ -182,10 +182,10 @@ def test_models_that_are_split_unlike_share_a_pipeline(folder: Path, critic: str
         )
         for name, model in zip(("actor", "critic"), each.problem.models, strict=True)
     ]
-    assert each.lists == drawn(Problem(tuple(known)))
+    assert each.lists == best_of_rules(Problem(tuple(known)))
     for stage, own in enumerate(each.lists):
         most = [model.micro_batches for model in each.problem.models]
-        here = entries_of([replace(model, name="") for model in _whole(known)], stage, most, most)
+        here = device_entries([replace(model, name="") for model in _whole(known)], stage, most, most)
         assert [entry.part for entry in here] == [entry.part for entry in own], "what processes take turns by"
     found = simulate(fused)
     assert found.seconds == pytest.approx(fused.told["predicted"]["seconds"], rel=0.03)
@@ -212,7 +212,7 @@ def _whole(known: list[Model]) -> list[Model]:
 def test_processes_of_unlike_models_keep_what_each_of_them_needs(folder: Path) -> None:
     """Not what both need at one moment: what one does not need is not the other's."""
     made = chosen(folder, LINE, schedule=UNLIKE.format(critic="tp=1, pp=4"))
-    [each] = fusions(made.choice).values()
+    [each] = fusion_timetables(made.choice).values()
     joint = _in_flight(each.problem, each.lists, ["one", "one"])
     apart = _in_flight(each.problem, each.lists, ["one", "other"])
     assert each.in_flight == apart
@@ -235,7 +235,7 @@ def _no_more(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def test_micro_batches_of_both_are_in_memory(folder: Path) -> None:
-    turns, fused = (memory(chosen(folder, line, schedule=WHOLE).choice)["learn"] for line in ("", LINE))
+    turns, fused = (peak_memory(chosen(folder, line, schedule=WHOLE).choice)["learn"] for line in ("", LINE))
     one, both = (
         {model for model, what, size in peak.parts if what in ("activations", "buffers") and size > 1e9}
         for peak in (turns, fused)
@@ -248,7 +248,7 @@ def test_where_both_do_not_fit_they_are_trained_one_after_the_other(folder: Path
     found = set()
     for gigabytes in (40, 60):
         made = chosen(folder, LINE, cluster=f"2x8:h100-80gb(memory={gigabytes}GB)")
-        assert memory(made.choice)["learn"].fits
+        assert peak_memory(made.choice)["learn"].fits
         assert ("W0906" in {each.code for each in made.diagnostics}) != bool(made.plan.fused)
         found.add(bool(made.plan.fused))
     assert found == {True, False}
@@ -267,7 +267,7 @@ def test_it_is_in_the_plan_file(folder: Path) -> None:
         each.startswith(line) for each in show_choice(made.choice, made.told["predicted"])
     )
     assert line in made.to_svg()
-    assert not not_built(made.plan)
+    assert not missing_features(made.plan)
     wrong = {
         "E0955": {"models": ["actor", "critc"], "turned": ["critc"]},
         "E0973": {"models": ["actor", "ref"], "turned": ["ref"]},
@@ -288,10 +288,10 @@ def test_a_model_whose_stages_lie_the_other_way_round_has_its_results_on_the_fir
     assert plan.turned("critic", group.name) and not plan.turned("actor", group.name)
     assert (group.speakers(), group.speakers(turned=True)) == ((6,), (0,))
     # The weights of the actor lie as ever, and values come from the rank that has the critic's last stage.
-    [values] = [edge for edge in edges(made.program, plan) if edge.turned]
+    [values] = [edge for edge in group_edges(made.program, plan) if edge.turned]
     assert (values.source, values.value) == (group.name, "value")
     # One order: who has results of a model has what it made, and all others lack the same.
-    dispatch = Dispatch(made.program, plan, *[None] * 6)  # type: ignore[arg-type]
+    dispatch = Dispatcher(made.program, plan, *[None] * 6)  # type: ignore[arg-type]
     ranks = [tuple(rank for _, rank in alike) for alike in dispatch.alike(group, 0)]
     assert ranks == [(6,), (0,), (1, 2, 3, 4, 5, 7)]
     other = dispatch.alike(plan.role("actor", "generate"), 0)
@@ -311,8 +311,8 @@ def test_the_search_finds_them_where_models_are_split_unlike(folder: Path) -> No
         for fuse in (True, False)
     )
     told, without = made.told["predicted"], alone.told["predicted"]
-    assert made.plan.fused == (Fused(("actor", "critic"), ("critic",)),) and not alone.plan.fused
+    assert made.plan.fused == (FusedTraining(("actor", "critic"), ("critic",)),) and not alone.plan.fused
     splits = [made.plan.role(model, "train").mesh for model in ("actor", "critic")]
     assert splits == [mesh(pp=4, tp=2), mesh(dp=2, pp=4)]
     assert told["seconds"] < told["unfused_seconds"] == pytest.approx(without["seconds"])
-    assert told["bound_seconds"] <= told["unfused_seconds"] and memory(made.choice)["learn"].fits
+    assert told["bound_seconds"] <= told["unfused_seconds"] and peak_memory(made.choice)["learn"].fits

@@ -16,15 +16,15 @@ from scheduled import compiled
 from tiny import data_folder, weights
 
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.distributed.backend import Placed
-from rlgraph.backends.distributed.transport import Coming, Move, Moved, Order
+from rlgraph.backends.distributed.backend import DistributedBackend
+from rlgraph.backends.distributed.transport import Coming, NodeRequest, TransferCost, WeightTransfer
 from rlgraph.backends.enginespec.registry import engines
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.ir.steps import oldest
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.compilation import planning
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import Pace, Sampled
+from rlgraph.passes.cost.sampled import SamplingPace, SamplingResult
 from rlgraph.passes.cost.tasks import Workload
 from rlgraph.passes.cost.time import Batch, Cost
 from tests.suites import few
@@ -89,8 +89,10 @@ class Chance:
 
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
-    ) -> Sampled:
-        return Sampled(Cost(compute=max(answers, default=0.0)), answers, Pace(0.0, 0.0, 1000, lambda rows: 1.0))
+    ) -> SamplingResult:
+        return SamplingResult(
+            Cost(compute=max(answers, default=0.0)), answers, SamplingPace(0.0, 0.0, 1000, lambda rows: 1.0)
+        )
 
     def host(self, op: str, count: float) -> Cost:
         return Cost(compute=self.seconds(2.0))
@@ -112,7 +114,7 @@ class Chance:
 class Going:
     """An order that is sampled."""
 
-    order: Order
+    order: NodeRequest
     copies: range
     versions: dict[int, list[int]] = field(default_factory=dict)
 
@@ -131,15 +133,15 @@ class Watch:
         self.sampling, self.move, self.refresh = transport.sampling, transport.move, transport.refresh
         transport.sampling, transport.move, transport.refresh = self.sampled, self.moved, self.refreshed
 
-    def copies(self, each: Order | Move) -> range:
-        group = each.group if isinstance(each, Order) else each.receiver
+    def copies(self, each: NodeRequest | WeightTransfer) -> range:
+        group = each.group if isinstance(each, NodeRequest) else each.receiver
         return range(group.mesh.length("dp")) if each.copy is None else range(each.copy, each.copy + 1)
 
-    def granted(self, order: Order) -> range:
+    def granted(self, order: NodeRequest) -> range:
         return self.versions.granted("actor", order.step, order.node)
 
     @contextmanager
-    def sampled(self, order: Order, *rest: Any) -> Iterator[None]:
+    def sampled(self, order: NodeRequest, *rest: Any) -> Iterator[None]:
         if not NODES[order.node.op].generates:
             yield
             return
@@ -160,7 +162,7 @@ class Watch:
         self.going.remove(going)
         self.over.append(going)
 
-    def moved(self, move: Move) -> Coming:
+    def moved(self, move: WeightTransfer) -> Coming:
         coming: Coming = self.move(move)
         for copy in self.copies(move):
             assert not any(copy in each.copies for each in self.going), "weights are brought to who does nothing"
@@ -168,7 +170,7 @@ class Watch:
             self.there[copy] = move.version
         return coming
 
-    def refreshed(self, move: Move, going: Any) -> Moved | None:
+    def refreshed(self, move: WeightTransfer, going: Any) -> TransferCost | None:
         @contextmanager
         def watched() -> Iterator[int | None]:
             with going as version:
@@ -181,7 +183,7 @@ class Watch:
                 if version is not None:
                     self.there |= dict.fromkeys(self.copies(move), version)
 
-        found: Moved | None = self.refresh(move, watched())
+        found: TransferCost | None = self.refresh(move, watched())
         return found
 
 
@@ -238,7 +240,7 @@ def test_copies_that_stay_full_sample_faster(folder: Path, name: str, monkeypatc
     made, seconds = program(folder, name), []
     for together in (True, False):
         if not together:
-            monkeypatch.setattr(Placed, "_together", lambda *of: False)
+            monkeypatch.setattr(DistributedBackend, "_together", lambda *of: False)
         backend = SimBackend(made.program, made.plan, Chance(None), WORKLOAD)
         seconds.append(sum(step.seconds for step in list(backend.steps(2 * STEPS))[2:]))
     assert seconds[0] < 0.6 * seconds[1]

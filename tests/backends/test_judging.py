@@ -9,7 +9,7 @@ import pytest
 from tiny import run_text, weights
 
 from rlgraph.backends.engines.tokenizers import Bytes, Chars, Codec, build_tokenizer
-from rlgraph.backends.worker.judging import Limit, judge
+from rlgraph.backends.worker.judging import PromptLimit, apply_limits
 from rlgraph.data import Cursor, Reader, open_source
 from rlgraph.errors import NO_SPAN, ProgramError, RunError
 from rlgraph.user_code.files import Folders
@@ -141,7 +141,7 @@ def source(folder: Path, lines: str, **options: object) -> Reader:
 
 
 def judged(reader: Reader, codec: Codec, most: int) -> list[str]:
-    return judge({"q": reader}, {"q": [Limit("prompt", codec, most, NO_SPAN)]}, lambda text: None)
+    return apply_limits({"q": reader}, {"q": [PromptLimit("prompt", codec, most, NO_SPAN)]}, lambda text: None)
 
 
 class Counting(Codec):

@@ -14,7 +14,7 @@ from tiny import EPS, Run, Seen, compile_text, data_folder, run_text, weights
 
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.loops import LOOPS
-from rlgraph.backends.regions import Loop, Policy
+from rlgraph.backends.regions import Loop, LoopPolicy
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import NODES
@@ -700,7 +700,7 @@ def test_a_conditional_is_one_more_loop(folder: Path, block: int | None) -> None
         for node in phase.graph.nodes
     )
     run = Run(program.map_graphs({phase.name: replace(phase.graph, nodes=nodes)}), folder, block=block)
-    run.backend.loops = {**LOOPS, "when": Policy(when)}
+    run.backend.loops = {**LOOPS, "when": LoopPolicy(when)}
     steps = run.steps(4)
     assert [seen.metrics.get("late") for seen in steps] == [None, 1.0, None, 1.0], "batches of rows 0 to 4, and 5 to 9"
     before = [run.initial["actor"], *(seen.weights["actor"] for seen in steps)]

@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("ray.util")
 
 from benchmarks.at_once import Controlled, grpo
-from rlgraph.backends.clocks import InLine
-from rlgraph.backends.exchange.exchange import Moved
-from rlgraph.backends.ray.orders import order_of
+from rlgraph.backends.clocks import InlineClock
+from rlgraph.backends.exchange.exchange import ExchangeCost
+from rlgraph.backends.ray.orders import unpickled_request
 from rlgraph.backends.ray.remote import Address
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Group
@@ -34,8 +34,8 @@ def step(run: Controlled) -> tuple[Counter[str], Counter[str]]:
 
 def test_an_order_goes_to_a_copy() -> None:
     """Of two ranks or of sixteen: who speaks gets one, and passes one on to all the others."""
-    few, bytes_of_few = step(grpo(2, 4, heads=2, stages=1, clock=InLine()))
-    many, bytes_of_many = step(grpo(2, 4, heads=8, stages=2, clock=InLine()))
+    few, bytes_of_few = step(grpo(2, 4, heads=2, stages=1, clock=InlineClock()))
+    many, bytes_of_many = step(grpo(2, 4, heads=8, stages=2, clock=InlineClock()))
     assert few == many
     # Who speaks has one of its own: eight mini-batches and a reading by two copies, a generation by four.
     by_models = 2 * (8 * 2 + 2 + 4)
@@ -47,16 +47,16 @@ def test_an_order_goes_to_a_copy() -> None:
 def test_blocks_cost_no_more_orders_than_they_are() -> None:
     """The 256 blocks of a batch are told of by who speaks for a copy, one after the other; who is behind takes all that
     are there."""
-    whole, _ = step(grpo(2, 4, heads=2, stages=1, clock=InLine()))
-    few, _ = step(grpo(2, 4, heads=2, stages=1, block=64, clock=InLine()))
-    many, _ = step(grpo(2, 4, heads=8, stages=2, block=64, clock=InLine()))
+    whole, _ = step(grpo(2, 4, heads=2, stages=1, clock=InlineClock()))
+    few, _ = step(grpo(2, 4, heads=2, stages=1, block=64, clock=InlineClock()))
+    many, _ = step(grpo(2, 4, heads=8, stages=2, block=64, clock=InlineClock()))
     assert few == many
     assert few["next_part"] == 256 - 4 and few["fire"] == whole["fire"]
 
 
 def test_work_grows_with_the_copies() -> None:
     def work(copies: int) -> int:
-        run = grpo(copies, copies, heads=2, stages=1, clock=InLine())
+        run = grpo(copies, copies, heads=2, stages=1, clock=InlineClock())
         steps = run.steps(3)
         next(steps), next(steps)
         return calls(lambda: next(steps))
@@ -67,7 +67,7 @@ def test_work_grows_with_the_copies() -> None:
 
 def test_a_rank_is_told_its_own_ways_of_the_weights() -> None:
     def told(copies: int) -> int:
-        run = grpo(copies, copies, heads=2, stages=1, clock=InLine())
+        run = grpo(copies, copies, heads=2, stages=1, clock=InlineClock())
         steps = run.steps(2)
         next(steps), next(steps)
         return run.processes.sent["prepare"]
@@ -91,17 +91,17 @@ def test_an_order_is_sent_behind_the_weights_that_it_works_with(monkeypatch: pyt
     fire = processes._fire
 
     def fired(who: Address, told: bytes, *arrived: Any) -> bytes:
-        if processes.nodes[order_of(told).node].op == "generate":
+        if processes.nodes[unpickled_request(told).node].op == "generate":
             sent.set()
         return fire(who, told, *arrived)
 
-    def exchanged(*_: object) -> Callable[[], Moved]:
+    def exchanged(*_: object) -> Callable[[], ExchangeCost]:
         sent.clear()
         transfers.append(sent)
 
-        def answer() -> Moved:
+        def answer() -> ExchangeCost:
             assert sent.wait(NEVER)
-            return Moved(0, 0, 1.0, 0)
+            return ExchangeCost(0, 0, 1.0, 0)
 
         return answer
 

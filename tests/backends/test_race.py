@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from rlgraph.backends.distributed.race import Race
+from rlgraph.backends.distributed.race import LengthLimit
 
 
 def test_the_limit_is_that_of_the_last_one_that_is_taken() -> None:
-    race = Race(2)
+    race = LengthLimit(2)
     assert not race.ended([7]) and race.limit is None
     assert not race.ended([0]), "one that was given up is none of those that ended"
     assert race.ended([9]) and race.limit == 9
@@ -22,7 +22,7 @@ def test_nobody_who_is_taken_is_given_up() -> None:
         chance = random.Random(seed)
         tokens = [chance.randrange(1, 12) for _ in range(10)]
         pace = [chance.choice((1, 2, 5)) for _ in tokens]
-        race, ended, now = Race(4), dict[int, int](), [0] * len(tokens)
+        race, ended, now = LengthLimit(4), dict[int, int](), [0] * len(tokens)
         for _ in range(12):
             for row, length in enumerate(tokens):
                 if row in ended:

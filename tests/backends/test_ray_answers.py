@@ -11,7 +11,7 @@ pytest.importorskip("ray.util")
 import ray
 
 from rlgraph.backends.ray.actors import Actors
-from rlgraph.backends.ray.failures import Request
+from rlgraph.backends.ray.failures import CallContext
 from tests.waits import NEVER
 
 ANSWER, BESIDE = object(), object()
@@ -34,4 +34,4 @@ def test_a_failure_of_what_goes_on_beside_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Actors, "_first", lambda self, waiting, request, error: error)
     actors: Any = Actors({}, {}, NEVER, lambda: None, "", lambda spec: None)
     with pytest.raises(Broken):
-        actors.get([ANSWER], Request((("learn", 0),), "`train` of `actor`"), [BESIDE])
+        actors.get([ANSWER], CallContext((("learn", 0),), "`train` of `actor`"), [BESIDE])

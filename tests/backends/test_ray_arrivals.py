@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("ray.util")
 
-from rlgraph.backends.exchange.exchange import Moved
-from rlgraph.backends.ray.arrivals import Arrivals
+from rlgraph.backends.exchange.exchange import ExchangeCost
+from rlgraph.backends.ray.arrivals import WeightArrivals
 from tests.waits import NEVER
 
 
@@ -21,16 +21,16 @@ class Coming:
     def __init__(self, fails: bool = False) -> None:
         self.taken, self.fails = Event(), fails
 
-    def __call__(self) -> Moved:
+    def __call__(self) -> ExchangeCost:
         assert not self.taken.is_set(), "it is taken part in once"
         self.taken.set()
         if self.fails:
             raise ValueError("the link is gone")
-        return Moved(0, 0, 0.0, 0)
+        return ExchangeCost(0, 0, 0.0, 0)
 
 
 def test_who_samples_takes_them_before_a_token() -> None:
-    arrivals, coming = Arrivals(), Coming()
+    arrivals, coming = WeightArrivals(), Coming()
     arrivals.begin(6)
     assert arrivals.version == 6 and not arrivals.waits
     with ThreadPoolExecutor() as pool:
@@ -49,7 +49,7 @@ def test_who_samples_takes_them_before_a_token() -> None:
 
 def test_between_two_orders_they_are_taken_where_nobody_did() -> None:
     """Also if they are told of later beside the orders than among them."""
-    arrivals, coming = Arrivals(), Coming()
+    arrivals, coming = WeightArrivals(), Coming()
     with ThreadPoolExecutor() as pool:
         settled = pool.submit(arrivals.settle, 3)
         assert not settled.done()
@@ -59,7 +59,7 @@ def test_between_two_orders_they_are_taken_where_nobody_did() -> None:
 
 
 def test_both_are_told_of_a_failure() -> None:
-    arrivals = Arrivals()
+    arrivals = WeightArrivals()
     with ThreadPoolExecutor() as pool:
         moved = pool.submit(arrivals.bring, 1, 7, Coming(fails=True))
         with pytest.raises(ValueError, match="the link is gone"):

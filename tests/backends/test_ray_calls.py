@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ray.util")
 
 from rlgraph.backends.ray.calls import Calls, Copy
-from rlgraph.backends.ray.processes import InThisProcess, Processes, Reference
+from rlgraph.backends.ray.processes import InlineProcesses, Processes, Reference
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.worker import Worker
 from tests.waits import NEVER
@@ -35,7 +35,7 @@ class Door:
         self.lock.release()
 
 
-class Heard(InThisProcess):
+class Heard(InlineProcesses):
     """Processes of which is known what each is told, and in which order."""
 
     def __init__(self) -> None:

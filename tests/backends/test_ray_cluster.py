@@ -9,7 +9,7 @@ import pytest
 
 from rlgraph.backends.ray import cluster
 from rlgraph.backends.ray.sessions import Daemons
-from rlgraph.backends.ray.start_timeout import patient
+from rlgraph.backends.ray.start_timeout import longer_start_timeout
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
 
@@ -49,10 +49,10 @@ def test_ray_has_longer_than_its_own_thirty_seconds_to_start(monkeypatch: pytest
         return "the node"
 
     monkeypatch.setattr(services, "get_node", unknown_at_first)
-    with patient():
+    with longer_start_timeout():
         assert services.get_node("address", "id") == "the node"
     assert asked == [("address", "id")] * 3
     asked.clear()
-    with patient(seconds=-1.0), pytest.raises(RuntimeError, match="no such node"):
+    with longer_start_timeout(seconds=-1.0), pytest.raises(RuntimeError, match="no such node"):
         services.get_node("address", "id")
     assert services.get_node is unknown_at_first

@@ -14,12 +14,12 @@ from scheduled import apart, compiled, together
 from test_exactness import PROGRAMS
 from tiny import compile_text, data_folder, shipped, weights
 
-from rlgraph.backends.distributed.offload import Bed
+from rlgraph.backends.distributed.offload import OffloadedReplica
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.step import Step
-from rlgraph.backends.steps import Silent, StepResult
+from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.worker.session import Settings
 from rlgraph.cli import status
 from rlgraph.ir.graph import Program
@@ -183,7 +183,7 @@ step:
 """
 
 
-class Brought(Silent):
+class Brought(SilentObserver):
     """Counts weights that went from group to group."""
 
     times = 0
@@ -215,11 +215,11 @@ def test_weights_that_somebody_is_about_to_work_with_are_kept(folder: Path) -> N
     backend = RayBackend(made.program, plan, Settings(folder=folder), debug=True)
     try:
         node = next(node for _, node in made.program.walk() if node.op == "generate")
-        bed = Bed("actor", plan.role("actor", "generate"), 0)
+        bed = OffloadedReplica("actor", plan.role("actor", "generate"), 0)
         with backend.weights.lent("actor", bed.group, node, Step(1, "step")):
             assert not backend.weights._forgets(bed)
         assert backend.weights._forgets(bed)
-        owner = Bed("actor", plan.role("actor", "train"), 0)
+        owner = OffloadedReplica("actor", plan.role("actor", "train"), 0)
         assert not backend.weights._forgets(owner) and not backend.weights._forgets(replace(bed, model="ref"))
     finally:
         backend.close()

@@ -12,14 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlgraph.backends.distributed.sharding import Needs
-from rlgraph.backends.distributed.sharding import part as part_of
+from rlgraph.backends.distributed.sharding import RequestNeeds, slice_rows
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.ray.orders import Wanted
-from rlgraph.backends.ray.remote import Address, PieceRef, Remote
-from rlgraph.backends.ray.rows import Ledger
-from rlgraph.backends.ray.store import Piece, Store, from_wire, long, short, size, to_wire
+from rlgraph.backends.ray.orders import WantedRows
+from rlgraph.backends.ray.remote import Address, PieceRef, RowRefs
+from rlgraph.backends.ray.rows import RowLedger
+from rlgraph.backends.ray.store import Piece, Store, as_array, as_range, from_wire, size, to_wire
 from rlgraph.backends.rows import Rows, TableData
 from rlgraph.backends.step import Step
 from rlgraph.ir.layout import share
@@ -118,8 +117,8 @@ def test_arrays_that_cannot_be_written_become_tensors_that_can() -> None:
 
 @given(st.lists(st.integers(0, 9)))
 def test_places_on_the_wire(places: list[int]) -> None:
-    found = short(np.array(places, dtype=np.int64))
-    assert long(found).tolist() == places
+    found = as_range(np.array(places, dtype=np.int64))
+    assert as_array(found).tolist() == places
     assert isinstance(found, range) == (bool(places) and places == list(range(places[0], places[0] + len(places))))
 
 
@@ -144,12 +143,12 @@ def test_references_are_picked_and_joined_as_rows_are(data: st.DataObject) -> No
         assert sorted((ref.key[0], place) for ref, places in remote.by_piece() for place in places) == sorted(rows)
 
 
-def _remote(number: int, count: int, holder: Address = ("a", 0)) -> tuple[Remote, list[tuple[int, int]]]:
+def _remote(number: int, count: int, holder: Address = ("a", 0)) -> tuple[RowRefs, list[tuple[int, int]]]:
     """All rows of a piece, and how this test names them."""
-    return Remote.of(PieceRef((number, holder[1], "x"), holder, count)), [(number, place) for place in range(count)]
+    return RowRefs.of(PieceRef((number, holder[1], "x"), holder, count)), [(number, place) for place in range(count)]
 
 
-def _rows(remote: Remote) -> list[tuple[int, int]]:
+def _rows(remote: RowRefs) -> list[tuple[int, int]]:
     return [(remote.pieces[piece].key[0], int(place)) for piece, place in zip(remote.piece, remote.place, strict=True)]
 
 
@@ -157,7 +156,7 @@ def _rows(remote: Remote) -> list[tuple[int, int]]:
 
 
 class Stores:
-    """What `Ledger` needs of processes: they have rows."""
+    """What `RowLedger` needs of processes: they have rows."""
 
     def __init__(self, who: Sequence[Address]) -> None:
         self.stores = {each: Store() for each in who}
@@ -167,7 +166,7 @@ class Stores:
         return [self.parcel(who, wishes) for wishes in parcels]
 
     def parcel(self, who: Address, wishes: Any) -> Any:
-        wanted = [(key, long(places)) for key, places, _ in wishes]
+        wanted = [(key, as_array(places)) for key, places, _ in wishes]
         self.sent.append((who, [(key, places.tolist()) for key, places in wanted]))
         return [(key, places, to_wire(self.stores[who].take(key, places))) for key, places in wanted]
 
@@ -180,8 +179,8 @@ def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
     """Whatever was asked for before, in any order, of steps that are under way together: what a process lacks for a
     step is sent once, it finds the rows that are meant, and forgets them with the step."""
     processes = Stores(WHO)
-    ledger = Ledger(processes)  # type: ignore[arg-type]
-    values: list[tuple[Remote, list[float]]] = []
+    ledger = RowLedger(processes)  # type: ignore[arg-type]
+    values: list[tuple[RowRefs, list[float]]] = []
     for number in range(3):
         holder, numbers = data.draw(st.sampled_from(WHO)), [100.0 * number + row for row in range(4)]
         remote, _ = _remote(number, len(numbers), holder)
@@ -207,7 +206,7 @@ def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
         frame.add_rows(Rows(PROMPTS, len(places)))
         frame.values["x"] = whole.pick(np.array(places))
         to = data.draw(st.lists(st.sampled_from(WHO), min_size=1, unique=True))
-        deliveries = ledger.deliver(to, frame, Needs(("x",), [PROMPTS], ids=False))
+        deliveries = ledger.deliver(to, frame, RequestNeeds(("x",), [PROMPTS], ids=False))
         ledger.send(deliveries)
         for who, delivery in zip(to, deliveries, strict=True):
             for wire in delivery.arriving:
@@ -215,8 +214,8 @@ def test_each_row_reaches_a_process_once(data: st.DataObject) -> None:
                     came.setdefault((who, step), []).extend((key[0], int(row)) for row in rows)
                     processes.stores[who].arrive(step, key, rows, from_wire(packed))
             wanted = delivery.inputs["x"]
-            assert isinstance(wanted, Wanted)
-            piece = Piece.join([processes.stores[who].take(key, long(rows), step) for key, rows, _ in wanted.parts])
+            assert isinstance(wanted, WantedRows)
+            piece = Piece.join([processes.stores[who].take(key, as_array(rows), step) for key, rows, _ in wanted.parts])
             piece = piece if wanted.order is None else piece.take(wanted.order)
             assert piece.value.tolist() == [all_numbers[place] for place in places]
     for (who, _), rows in came.items():
@@ -231,8 +230,8 @@ def test_what_two_ranks_need_is_packed_once() -> None:
     frame = Frame({"x": Tensor("float", PROMPTS)}, Step(1, "step"), elsewhere=True)
     frame.add_rows(Rows(PROMPTS, 4))
     frame.values["x"] = remote
-    ledger = Ledger(processes)  # type: ignore[arg-type]
-    ledger.send(ledger.deliver([("a", 0), ("a", 1)], frame, Needs(("x",), [PROMPTS], ids=False)))
+    ledger = RowLedger(processes)  # type: ignore[arg-type]
+    ledger.send(ledger.deliver([("a", 0), ("a", 1)], frame, RequestNeeds(("x",), [PROMPTS], ids=False)))
     assert processes.sent == [(("b", 0), [((0, 0, "x"), [0, 1, 2, 3])])]
 
 
@@ -278,7 +277,7 @@ def test_shares_of_a_frame(counts: list[int], copies: int, axis: str) -> None:
     }
     size = frame.size(axis)
     ranges = (share(size, copies, copy) for copy in range(copies))
-    shares = [part_of(frame, axis, np.arange(*own), ["p", "r", "one"]) for own in ranges]
+    shares = [slice_rows(frame, axis, np.arange(*own), ["p", "r", "one"]) for own in ranges]
     sizes = [own.size(axis) for own, _ in shares]
     assert len(shares) == copies and sum(sizes) == frame.size(axis) and max(sizes) - min(sizes) <= 1
     assert [row for one, _ in shares for row in one.values["r"].tolist()] == frame.values["r"].tolist()

@@ -12,9 +12,9 @@ import pytest
 from scheduled import compiled
 from tiny import EPS, data_folder, weights
 
-from rlgraph.backends.clocks import Virtual
+from rlgraph.backends.clocks import VirtualClock
 from rlgraph.backends.ray import backend
-from rlgraph.backends.ray.processes import InThisProcess
+from rlgraph.backends.ray.processes import InlineProcesses
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.runs.checkpoint import disk
@@ -58,23 +58,23 @@ def test_batches_that_go_on_begin_again(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "late.py").write_text(LATE)
     # In virtual time work overtakes work: one batch of three is judged for longer than a step takes.
-    clocks: list[Virtual] = []
+    clocks: list[VirtualClock] = []
     turns = cycle((0.1, 10.0, 0.1))
-    call = InThisProcess.call
+    call = InlineProcesses.call
 
-    def virtual() -> Virtual:
-        clocks.append(Virtual())
+    def virtual() -> VirtualClock:
+        clocks.append(VirtualClock())
         return clocks[-1]
 
-    def slow(processes: InThisProcess, who: Address, method: Any, *args: Any, **named: Any) -> Any:
+    def slow(processes: InlineProcesses, who: Address, method: Any, *args: Any, **named: Any) -> Any:
         if method is Worker.fire and who[0] == "judges":
             clocks[-1].sleep(next(turns))
         elif method is Worker.fire:
             clocks[-1].sleep(0.5)
         return call(processes, who, method, *args, **named)
 
-    monkeypatch.setattr(backend, "InLine", virtual)
-    monkeypatch.setattr(InThisProcess, "call", slow)
+    monkeypatch.setattr(backend, "InlineClock", virtual)
+    monkeypatch.setattr(InlineProcesses, "call", slow)
     made = compiled(PROGRAM, {}, SCHEDULE, tmp_path)
     how: dict[str, Any] = {"threads": 1, "progress": False, "backend": "ray", "debug": True, "record": "rec"}
     made.run(3, out="run", save_every=1, keep=3, **how)

@@ -13,26 +13,30 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlgraph.backends.engines.collectives import Collective, Entered, entered
-from rlgraph.backends.engines.process_groups import attend, listen
-from rlgraph.backends.exchange.exchange import Pending
+from rlgraph.backends.engines.collectives import Collective, CollectiveState, entered
+from rlgraph.backends.engines.process_groups import connect, listen
+from rlgraph.backends.exchange.exchange import PendingMessage
 from rlgraph.backends.exchange.link import LinkError
 from rlgraph.backends.ray import activity as doing_module
-from rlgraph.backends.ray.activity import At, Doing, Work
+from rlgraph.backends.ray.activity import ActivityLog, ActivityReport, ThreadWork
 from rlgraph.backends.ray.remote import Address
-from rlgraph.backends.ray.waits import Waits
+from rlgraph.backends.ray.waits import WaitGraph
 from tests.waits import NEVER
 
 TP, DP = ("1", (0, 1)), ("2", (0, 2))
 
 
-def at(last: dict[tuple[str, tuple[int, ...]], int], *open_: Collective, moving: str = "", work: str = "") -> At:
-    doing = (Work(work, 61.0, "engines/some/engine.py:9, in step"),) if work else ()
+def at(
+    last: dict[tuple[str, tuple[int, ...]], int], *open_: Collective, moving: str = "", work: str = ""
+) -> ActivityReport:
+    doing = (ThreadWork(work, 61.0, "engines/some/engine.py:9, in step"),) if work else ()
     ranks = {key: tuple(("learn", rank) for rank in key[1]) for key in last}
-    return At(doing, Entered(last, open_), ranks, (Pending("a part of a tensor", moving),) if moving else ())
+    return ActivityReport(
+        doing, CollectiveState(last, open_), ranks, (PendingMessage("a part of a tensor", moving),) if moving else ()
+    )
 
 
-def told(waits: Waits, *unanswered: Address) -> list[str]:
+def told(waits: WaitGraph, *unanswered: Address) -> list[str]:
     return [each.message for each in waits.notes(unanswered)]
 
 
@@ -44,7 +48,7 @@ def test_who_did_not_come_and_who_waits_behind_it() -> None:
         ("learn", 2): at({DP: 4}, Collective(DP, 4, "all_gather", 0)),
         ("play", 0): at({}, moving="rank 2 of learn"),
     }
-    waits = Waits.of(found, {("learn", 1)})
+    waits = WaitGraph.of(found, {("learn", 1)})
     assert told(waits, ("learn", 0), ("learn", 1), ("learn", 2)) == [
         "rank 0 of learn waits for rank 1 of learn in `all_reduce`, number 57 of ranks 0-1 of learn, with 120 numbers",
         "rank 2 of learn waits for rank 0 of learn in `all_gather`, number 4 of ranks 0, 2 of learn",
@@ -60,7 +64,7 @@ def test_who_lives_and_does_something_else() -> None:
         ("learn", 0): at({TP: 8}, Collective(TP, 8, "all_reduce", 1)),
         ("learn", 1): at({TP: 7}, work="`train` for `actor@1`"),
     }
-    waits = Waits.of(found, ())
+    waits = WaitGraph.of(found, ())
     assert waits.blamed(found) == ("learn", 1)
     assert told(waits, *found) == [
         "rank 0 of learn waits for rank 1 of learn in `all_reduce`, number 8 of ranks 0-1 of learn, with 1 number",
@@ -70,17 +74,17 @@ def test_who_lives_and_does_something_else() -> None:
 
 def test_a_collective_to_which_all_have_come_blames_nobody() -> None:
     found = {("learn", rank): at({TP: 8}, Collective(TP, 8, "all_reduce", 1)) for rank in (0, 1)}
-    assert not Waits.of(found, ()).each
+    assert not WaitGraph.of(found, ()).each
 
 
 def test_many_waits_are_cut() -> None:
     silent = [("learn", rank) for rank in range(30)]
-    found = told(Waits.of({}, silent))
+    found = told(WaitGraph.of({}, silent))
     assert len(found) == 8 and found[-1] == "and 23 more sentences like these"
 
 
 def _rank(rank: int, address: str, answers: multiprocessing.Queue[object], seen: Event) -> None:
-    store = attend(address, NEVER)
+    store = connect(address, NEVER)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     pair = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(3), group=pair)
@@ -89,7 +93,7 @@ def _rank(rank: int, address: str, answers: multiprocessing.Queue[object], seen:
         return
     # Each look at the clock takes a second: what begins at 0 is seen at 1, and fails at 2.
     doing_module.time = SimpleNamespace(monotonic=itertools.count().__next__)  # type: ignore[assignment]
-    doing = Doing()
+    doing = ActivityLog()
 
     def look() -> None:
         while not entered().open:

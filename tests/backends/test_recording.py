@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 from test_exactness import PROGRAMS, close, same, sampled
 from tiny import EPS, Run, Seen, compile_text, data_folder, shipped, weights
 
-from rlgraph.backends.batches import Batch
+from rlgraph.backends.batches import CollectBatch
 from rlgraph.backends.engines.base import Generation
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.frame import Frame, Surplus
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.recording import HEADER, Recorder, Replay, recording
-from rlgraph.backends.replayed import begin_again, once
+from rlgraph.backends.replayed import drop_resampled_rows, drop_unfinished_steps
 from rlgraph.backends.step import Step
-from rlgraph.backends.steps import Silent
+from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError, UsageMistake
 from rlgraph.ir.graph import Node
@@ -237,7 +237,7 @@ step:
 """
 
 
-class Interrupts(Silent):
+class Interrupts(SilentObserver):
     """Once, when a training is about to begin."""
 
     def __init__(self, count: int) -> None:
@@ -292,12 +292,12 @@ def test_batches_that_begin_again_are_recorded_once(tmp_path: Path) -> None:
     one, other = sorted(tmp_path.glob("step-000002.*"))[:2]
     other.write_text(one.read_text() + other.read_text())
     one.unlink()
-    going = [Batch.again(Frame({}, Step(2, "step", batch=batch))) for batch in (1, 2)]
+    going = [CollectBatch.again(Frame({}, Step(2, "step", batch=batch))) for batch in (1, 2)]
     going[1].given.step = replace(going[1].given.step, attempt=1)
     whole = rows_of(tmp_path, 3)
-    begin_again(tmp_path, 3, {"prompts.surplus": Surplus(None, tuple(going)), "level": 0.5}, 1)
+    drop_unfinished_steps(tmp_path, 3, {"prompts.surplus": Surplus(None, tuple(going)), "level": 0.5}, 1)
     assert rows_of(tmp_path, 2) == [0, 1, 4] and rows_of(tmp_path, 3) == whole
-    begin_again(tmp_path, 2, {}, 1)
+    drop_unfinished_steps(tmp_path, 2, {}, 1)
     assert rows_of(tmp_path, 2) == [0, 1, 4] and not rows_of(tmp_path, 3)
 
 
@@ -320,9 +320,9 @@ def test_rows_of_who_is_lost_are_recorded_once(tmp_path: Path) -> None:
     [own] = tmp_path.glob("step-000001.a-0-*")
     with own.open("a") as file:
         file.write('{"node": "rollout", "tu')
-    once(tmp_path, 1, ["a-0", "b-0"])
+    drop_resampled_rows(tmp_path, 1, ["a-0", "b-0"])
     assert rows_of(tmp_path, 1) == [0, 1, 2, 3] and [line["row"][2] for line in map(json.loads, own.open())] == [0]
-    once(tmp_path, 1, ["a-0"])
+    drop_resampled_rows(tmp_path, 1, ["a-0"])
     assert rows_of(tmp_path, 1) == [0, 1, 2, 3]
     assert not [*tmp_path.glob(".*")]
 

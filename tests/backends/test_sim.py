@@ -25,10 +25,10 @@ from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.sim.accounting import critical_path, pool_time, worker_time
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.fake_rows import Held
+from rlgraph.backends.sim.fake_rows import FakeRows
 from rlgraph.backends.sim.sampled import SampledRows
 from rlgraph.backends.sim.works import Work
-from rlgraph.backends.steps import Silent, StepResult
+from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
 from rlgraph.explain.simulate import simulate
@@ -36,7 +36,7 @@ from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Holding, Plan
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import Sampled
+from rlgraph.passes.cost.sampled import SamplingResult
 from rlgraph.passes.cost.tasks import Workload, main_step, tasks
 from rlgraph.passes.cost.time import Batch, Cost
 from tests.suites import few
@@ -58,8 +58,8 @@ class Fixed:
 
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
-    ) -> Sampled:
-        return Sampled(Cost(compute=max(answers, default=0.0)), answers)
+    ) -> SamplingResult:
+        return SamplingResult(Cost(compute=max(answers, default=0.0)), answers)
 
     def host(self, op: str, count: float) -> Cost:
         return Cost(overhead=2 * self.overhead)
@@ -77,7 +77,7 @@ class Fixed:
         return Cost(overhead=self.overhead)
 
 
-class Fires(Silent):
+class Fires(SilentObserver):
     """Which nodes were fired, in what order."""
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ def test_copies_of_a_model_end_apart(folder: Path) -> None:
             answers: Sequence[float],
             samples: int,
             copy: int,
-        ) -> Sampled:
+        ) -> SamplingResult:
             self.asked.append(list(answers))
             return super().sampled(model, operation, prompts, answers, samples, copy)
 
@@ -487,7 +487,7 @@ def test_where_nobody_waits_nobody_is_idle(there: float) -> None:
 def test_the_work_of_samples_that_are_given_up() -> None:
     lengths = np.array([3, 1, 2, 1, 9, 4, 4, 4, 4, 4])
     zeros = lengths * 0
-    rows = Held("rollout", "play", np.arange(10), zeros + 1, lengths, zeros * 0.0, zeros, given_up=zeros)
+    rows = FakeRows("rollout", "play", np.arange(10), zeros + 1, lengths, zeros * 0.0, zeros, given_up=zeros)
     kept = rows.first(3, 5)
     assert kept.numbers.tolist() == [1, 2, 3, 5, 6, 7]
     sampling = kept.sampling(3, 5)

@@ -10,9 +10,9 @@ from tiny import data_folder
 
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.steady_state import longest_cycle, settled
+from rlgraph.backends.sim.steady_state import longest_cycle, warm_up_steps
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.explain.simulate import simulated
+from rlgraph.explain.simulate import simulate_plan
 from rlgraph.explain.simulation import Simulation, mean_age
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.tasks import Workload
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def simulation(made: Compiled, seconds: Seconds, steps: int = 8) -> Simulation:
-    return simulated(made, made.plan, read_cluster("1x2:cpu"), seconds, WORKLOAD, steps)
+    return simulate_plan(made, made.plan, read_cluster("1x2:cpu"), seconds, WORKLOAD, steps)
 
 
 def cycle(made: Compiled, seconds: Seconds) -> float:
@@ -52,7 +52,7 @@ def waits(found: Simulation, pool: str) -> dict[str, float]:
 def test_steady_state_begins_where_both_halves_of_the_rest_take_the_same(
     seconds: list[float], skipped: int | None
 ) -> None:
-    assert settled(seconds) == skipped
+    assert warm_up_steps(seconds) == skipped
 
 
 def test_who_waits_for_whom(folder: Path) -> None:

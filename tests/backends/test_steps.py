@@ -21,12 +21,12 @@ from rlgraph.backends.recording import recording
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.works import Work
 from rlgraph.backends.step import Step
-from rlgraph.backends.steps import Steps
-from rlgraph.backends.versions import PastWeights, Versions
+from rlgraph.backends.steps import StepRunner
+from rlgraph.backends.versions import PastWeights, WeightVersions
 from rlgraph.backends.worker.sampling import _versions
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Program
-from rlgraph.ir.steps import reach, step_edges
+from rlgraph.ir.steps import longest_distances, step_edges
 from rlgraph.ir.types import OLDEST, Axis, Handle, Table
 from tests.suites import few
 
@@ -62,7 +62,7 @@ step async(lag=LAG):
 class Hand:
     """Fires the nodes of a step one by one, in their order."""
 
-    def __init__(self, backend: Steps, number: int) -> None:
+    def __init__(self, backend: StepRunner, number: int) -> None:
         (self.phase,) = backend.program.phases
         self.backend, self.frame = backend, backend.frame(self.phase, number)
         self.nodes = list(self.phase.graph.nodes)
@@ -103,7 +103,7 @@ def table(frame: Frame) -> tuple[Any, ...]:
     return frame.rows["rollout"].ids, made.sequences.rows(), made.columns["logprobs"].tolist()
 
 
-def ahead(backend: Steps, count: int) -> Iterator[tuple[Frame, dict[str, float]]]:
+def ahead(backend: StepRunner, count: int) -> Iterator[tuple[Frame, dict[str, float]]]:
     """Runs steps whose rows are generated before the step before is trained, and between its nodes; their frames, each
     when its step is over, with what there is to say about the machine."""
     now = Hand(backend, 1)
@@ -258,12 +258,12 @@ def test_staleness_is_an_edge(folder: Path) -> None:
     program = compile_text(EDGES)
     [edge] = step_edges(program)
     assert (edge.model, edge.reader.op, edge.distance) == ("actor", "generate", 3)
-    assert reach(program) == {"actor": 3}
+    assert longest_distances(program) == {"actor": 3}
 
 
 def test_versions_are_read_off_the_program() -> None:
     """Steps 1 and 2 train `twin`, the others update it; every third one trains `actor`."""
-    versions = Versions(compile_text(EDGES))
+    versions = WeightVersions(compile_text(EDGES))
     assert [versions.after("actor", step) for step in range(10)] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
     assert [versions.after("twin", step) for step in range(6)] == [0, 1, 2, 3, 4, 5]
     ninth = Step(9, "step")
@@ -272,7 +272,7 @@ def test_versions_are_read_off_the_program() -> None:
 
 
 def test_weights_are_kept_until_no_step_needs_them() -> None:
-    versions = Versions(compile_text(AHEAD.replace("LAG", "2")))
+    versions = WeightVersions(compile_text(AHEAD.replace("LAG", "2")))
     past = PastWeights("actor", versions)
     for number in range(1, 7):
         step = Step(number, "step")
@@ -295,7 +295,7 @@ def test_a_row_is_as_old_as_its_oldest_token() -> None:
 
 
 def test_a_model_that_no_later_step_reads_is_not_copied() -> None:
-    past = PastWeights("twin", Versions(compile_text(EDGES)))
+    past = PastWeights("twin", WeightVersions(compile_text(EDGES)))
     past.changing(Step(1, "warm"), lambda: pytest.fail("copied"))
     assert past.get(0) is None
 

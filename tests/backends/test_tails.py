@@ -16,7 +16,7 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.works import Work
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import Pace, Sampled
+from rlgraph.passes.cost.sampled import SamplingPace, SamplingResult
 from rlgraph.passes.cost.tasks import Workload
 from rlgraph.passes.cost.time import Batch, Cost
 from tests.backends.costs import Free
@@ -56,14 +56,14 @@ class Alike(Free):
 
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
-    ) -> Sampled:
+    ) -> SamplingResult:
         self.asked.append([int(tokens) for tokens in answers])
-        pace, seconds, ends = Pace(0.0, self.read, 1000, step), self.read * len(answers), [0.0] * len(answers)
+        pace, seconds, ends = SamplingPace(0.0, self.read, 1000, step), self.read * len(answers), [0.0] * len(answers)
         before = 0.0
         for number, row in enumerate(sorted(range(len(answers)), key=answers.__getitem__)):
             seconds += (answers[row] - before) * step(len(answers) - number)
             before, ends[row] = answers[row], seconds
-        return Sampled(Cost(compute=seconds), ends, pace)
+        return SamplingResult(Cost(compute=seconds), ends, pace)
 
 
 def step(rows: int) -> float:

@@ -15,18 +15,18 @@ from test_transport import Here, HereBackend
 from tiny import EPS, data_folder, weights
 
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.clocks import Virtual
-from rlgraph.backends.distributed.transport import Order
-from rlgraph.backends.executor import Made
-from rlgraph.backends.finish_order import Endings
+from rlgraph.backends.clocks import VirtualClock
+from rlgraph.backends.distributed.transport import NodeRequest
+from rlgraph.backends.executor import NodeOutput
+from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.recording import recording
-from rlgraph.backends.steps import Silent, StepResult
+from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.worker.nodes import chosen_places
 from rlgraph.backends.worker.session import Session, Settings
-from rlgraph.ir.graph import numbered
+from rlgraph.ir.graph import with_node_ids
 from tests.suites import few
 
 STEPS = 6
@@ -148,8 +148,8 @@ def program(name: str, folder: Path) -> Compiled:
 def delayed(made: Compiled, settings: Settings, seed: int, patch: pytest.MonkeyPatch) -> list[StepResult]:
     """Runs the processes of a plan as objects here, in virtual time: every order takes a random while before it is
     carried out."""
-    clock, chance = Virtual(), random.Random(seed)
-    patch.setattr("rlgraph.backends.ray.backend.InLine", lambda: clock)
+    clock, chance = VirtualClock(), random.Random(seed)
+    patch.setattr("rlgraph.backends.ray.backend.InlineClock", lambda: clock)
     backend = RayBackend(made.program, made.plan, settings, debug=True)
     call = backend.processes.call
 
@@ -198,17 +198,17 @@ class Copies(Here):
     """Copies that work in virtual time, each order a random while; of the batches that are sampled a third takes as long
     as a few steps."""
 
-    def __init__(self, session: Session, clock: Virtual, seed: int) -> None:
+    def __init__(self, session: Session, clock: VirtualClock, seed: int) -> None:
         super().__init__(session)
         self.clock, self.chance = clock, random.Random(seed)
 
-    def fire(self, order: Order) -> Made:
+    def fire(self, order: NodeRequest) -> NodeOutput:
         longer = self.chance.choice((0.0, 0.0, 40.0)) if order.node.op == "generate" else 0.0
         self.clock.sleep(longer + self.chance.choice((0.1, 1.0, 10.0)) * self.chance.random())
         order.frame.version = order.version
         return super().fire(order)
 
-    def choose(self, order: Order) -> np.ndarray:
+    def choose(self, order: NodeRequest) -> np.ndarray:
         return chosen_places(order.node, order.frame, self.session)
 
 
@@ -218,14 +218,14 @@ def test_batches_that_overtake_each_other(folder: Path, name: str, tmp_path: Pat
     copies = SCHEDULE.replace("play = 1", "play = 3") + "stream rollout(block=64, deal=free)\n"
     text = f"algorithm {name}{HEAD.replace('staleness=2', OPTIONS[name])}{BODIES[name]}{TRAIN}"
     made, overtaken, older = compiled(text, {}, copies, folder), 0, 0
-    program = numbered(made.program)
+    program = with_node_ids(made.program)
     for seed in (0, 2):
-        path, clock = tmp_path / str(seed), Virtual()
+        path, clock = tmp_path / str(seed), VirtualClock()
         with recording(path, name, 0):
             transport = Copies(Session(program, Settings(folder=folder, record=path)), clock, seed)
             first = transport.session.first
-            backend = HereBackend(program, made.plan, transport, clock, Silent(), first, seed=0)
-            backend.notes, backend.endings = transport.session.notes, Endings(path)
+            backend = HereBackend(program, made.plan, transport, clock, SilentObserver(), first, seed=0)
+            backend.notes, backend.endings = transport.session.notes, FinishOrder(path)
             try:
                 steps = list(backend.steps(STEPS))
             finally:

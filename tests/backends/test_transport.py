@@ -16,18 +16,18 @@ from scheduled import apart, compiled
 from test_exactness import PROGRAMS
 from tiny import compile_text, data_folder, shipped, weights
 
-from rlgraph.backends.clocks import InLine, Threads
-from rlgraph.backends.distributed.backend import Placed
-from rlgraph.backends.distributed.transport import Coming, Move, Moved, Order
+from rlgraph.backends.clocks import InlineClock, ThreadClock
+from rlgraph.backends.distributed.backend import DistributedBackend
+from rlgraph.backends.distributed.transport import Coming, NodeRequest, TransferCost, WeightTransfer
 from rlgraph.backends.exchange.link import LinkError
-from rlgraph.backends.executor import Made, Part
+from rlgraph.backends.executor import NodeOutput, Part
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.step import Step
-from rlgraph.backends.steps import Silent, Things
+from rlgraph.backends.steps import SilentObserver, Things
 from rlgraph.backends.worker.nodes import WORK, chosen_places
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.backends.worker.training import train
-from rlgraph.ir.graph import numbered
+from rlgraph.ir.graph import with_node_ids
 from rlgraph.ir.plan import Group
 from tests.waits import NEVER
 
@@ -41,26 +41,26 @@ class Here:
         self.session = session
         self.carried: list[str] = []
 
-    def fire(self, order: Order) -> Made:
+    def fire(self, order: NodeRequest) -> NodeOutput:
         node = order.node
         self.carried.append(f"{order.step.number}: {node.op} {node.id} on {order.group.name}")
         with torch.no_grad():
             return (train if node.op == "train" else WORK[node.op])(node, order.frame, self.session)
 
-    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
+    def parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
         raise NotImplementedError("nothing streams in one process")
 
-    def choose(self, order: Order) -> np.ndarray:
+    def choose(self, order: NodeRequest) -> np.ndarray:
         return chosen_places(order.node, order.frame)
 
-    def weigh(self, order: Order) -> Sequence[float]:
+    def weigh(self, order: NodeRequest) -> Sequence[float]:
         raise NotImplementedError("rows begin in the order of the data")
 
-    def move(self, move: Move) -> Coming:
+    def move(self, move: WeightTransfer) -> Coming:
         self.carried.append(f"{move.source}: {move.sender.name} > {move.receiver.name}")
-        return lambda: Moved(0.5, sent=8)
+        return lambda: TransferCost(0.5, sent=8)
 
-    def adopt(self, move: Move) -> None:
+    def adopt(self, move: WeightTransfer) -> None:
         raise NotImplementedError("no model is updated from another one")
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
@@ -77,7 +77,7 @@ class Here:
         self.session.close()
 
 
-class HereBackend(Placed):
+class HereBackend(DistributedBackend):
     elsewhere = False
     """Rows are here."""
 
@@ -92,9 +92,11 @@ def test_it_computes_what_one_process_does(folder: Path, name: str) -> None:
     swaps, changes = PROGRAMS[name]
     text = shipped(name, swaps)
     made = compiled(text, changes, apart(compile_text(text, changes)), folder)
-    program, settings = numbered(made.program), Settings(folder=folder)
+    program, settings = with_node_ids(made.program), Settings(folder=folder)
     transport = Here(Session(program, settings))
-    backend = HereBackend(program, made.plan, transport, InLine(), Silent(), transport.session.first, seed=0)
+    backend = HereBackend(
+        program, made.plan, transport, InlineClock(), SilentObserver(), transport.session.first, seed=0
+    )
     local = LocalBackend(made.program, settings)
     try:
         for found, expected in zip(backend.steps(STEPS), local.steps(STEPS), strict=True):
@@ -118,12 +120,12 @@ class Stuck(Here):
         super().__init__(session)
         self.stuck, self.told = True, 0
 
-    def move(self, move: Move) -> Coming:
-        def arrived() -> Moved:
+    def move(self, move: WeightTransfer) -> Coming:
+        def arrived() -> TransferCost:
             if self.stuck:
                 raise LinkError("the other end does not answer")
             self.told += 1
-            return Moved(0.5, sent=8)
+            return TransferCost(0.5, sent=8)
 
         return arrived
 
@@ -134,9 +136,11 @@ def test_all_who_work_with_weights_wait_for_them(folder: Path) -> None:
     swaps, changes = PROGRAMS["grpo"]
     text = shipped("grpo", swaps)
     made = compiled(text, changes, apart(compile_text(text, changes)), folder)
-    program = numbered(made.program)
+    program = with_node_ids(made.program)
     transport = Stuck(Session(program, Settings(folder=folder)))
-    backend = HereBackend(program, made.plan, transport, Threads(), Silent(), transport.session.first, seed=0)
+    backend = HereBackend(
+        program, made.plan, transport, ThreadClock(), SilentObserver(), transport.session.first, seed=0
+    )
     play = made.plan.role("actor", "generate")
     [node] = [node for _, node in program.walk() if node.op == "generate"]
     first, second = Step(1, "step"), Step(2, "step")
@@ -167,7 +171,7 @@ step async(lag=1):
 class Noting(Here):
     """Which versions of the weights are sent."""
 
-    def move(self, move: Move) -> Coming:
+    def move(self, move: WeightTransfer) -> Coming:
         self.carried.append(str(move.version))
         return super().move(move)
 
@@ -175,9 +179,11 @@ class Noting(Here):
 def test_who_has_newer_weights_is_brought_the_older_ones(folder: Path) -> None:
     """A step that begins late, behind one that samples with weights of a later version."""
     made = compiled(AHEAD, {}, apart(compile_text(AHEAD)), folder)
-    program = numbered(made.program)
+    program = with_node_ids(made.program)
     transport = Noting(Session(program, Settings(folder=folder)))
-    backend = HereBackend(program, made.plan, transport, InLine(), Silent(), transport.session.first, seed=0)
+    backend = HereBackend(
+        program, made.plan, transport, InlineClock(), SilentObserver(), transport.session.first, seed=0
+    )
     play = made.plan.role("actor", "generate")
     [node] = [node for _, node in program.walk() if node.op == "generate"]
     try:
@@ -199,7 +205,7 @@ class Slowed(Here):
         self.numbers, self.slow = count(), -1
         self.turn, self.others = threading.Lock(), threading.Semaphore(0)
 
-    def fire(self, order: Order) -> Made:
+    def fire(self, order: NodeRequest) -> NodeOutput:
         if order.copy is not None and order.node.op == "generate":
             self.dealt.append(order.copy)
             if next(self.numbers) == 0:
@@ -216,10 +222,10 @@ def test_a_copy_that_is_free_takes_the_next_rows(folder: Path) -> None:
     text = shipped("grpo", swaps)
     placed = apart(compile_text(text, changes)).replace("= 1 devices", "= 2 devices")
     made = compiled(text, changes, f"{placed}stream rollout(block=1, deal=free)\n", folder)
-    program, settings = numbered(made.program), Settings(folder=folder)
+    program, settings = with_node_ids(made.program), Settings(folder=folder)
     transport = Slowed(Session(program, settings))
     things = transport.session.first
-    backend = HereBackend(program, made.plan, transport, Threads(), Silent(), things, seed=0)
+    backend = HereBackend(program, made.plan, transport, ThreadClock(), SilentObserver(), things, seed=0)
     local = LocalBackend(made.program, settings)
     try:
         for found, expected in zip(backend.steps(1), local.steps(1), strict=True):

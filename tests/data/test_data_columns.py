@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rlgraph.columns
-from rlgraph.columns import Looked, kind_of
+from rlgraph.columns import ColumnInspector, kind_of
 from rlgraph.data import Cursor, Reader, columns, open_source
 from rlgraph.data import jsonl as jsonl_source
 from rlgraph.errors import NO_SPAN, RunError
@@ -83,7 +83,7 @@ KINDS = {
 def test_the_first_row_of_each_kind_is_kept(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few shapes of rows are remembered."""
     monkeypatch.setattr(rlgraph.columns, "_MOST_SIGNATURES", most)
-    looked = Looked(str)
+    looked = ColumnInspector(str)
     for number, row in enumerate(ROWS, 1):
         looked.add(row, number)
     assert first(looked.columns()) == {name: {k: str(n) for k, n in of.items()} for name, of in KINDS.items()}
@@ -180,7 +180,7 @@ def test_tasks_of_reasoning_gym_have_columns_of_known_kinds(declare: Declare) ->
     pytest.importorskip("reasoning_gym")
     spec, folders = declare('data d = reasoning_gym("spell_backward", size=2, max_word_len=4)'), Folders(Path())
     source = open_source(spec, folders)
-    looked = Looked(str)
+    looked = ColumnInspector(str)
     looked.add(source.rows[0], 0)  # type: ignore[index]
     kinds = {name: list(column.first) for name, column in looked.columns().items()}
     for found in (columns(spec, folders), source.columns):

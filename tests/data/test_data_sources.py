@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rlgraph.data import Cursor, Reader, check_source, column, columns, open_source
-from rlgraph.data.base import in_order
+from rlgraph.data.base import numbered_rows
 from rlgraph.data.jsonl import JsonLines
 from rlgraph.errors import NO_SPAN, ProgramError, RlgraphError, RunError
 from rlgraph.user_code import Workers
@@ -487,8 +487,8 @@ def test_rows_of_a_file_in_their_order(tmp_path: Path) -> None:
     source = open_source(spec, Folders(tmp_path))
     assert isinstance(source.rows, JsonLines)
     assert [*source.rows.scan()] == [source.rows[place] for place in range(3)] == [{"a": 1}, {"a": 2}, {"a": 3}]
-    assert [*in_order(source)] == [(0, {"a": 1}), (1, {"a": 2})]
-    assert [*in_order(replace(source, kept=[1]))] == [(1, {"a": 2})]
+    assert [*numbered_rows(source)] == [(0, {"a": 1}), (1, {"a": 2})]
+    assert [*numbered_rows(replace(source, kept=[1]))] == [(1, {"a": 2})]
     (tmp_path / "d.jsonl").write_bytes(b'{"a": 1}\n')
     with pytest.raises(RunError, match="E0712"):
         next(source.rows.scan())

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlgraph.columns import Column, Looked
+from rlgraph.columns import Column, ColumnInspector
 from rlgraph.dsl.check import check
-from rlgraph.dsl.columns import misused
+from rlgraph.dsl.columns import column_misuses
 from rlgraph.errors import Diagnostic, ProgramError, Source
 from rlgraph.ir.graph import Record
 from rlgraph.passes.rewrites.pipeline import run_passes
@@ -27,7 +27,7 @@ step:
 
 
 def columns(*rows: Mapping[str, Any]) -> dict[str, Column]:
-    looked = Looked(lambda number: f"q.jsonl:{number}")
+    looked = ColumnInspector(lambda number: f"q.jsonl:{number}")
     for number, row in enumerate(rows, 1):
         looked.add({"prompt": "a", **row}, number)
     return looked.columns()
@@ -51,7 +51,7 @@ def said(
     except ProgramError as error:
         found = list(error.diagnostics)
     program, _ = check(Source("p.rlf", text))
-    again = misused(run_passes(program)[-1].program, {"q": known["q.jsonl"], "held": known["held.jsonl"]})
+    again = column_misuses(run_passes(program)[-1].program, {"q": known["q.jsonl"], "held": known["held.jsonl"]})
     assert {each.message for each in again} == {each.message for each in found}
     return found
 
@@ -231,12 +231,12 @@ def test_every_row_has_the_columns_that_are_used(order: int) -> None:
     assert "with `null` where there is no value" in found and "^^^^^^^^" in found
     program, _ = check(Source("p.rlf", HEAD.replace("DTYPE", "") + "    report a = mean(f(r))\n"))
     known = {"q": columns(*rows)}
-    assert misused(program, known, {}) == [] and misused(program, known, {"f": Asks("prompt")}) == []
-    [told] = misused(program, known, {"f": Asks("other")})
+    assert column_misuses(program, known, {}) == [] and column_misuses(program, known, {"f": Asks("prompt")}) == []
+    [told] = column_misuses(program, known, {"f": Asks("other")})
     assert f"q.jsonl:{other} has no column `other`" in told.message and told.span.text == "f(r)"
     assert not said("report a = mean(r.length)", *rows), "what nobody uses may be missing"
 
 
 def test_data_that_nobody_has_looked_at_are_not_judged() -> None:
     program, _ = check(Source("p.rlf", HEAD.replace("DTYPE", "") + '    report a = mean(r.answer == "4")\n'))
-    assert misused(program, {"q": None}) == [] and misused(program, {}) == []
+    assert column_misuses(program, {"q": None}) == [] and column_misuses(program, {}) == []

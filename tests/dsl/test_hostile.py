@@ -7,7 +7,7 @@ import pytest
 from rlgraph.dsl.check import check
 from rlgraph.dsl.scope import MAX_ERRORS
 from rlgraph.dsl.use import LARGEST_BYTES
-from rlgraph.errors import Diagnostic, ProgramError, Source, Span, visible
+from rlgraph.errors import Diagnostic, ProgramError, Source, Span, escape_controls
 from rlgraph.ir.graph import Const
 from rlgraph.passes.rewrites.fold import fold
 
@@ -86,7 +86,7 @@ def test_a_terminal_obeys_nothing_of_a_text() -> None:
     evil = "a\x1b]0;title\x07\u202eb"
     source = Source("p\x1b[2J.rlf", f"{evil} here")
     text = Diagnostic("E0101", f"no column `{evil}`", Span(source, 1, len(evil) + 2, 1, len(evil) + 6), evil).render()
-    assert text == visible(text)
+    assert text == escape_controls(text)
     assert "no column `a\\x1b]0;title\\x07\\u202eb`" in text and "p\\x1b[2J.rlf" in text
     *_, shown, carets, hint = text.splitlines()
     assert shown[carets.index("^") :] == "here" and hint.endswith("\\u202eb")

@@ -16,21 +16,21 @@ import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.api.summary import summary
 from rlgraph.backends.sim.steady_state import run_steps
-from rlgraph.catalog.clusters.devices import known
+from rlgraph.catalog.clusters.devices import known_devices
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError
 from rlgraph.explain.critical import BOUNDS, KINDS, critical_path, goes_to
-from rlgraph.explain.explain import COARSE, Explanation, changed, explain
+from rlgraph.explain.explain import COARSE, Explanation, evaluate_change, explain
 from rlgraph.explain.sharing import OVER, sharing, strategies
 from rlgraph.explain.simulate import simulate
 from rlgraph.explain.variants import ONE_STEP_OFF, next_device, others
 from rlgraph.explain.whatif import Sweep, what_if
-from rlgraph.passes.compilation.blocks import STEPS, unsaid
-from rlgraph.passes.compilation.overlap import simulated
+from rlgraph.passes.compilation.blocks import STEPS, streaming_gains
+from rlgraph.passes.compilation.overlap import make_simulator
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.lengths import read_lengths
 from rlgraph.passes.cost.tasks import Workload
-from rlgraph.passes.placement.choose import SPARE, candidates, choose
+from rlgraph.passes.placement.choose import SPARE, candidate_partitions, choose
 from tests.suites import few
 
 ROOT = Path(rlgraph.__file__).parent.parent
@@ -306,7 +306,7 @@ def test_what_streaming_saves_is_what_the_line_saves() -> None:
     plain = rlgraph.compile(ALONE, cluster=SMALL, schedule=APART, stream=False)
     [change] = [each for each in plain.explain().changes if "stream" in each.name]
     streamed = rlgraph.compile(ALONE, cluster=SMALL, schedule=APART + change.name.strip("`") + "\n")
-    after, before = (run_steps(simulated(each.choice), STEPS).seconds for each in (streamed, plain))
+    after, before = (run_steps(make_simulator(each.choice), STEPS).seconds for each in (streamed, plain))
     assert (change.seconds, change.beside) == (after, before)
     assert change.saves == 1 - after / before > 0.1
     # Other devices may help more, and are not to be had by a line.
@@ -315,7 +315,7 @@ def test_what_streaming_saves_is_what_the_line_saves() -> None:
     )
     assert told.helpful[-1] is change and len(told.helpful) == 4
     assert not [each for each in streamed.explain().changes if "stream" in each.name]
-    assert not list(unsaid(plain.choice, 0.0))
+    assert not list(streaming_gains(plain.choice, 0.0))
 
 
 def test_what_can_only_help_never_harms(ppo: Compiled, told: Explanation) -> None:
@@ -331,9 +331,9 @@ def test_what_can_only_help_never_harms(ppo: Compiled, told: Explanation) -> Non
 def test_what_was_chosen_would_still_do(ppo: Compiled) -> None:
     """Where a coarse search finds nothing better."""
     [more] = [other for other in others(ppo.choice) if other.name == "one more node"]
-    kept = changed(ppo.choice, more, set())
+    kept = evaluate_change(ppo.choice, more, set())
     assert (kept.seconds, kept.saves) == (ppo.choice.found.seconds, 0.0)
-    assert changed(ppo.choice, replace(more, helps=False), set()).seconds is None
+    assert evaluate_change(ppo.choice, replace(more, helps=False), set()).seconds is None
 
 
 def test_half_as_long_answers(ppo: Compiled) -> None:
@@ -373,7 +373,7 @@ def test_what_the_host_takes_is_told_and_a_pool_of_cpus_takes_it_over() -> None:
 
 
 def test_devices_of_the_table_are_better() -> None:
-    table = {name: listed.device for name, listed in known().items()}
+    table = {name: listed.device for name, listed in known_devices().items()}
     found = {name: better.device.name if (better := next_device(device)) else None for name, device in table.items()}
     assert (
         found["a100-40gb"] == "a100-80gb" and found["a100-80gb"] == "h100-80gb" and found["h100-80gb"] == "h200-141gb"
@@ -465,7 +465,7 @@ def test_more_devices_are_never_slower(alone: Compiled) -> None:
 
 def test_a_sweep_adds_up(ppo: Compiled) -> None:
     [point] = swept(ppo, "devices=4").points
-    price = known()["a100-80gb"].device.price
+    price = known_devices()["a100-80gb"].device.price
     assert point.price == pytest.approx(point.seconds * point.devices * price / 3600)
     assert point.tokens_per_second == pytest.approx(point.tokens / point.seconds)
     assert point.price_per_million == pytest.approx(point.price / point.tokens * 1e6)
@@ -569,7 +569,7 @@ def test_the_best_plan_is_the_same_after_all(ppo: Compiled) -> None:
     """Explaining changes nothing of what was chosen."""
     again = choose(replace(ppo.choice.question))
     assert again is not None and again.plan == ppo.choice.plan
-    assert len(candidates(ppo.choice.problem, ppo.choice.question)) == 15, "partitions of four parts"
+    assert len(candidate_partitions(ppo.choice.problem, ppo.choice.question)) == 15, "partitions of four parts"
 
 
 @pytest.mark.long

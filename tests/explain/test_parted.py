@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import rlgraph
-from rlgraph.catalog.clusters.units import shown_seconds
-from rlgraph.explain.parted import show_parted
+from rlgraph.catalog.clusters.units import format_seconds
+from rlgraph.explain.parted import show_chunked
 from rlgraph.ir.mesh import mesh
 
 GRPO = Path(rlgraph.__file__).parent / "algorithms" / "grpo.rlf"
@@ -28,9 +28,9 @@ def test_parts_of_a_stage_are_told_with_what_they_save() -> None:
         for own in (option.strategy, found.problem.options.strategy(component, plain))
     )
     assert single > several
-    assert list(show_parted(found)) == [
+    assert list(show_chunked(found)) == [
         f"actor has {split['chunks']} parts of the layers on each of {split['pp']} stages: "
-        f"{shown_seconds(several)} in place of {shown_seconds(single)} with one"
+        f"{format_seconds(several)} in place of {format_seconds(single)} with one"
     ]
 
 
@@ -38,4 +38,4 @@ def test_a_schedule_that_says_one_part_has_it() -> None:
     schedule = "schedule grpo\npool all = 32 devices\nplace actor.train on all(engine=megatron, pp=4, chunks=1)\n"
     found = rlgraph.compile(GRPO, schedule=schedule, cluster="4x8:a100-80gb", set=LARGE).choice
     assert [option.deployment.chunks for option in found.found.options] == [1] * len(found.found.options)
-    assert list(show_parted(found)) == []
+    assert list(show_chunked(found)) == []

@@ -11,9 +11,9 @@ import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.cli import status
 from rlgraph.explain.pipelines import pipelines
-from rlgraph.passes.compilation.choosing import fusions
+from rlgraph.passes.compilation.choosing import fusion_timetables
 from rlgraph.passes.pipelines.counted import counted
-from rlgraph.passes.pipelines.fuse import drawn
+from rlgraph.passes.pipelines.fuse import best_of_rules
 from rlgraph.passes.pipelines.problem import Problem
 from rlgraph.passes.pipelines.published import interleaved, one_f_one_b
 from tests.viz.charts import bars_of
@@ -74,8 +74,8 @@ def test_lists_are_those_that_ranks_make(together: Compiled, apart: Compiled) ->
 
     [one] = pipelines(together)
     sizes = [model.micro_batches for model in one.fusion.problem.models]
-    assert one.fusion.lists == drawn(Problem((seen("actor", sizes[0], False), seen("critic", sizes[1], True))))
-    assert one.fusion == fusions(together.choice)["actor, critic"]
+    assert one.fusion.lists == best_of_rules(Problem((seen("actor", sizes[0], False), seen("critic", sizes[1], True))))
+    assert one.fusion == fusion_timetables(together.choice)["actor, critic"]
     alone = {each.fusion.problem.models[0].name: each.fusion for each in pipelines(apart)}
     assert set(alone) == {"actor", "critic"}
     for name, fusion in alone.items():

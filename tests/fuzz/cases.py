@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlgraph.errors import RlgraphError, visible
+from rlgraph.errors import RlgraphError, escape_controls
 from tests.fuzz.mutators import smaller, splice, tokens
 from tests.fuzz.targets import Target
 
@@ -68,7 +68,7 @@ def _accepted(target: Target, text: bytes, folder: Path) -> bool:
         for found in error.diagnostics:
             told = found.render()
             assert found.message and found.code, "a diagnostic that says nothing"
-            assert told == visible(told), "a diagnostic that a terminal obeys"
+            assert told == escape_controls(told), "a diagnostic that a terminal obeys"
             assert len(told) < LONGEST, "a diagnostic without an end"
         return False
     return True

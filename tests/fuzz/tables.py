@@ -24,8 +24,8 @@ from rlgraph.columns import WIDEST
 from rlgraph.data.base import DataSource, Row, make_source
 from rlgraph.data.sources import open_source
 from rlgraph.errors import NO_SPAN, ProgramError, Source
-from rlgraph.passes.compilation.compile import checked
-from rlgraph.passes.compilation.programs import Opened
+from rlgraph.passes.compilation.compile import check_program
+from rlgraph.passes.compilation.programs import OpenedProgram
 from rlgraph.user_code.spec import Spec
 
 Rows = Sequence[Row]
@@ -318,7 +318,7 @@ def check_table(raw: bytes, folder: Path) -> object:
     read = READ[0] if read == "stream" else read
     (folder / "rows.jsonl").write_bytes(table)
     rows = parsed(table)
-    opened = Opened(Source("a.rlf", text_of(use, read)), folder)
+    opened = OpenedProgram(Source("a.rlf", text_of(use, read)), folder)
     try:
         source = open_source(Spec("jsonl", ("rows.jsonl",), {}, NO_SPAN), opened.folders)
     except ProgramError:
@@ -327,7 +327,7 @@ def check_table(raw: bytes, folder: Path) -> object:
     assert rows is not None and len(source.rows) == len(rows), "how many rows there are"  # type: ignore[arg-type]
     for number, row in enumerate(rows):
         assert repr(source.rows[number]) == repr(row), "what a row holds"  # type: ignore[index]
-    checked(opened, {})
+    check_program(opened, {})
     # Where a sum is too large the run says it.
     return rows
 

@@ -21,10 +21,10 @@ from rlgraph.errors import NO_SPAN, ProgramError, Source
 from rlgraph.explain.transfers import show_transfers
 from rlgraph.ir.text.parse import parse_program
 from rlgraph.ir.text.text import print_program
-from rlgraph.passes.compilation.compile import checked, compiled
-from rlgraph.passes.compilation.programs import Opened, decoded
+from rlgraph.passes.compilation.compile import check_program, compiled
+from rlgraph.passes.compilation.programs import OpenedProgram, decode_source
 from rlgraph.passes.compilation.schedules import with_schedule
-from rlgraph.passes.cost.calibration import HeldOut
+from rlgraph.passes.cost.calibration import HeldOutErrors
 from rlgraph.passes.cost.lengths import read_lengths
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.lengths import read_fitted
@@ -61,7 +61,7 @@ class Target:
 
 
 def _program(raw: bytes, folder: Path) -> object:
-    opened = Opened(decoded("a.rlf", raw), folder)
+    opened = OpenedProgram(decode_source("a.rlf", raw), folder)
     found = check_all(opened.source)
     for warning in found.warnings:
         warning.render()
@@ -88,21 +88,21 @@ def _programs() -> list[bytes]:
 
 
 @cache
-def _bases() -> dict[str, tuple[Opened, Checked]]:
+def _bases() -> dict[str, tuple[OpenedProgram, Checked]]:
     """Programs without a schedule, by their names."""
     files = [*ALGORITHMS.glob("*.rlf"), *(ROOT / "benchmarks" / "asynchrony").glob("*.rlf")]
     texts = [path.read_text("utf-8") for path in sorted(files)]
     texts += [PAIR, NARROW.partition("schedule:")[0]]
-    opened = [Opened(Source("a.rlf", text), ALGORITHMS) for text in texts]
-    found = [(each, checked(each, {})) for each in opened]
+    opened = [OpenedProgram(Source("a.rlf", text), ALGORITHMS) for text in texts]
+    found = [(each, check_program(each, {})) for each in opened]
     return {base.program.name: (each, base) for each, base in found}
 
 
 def _schedule(raw: bytes, folder: Path) -> object:
-    source = decoded("a.rls", raw)
+    source = decode_source("a.rls", raw)
     name = re.search(r"^schedule (\w+)", source.text, re.MULTILINE)
     opened, base = _bases().get(name[1] if name else "") or _bases()["ppo"]
-    found = with_schedule(base, Opened(source, folder))
+    found = with_schedule(base, OpenedProgram(source, folder))
     return compiled(opened, {}, found, devices=4).plan
 
 
@@ -117,7 +117,7 @@ def _schedules() -> list[bytes]:
 
 
 def _cluster(raw: bytes, folder: Path) -> object:
-    found = read_cluster(decoded("--cluster", raw).text)
+    found = read_cluster(decode_source("--cluster", raw).text)
     assert read_cluster(found.text) == found
     return found
 
@@ -208,12 +208,12 @@ def _calibration(raw: bytes, folder: Path) -> object:
 def _calibrations() -> list[bytes]:
     from tests.passes.cost.test_calibration import calibration
 
-    held = replace(calibration(), held_out={"transformers.train": HeldOut(0.1, 0.3)})
+    held = replace(calibration(), held_out={"transformers.train": HeldOutErrors(0.1, 0.3)})
     return [calibration().to_text().encode(), held.to_text().encode()]
 
 
 def _lengths(raw: bytes, folder: Path) -> object:
-    found = read_lengths(decoded("--prompt-tokens", raw).text, files=False)
+    found = read_lengths(decode_source("--prompt-tokens", raw).text, files=False)
     assert read_lengths(found.to_text()).mean == found.mean or not found.mean
     return found
 
@@ -250,8 +250,8 @@ def _rows(raw: bytes, folder: Path) -> object:
     path.write_bytes(raw)
     program = 'algorithm a\nmodel actor = causal_lm("m")\ndata rows = jsonl("rows.jsonl", batch=2)\n'
     program += "step:\n    a = actor.generate(rows, max_tokens=2)\n    report x = mean(a.length == rows.answer)\n"
-    opened = Opened(Source("a.rlf", program), folder)
-    checked(opened, {})
+    opened = OpenedProgram(Source("a.rlf", program), folder)
+    check_program(opened, {})
     spec = Spec("jsonl", ("rows.jsonl",), {"batch": 1}, NO_SPAN)
     source = open_source(spec, opened.folders)
     return [source.rows[number] for number in range(len(source.rows))]  # type: ignore[index, arg-type]
@@ -270,8 +270,8 @@ def _config(raw: bytes, folder: Path) -> object:
     (model / named).write_bytes(raw)
     source = 'random("qwen2", tokenizer="model")' if named == "tokenizer.json" else '"model"'
     program = f"algorithm a\nmodel actor = causal_lm({source})\n" + LEARNS
-    found = checked(Opened(Source("a.rlf", program), folder), {})
-    made = compiled(Opened(Source("a.rlf", program), folder), {}, found, devices=4)
+    found = check_program(OpenedProgram(Source("a.rlf", program), folder), {})
+    made = compiled(OpenedProgram(Source("a.rlf", program), folder), {}, found, devices=4)
     return show_transfers(made.program, made.placed)
 
 
@@ -290,9 +290,9 @@ schedule:
 
 @cache
 def _configs() -> list[bytes]:
-    from rlgraph.catalog.models.configs import find_config, names
+    from rlgraph.catalog.models.configs import find_config, known_models
 
-    found = [dict(find_config(name) or {}) for name in names()[::4]]
+    found = [dict(find_config(name) or {}) for name in known_models()[::4]]
     found.append(
         {"peft_type": "LORA", "base_model_name_or_path": "b", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rlgraph
-from rlgraph.ops.bases import shared
+from rlgraph.ops.bases import shared_bases
 
 PROGRAM = """algorithm t
 model actor  = causal_lm("m")
@@ -20,4 +20,4 @@ step:
 
 @pytest.mark.parametrize(("dtype", "bases"), [("float32", {"first": ("first", "second")}), ("bfloat16", {})])
 def test_one_copy_has_one_dtype(dtype: str, bases: dict[str, tuple[str, ...]]) -> None:
-    assert shared(rlgraph.compile(PROGRAM.replace("DTYPE", dtype)).program) == bases
+    assert shared_bases(rlgraph.compile(PROGRAM.replace("DTYPE", dtype)).program) == bases

@@ -8,19 +8,19 @@ import pytest
 
 from rlgraph.ir.attributes import Attribute
 from rlgraph.ops.nodes import NODES
-from rlgraph.ops.optimizers import ADAMW, OPTIMIZERS, Optimizer, attributes
+from rlgraph.ops.optimizers import ADAMW, OPTIMIZERS, Optimizer, optimizer_attributes
 from rlgraph.passes.cost.optimizer import optimizer_bytes
 
 PLAIN = Optimizer("plain", 1, (replace(ADAMW.settings[0], default=0.5), Attribute("momentum", "float", 0.9, 0.0, 1.0)))
 
 
 def test_one_needs_no_name() -> None:
-    assert attributes([ADAMW]) == ADAMW.settings
+    assert optimizer_attributes([ADAMW]) == ADAMW.settings
     assert set(ADAMW.settings) <= set(NODES["train"].attributes)
 
 
 def test_of_several_a_program_names_one_and_its_own_settings() -> None:
-    *settings, choice = attributes([ADAMW, PLAIN])
+    *settings, choice = optimizer_attributes([ADAMW, PLAIN])
     assert (choice.name, choice.default, choice.choice) == ("optimizer", None, "adamw or plain")
     told = {each.name: each.default for each in settings}
     assert told == {**{each.name: each.default for each in ADAMW.settings}, "momentum": None}

@@ -21,7 +21,7 @@ from rlgraph.passes.cost.tasks import Workload
 from rlgraph.passes.cost.time import Batch
 from rlgraph.profiles import profile as profiling
 from rlgraph.profiles.calibration import read_calibration
-from rlgraph.profiles.observe import Cores, Stopwatch, TimedStep, TimedWork
+from rlgraph.profiles.observe import CoreWaits, Stopwatch, TimedStep, TimedWork
 from rlgraph.profiles.probes import Probe, ProbeModel, ProbeWork
 
 POINTS = (ProbeWork(1, 4), ProbeWork(2, 4, 2), ProbeWork(2, 10))
@@ -34,7 +34,7 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "known seconds":
             patch.setattr("time.perf_counter", (look / 1000 for look in count()).__next__)
-            patch.setattr(Cores, "waits", lambda cores: [])
+            patch.setattr(CoreWaits, "waits", lambda cores: [])
         patch.setitem(profiling.SIZES, "cpu", (ProbeModel(32, 1, 32), ProbeModel(64, 2, 64)))
         patch.setitem(profiling.POINTS, "cpu", POINTS)
         path = tmp_path_factory.mktemp("profile") / "here.json"
@@ -153,13 +153,13 @@ def test_a_model_is_held_out_from_the_constants_that_predict_it() -> None:
         shape = Shape("llama", 128, hidden, 2 * hidden, 2, 4, 4, hidden // 4)
         config = ModelConfig("m", shape, "causal_lm")
         own = profiling.Sample("forward", config, Deployment("transformers", island), replace(batch, rows=rows), 1.0)
-        return replace(own, seconds=slower * profiling.predicted(own, known))
+        return replace(own, seconds=slower * profiling.predicted_seconds(own, known))
 
     def grid(slower: float) -> list[profiling.Sample]:
         sizes = ((64, 1.0), (256, 1.0), (512, slower))
         return [sample(hidden, rows, factor) for hidden, factor in sizes for rows in (1.0, 4.0, 16.0)]
 
-    exact, odd, alone = (profiling.left_out(each) for each in (grid(1.0), grid(2.0), grid(1.0)[:3]))
+    exact, odd, alone = (profiling.held_out_errors(each) for each in (grid(1.0), grid(2.0), grid(1.0)[:3]))
     assert alone is None
     assert exact is not None and exact.worst < 0.02
     assert odd is not None and odd.worst > 0.3 and odd.median > 0.02

@@ -13,12 +13,12 @@ import pytest
 from programs_on_disk import write_tiny
 
 import rlgraph
-from rlgraph.backends.engines.stored import Stored
-from rlgraph.backends.saved import undamaged
+from rlgraph.backends.engines.stored import StoredTensors
+from rlgraph.backends.saved import checking_damage
 from rlgraph.cli import status
-from rlgraph.errors import UsageMistake, visible
+from rlgraph.errors import UsageMistake, escape_controls
 from rlgraph.runs.checkpoint import disk, document
-from rlgraph.runs.checkpoint.interval import read_often
+from rlgraph.runs.checkpoint.interval import read_interval
 from rlgraph.runs.folder import HOW, RunFolder
 
 NEWEST, BEFORE = "checkpoints/step-000000002", "checkpoints/step-000000001"
@@ -74,7 +74,7 @@ def changed(path: Path, **fields: Any) -> None:
 
 def signed(path: Path, **fields: Any) -> None:
     """A document that somebody has changed who knows how it is written."""
-    path.write_text(document.signed(document.opened(path.parent) | fields))
+    path.write_text(document.signed(document.read_document(path.parent) | fields))
 
 
 def flipped(path: Path, bit: int) -> None:
@@ -140,15 +140,15 @@ def test_a_damaged_checkpoint_is_told(
     damage(run)
     assert status(["resume", "run", "--steps", "3"]) == 2
     said = capsys.readouterr().err
-    assert "error[E0827]" in said and told in said and said == visible(said)
+    assert "error[E0827]" in said and told in said and said == escape_controls(said)
 
 
 def read_all(checkpoint: Path) -> None:
     found = document.read(checkpoint)
     for name in found.models:
         saved = document.model_of(found, name)
-        with undamaged(saved):
-            stored = Stored(saved.files("weights") | saved.files("moments"))
+        with checking_damage(saved):
+            stored = StoredTensors(saved.files("weights") | saved.files("moments"))
             for tensor in stored.names:
                 stored.read(tensor, stored.box(tensor))
 
@@ -207,7 +207,7 @@ def test_how_it_was_run_has_to_be_there(
     damage(run / "run.json")
     assert status(["resume", "run", "--steps", "3"]) == 2
     said = capsys.readouterr().err
-    assert "error[E0829]" in said and said == visible(said)
+    assert "error[E0829]" in said and said == escape_controls(said)
 
 
 @pytest.mark.parametrize(
@@ -265,4 +265,4 @@ def test_a_full_disk_leaves_what_says_how_it_was_run(run: Path, monkeypatch: pyt
 def test_a_number_of_5000_digits_does_not_say_how_often() -> None:
     for text in ("9" * 5000, "9" * 5000 + "h", "1." + "9" * 5000):
         with pytest.raises(UsageMistake, match="E0825"):
-            read_often(text)
+            read_interval(text)

@@ -26,7 +26,7 @@ from benchmarks import kills
 from rlgraph.backends.engines.base import TrainOptions
 from rlgraph.backends.engines.optimizer import Optimizer
 from rlgraph.backends.step import Step
-from rlgraph.backends.steps import Silent
+from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker import saving as process_saving
 from rlgraph.backends.worker.session import Session
 from rlgraph.cli import status
@@ -35,7 +35,7 @@ from rlgraph.ir.graph import Node
 from rlgraph.runs.checkpoint import disk, document, resuming, saving
 from rlgraph.runs.checkpoint import interval as clock
 from rlgraph.runs.checkpoint.best import REPORTED
-from rlgraph.runs.checkpoint.interval import Often, read_often
+from rlgraph.runs.checkpoint.interval import SaveInterval, read_interval
 from rlgraph.runs.checkpoint.values import Unsavable, decoded, encoded
 from tests.suites import few
 from tests.waits import NEVER
@@ -77,7 +77,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
     return code, capsys.readouterr().err
 
 
-class Breaks(Silent):
+class Breaks(SilentObserver):
     """Ends a run at one of its events, as an interruption or a failure does."""
 
     def __init__(self, at: int) -> None:
@@ -210,7 +210,7 @@ def test_a_run_goes_on_with_another_backend(name: str, folder: Path, capsys: pyt
     assert numbers("split") == numbers("whole") and whole.metrics
 
 
-class SlowDisk(Silent):
+class SlowDisk(SilentObserver):
     """Begins to write the models of the first checkpoint when the next step has sampled; notes what happens when."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, interrupts: bool = False) -> None:
@@ -218,8 +218,8 @@ class SlowDisk(Silent):
         self.interrupts = interrupts
         self._sampled, self._waits = threading.Event(), threading.Event()
         """The next step has sampled; its update waits, or is over."""
-        self._write = process_saving.write
-        monkeypatch.setattr(process_saving, "write", self.write)
+        self._write = process_saving.write_tensors
+        monkeypatch.setattr(process_saving, "write_tensors", self.write)
         changing, waits = Session.changing, self._waits
 
         def change(session: Session, name: str, step: Step) -> None:
@@ -427,7 +427,7 @@ def test_another_program_is_refused(folder: Path, capsys: pytest.CaptureFixture[
     code, err = told(capsys, "resume", "a", "--steps", "4", "--changed")
     assert code == 0 and "step 4/4" in err
     last = Path("a/checkpoints/step-000000004")
-    (last / document.DOCUMENT).write_text(document.signed(document.opened(last) | {"rows": {"prompts": 5}}))
+    (last / document.DOCUMENT).write_text(document.signed(document.read_document(last) | {"rows": {"prompts": 5}}))
     code, err = told(capsys, "resume", "a", "--steps", "5")
     assert code == 2 and "E0826]: `prompts` has 3 rows, and had 5 rows when the run was saved" in err
 
@@ -560,13 +560,13 @@ def test_a_disk_that_is_full_when_weights_are_written(monkeypatch: pytest.Monkey
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(process_saving, "write", full)
+    monkeypatch.setattr(process_saving, "write_tensors", full)
     with pytest.raises(RunError, match="E0828.* of step 1 cannot be written: No space left on device"):
         ran(1, "a", save_every=1)
 
 
 def test_a_model_that_diverged_is_no_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class Diverges(Silent):
+    class Diverges(SilentObserver):
         def __init__(self) -> None:
             self.updates = 0
 
@@ -629,7 +629,7 @@ def test_a_run_whose_folder_is_removed_is_not_lost(
         assert told(capsys, "resume", "a", "--steps", "5")[0] == 0
 
 
-class Others(Silent):
+class Others(SilentObserver):
     """Other commands amid a run, in its folder."""
 
     def __init__(self, *commands: list[str]) -> None:
@@ -730,9 +730,9 @@ def test_moments_lie_as_their_parameter_does() -> None:
 
 
 def test_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [step for step in range(1, 10) if read_often("3").due(step)] == [3, 6, 9]
-    assert (read_often("10m").seconds, read_often("1.5h").seconds, read_often(90).steps) == (600.0, 5400.0, 90)
-    often = Often(seconds=600.0, _last=1000.0)
+    assert [step for step in range(1, 10) if read_interval("3").due(step)] == [3, 6, 9]
+    assert (read_interval("10m").seconds, read_interval("1.5h").seconds, read_interval(90).steps) == (600.0, 5400.0, 90)
+    often = SaveInterval(seconds=600.0, _last=1000.0)
     for now, due in ((1000.0, False), (1599.0, False), (1600.0, True)):
         monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda now=now: now))
         assert often.due(1) == due

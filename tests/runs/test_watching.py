@@ -12,10 +12,10 @@ from rich.console import Console
 import rlgraph
 from rlgraph.backends.steps import StepResult
 from rlgraph.ir.graph import Node
-from rlgraph.runs.observer import Interrupts, Watch
+from rlgraph.runs.observer import Interrupts, RunObserver
 from rlgraph.runs.progress import Lines
 from rlgraph.runs.progress_bar import Bar
-from rlgraph.runs.trained_models import Elsewhere, TrainedModel
+from rlgraph.runs.trained_models import RemoteWeights, TrainedModel
 from rlgraph.user_code.files import Folders
 
 SAMPLE, TRAIN = Node("generate", (), ()), Node("train", (), ())
@@ -57,7 +57,7 @@ def test_a_bar_has_a_line_for_each_pool() -> None:
 
 def test_ctrl_c_waits_for_all_updates_that_are_going_on() -> None:
     interrupts = Interrupts(Lines(io.StringIO()))
-    watch = Watch(Lines(io.StringIO()), interrupts, None, None)
+    watch = RunObserver(Lines(io.StringIO()), interrupts, None, None)
     watch.firing(TRAIN, "actor")
     watch.firing(TRAIN, "critic")
     watch.firing(SAMPLE, "roll")
@@ -73,7 +73,7 @@ def test_ctrl_c_waits_for_all_updates_that_are_going_on() -> None:
 def test_a_ctrl_c_that_nobody_heard_ends_a_run_at_the_next_node_but_in_no_update() -> None:
     """It was raised where what is raised is lost, as in `__del__`."""
     interrupts = Interrupts(Lines(io.StringIO()))
-    watch = Watch(Lines(io.StringIO()), interrupts, None, None)
+    watch = RunObserver(Lines(io.StringIO()), interrupts, None, None)
     watch.firing(SAMPLE, "roll")
     interrupts.seen = True
     for lost in (lambda: watch.fired(SAMPLE, 1.0, 5, "roll"), lambda: watch.firing(SAMPLE, "roll")):
@@ -101,7 +101,7 @@ def test_a_model_outlives_its_processes(tmp_path: Path, to: str | None, frozen: 
     if not frozen:
         list(backend.steps(2))
     expected = backend.session.models["actor"].engine.state()
-    weights = Elsewhere(
+    weights = RemoteWeights(
         backend, "actor", model_spec(compiled.program, compiled.program.model("actor"), Folders(tmp_path)), frozen
     )
     saved = tmp_path / to if to else None

@@ -11,11 +11,11 @@ import pytest
 from rlgraph.dsl.check import check as check_program
 from rlgraph.dsl.signatures import OUTSIDE
 from rlgraph.errors import ProgramError, RunError, Source
-from rlgraph.passes.compilation.programs import faults_in
+from rlgraph.passes.compilation.programs import fault_finder
 from rlgraph.user_code import Workers, open_function
 from rlgraph.user_code.files import Folders, find_file, find_module
 from rlgraph.user_code.spec import Spec
-from rlgraph.user_code.unread import faults
+from rlgraph.user_code.unread import declaration_faults
 
 Declare = Callable[[str], Spec]
 
@@ -100,7 +100,9 @@ def test_the_reward_that_ships(declare: Declare, folders: Folders, workers: Work
 
 
 def said(declare: Declare, folders: Folders, reference: str) -> list[tuple[str, str, str]]:
-    return [(d.code, d.message, d.hint) for d in faults(declare(f'func f = python("{reference}")'), folders)]
+    return [
+        (d.code, d.message, d.hint) for d in declaration_faults(declare(f'func f = python("{reference}")'), folders)
+    ]
 
 
 def test_a_name_that_a_file_or_a_module_lacks(declare: Declare, folders: Folders) -> None:
@@ -170,7 +172,7 @@ def test_options_that_nothing_takes_are_seen_without_running_it(
     (folders.here / "r.py").write_text(CALLED + "raise RuntimeError('it was run')\n")
     word = declaration.split()[0]
     known = [option.name for option in OUTSIDE[word]["python"].options]
-    found = faults(declare(declaration), folders, known, alone=word != "func")
+    found = declaration_faults(declare(declaration), folders, known, alone=word != "func")
     assert [each.code for each in found] == [code] * bool(code)
     assert all(message in each.message and hint in each.hint for each in found)
 
@@ -180,7 +182,7 @@ def test_a_check_points_at_the_option(folders: Folders) -> None:
     text = 'algorithm a\nfunc f = python("r.py:reward", timout=60)\ndata d = jsonl("d.jsonl")\nstep:\n'
     text += "    report x = mean(f(d))\n"
     with pytest.raises(ProgramError) as caught:
-        check_program(Source("p.rlf", text), faults=faults_in(folders))
+        check_program(Source("p.rlf", text), faults=fault_finder(folders))
     first, *_ = caught.value.diagnostics
     assert (first.code, first.span.text) == ("E0702", "timout=60")
 

@@ -14,7 +14,7 @@ from rlgraph.errors import Source
 from rlgraph.explain.simulate import simulate
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.text.text import print_node
-from rlgraph.passes.pipelines.fuse import drawn as drawn_lists
+from rlgraph.passes.pipelines.fuse import best_of_rules
 from rlgraph.passes.pipelines.problem import Model, Problem
 from rlgraph.passes.pipelines.published import one_f_one_b
 from rlgraph.passes.pipelines.timetable import timetable
@@ -218,7 +218,7 @@ def test_every_text_of_pipelines_and_of_a_step_fits(browser: Browser, tmp_path: 
     assert overlaps(browser, tmp_path / "step.svg") == []
     long = Problem((Model("a" * 40, 16, 300, 2.0, 4.0), Model("critic", 16, 300, 0.1, 0.2, reverse=True)))
     for problem in (long, Problem((replace(long.models[0], micro_batches=5),))):
-        lists = drawn_lists(problem) if len(problem.models) > 1 else one_f_one_b(problem.models[0])
+        lists = best_of_rules(problem) if len(problem.models) > 1 else one_f_one_b(problem.models[0])
         chart = pipeline(problem, lists, timetable(problem, lists), "a title", ["a long note " * 40])
         (tmp_path / "long.svg").write_text(with_fonts(gantt("ppo", "a note", [chart])))
         assert overlaps(browser, tmp_path / "long.svg") == []

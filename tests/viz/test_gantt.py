@@ -7,21 +7,21 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from rlgraph.viz.gantt import CUT, ROOM, Bar, Chart, Lane, gantt, tick, wrapped
-from rlgraph.viz.measure import text as wide
+from rlgraph.viz.gantt import CUT, ROOM, Bar, Chart, Lane, gantt, tick_seconds, wrapped_lines
+from rlgraph.viz.measure import text_width
 from rlgraph.viz.png import render
 from rlgraph.viz.theme import NOTE
-from rlgraph.viz.timeline import LOOKS, worked
+from rlgraph.viz.timeline import LOOKS, work_bar
 from tests.viz.charts import bars_of
 
 LANES = [Lane("host", "no device"), Lane("learn", "8 devices, 40% busy"), Lane("play <&>", "8 devices, 60% busy")]
 BARS = [
-    worked("host", "prompts", "host", 0.0, 0.001, True),
-    worked("play <&>", "rollout", "generate", 0.001, 6.0, True),
-    worked("learn", "ref_logp", "forward", 2.0, 4.0),
-    worked("learn", "sync actor", "sync", 6.0, 6.4, True),
-    worked("play <&>", "sync actor", "sync", 6.0, 6.4, True),
-    worked("learn", "train actor", "train", 6.4, 10.0, True),
+    work_bar("host", "prompts", "host", 0.0, 0.001, True),
+    work_bar("play <&>", "rollout", "generate", 0.001, 6.0, True),
+    work_bar("learn", "ref_logp", "forward", 2.0, 4.0),
+    work_bar("learn", "sync actor", "sync", 6.0, 6.4, True),
+    work_bar("play <&>", "sync actor", "sync", 6.0, 6.4, True),
+    work_bar("learn", "train actor", "train", 6.4, 10.0, True),
 ]
 
 
@@ -81,15 +81,17 @@ def test_charts_stand_one_below_the_other() -> None:
 
 def test_long_lines_are_wrapped() -> None:
     words = "one two three four five six seven"
-    assert " ".join(wrapped(words, 60, NOTE)) == words
-    assert all(wide(line, NOTE) <= 60 for line in wrapped(words, 60, NOTE)) and wrapped("", 60, NOTE) == [""]
+    assert " ".join(wrapped_lines(words, 60, NOTE)) == words
+    assert all(text_width(line, NOTE) <= 60 for line in wrapped_lines(words, 60, NOTE)) and wrapped_lines(
+        "", 60, NOTE
+    ) == [""]
 
 
 @pytest.mark.parametrize("seconds", [1e-4, 0.03, 1.0, 7.3, 59.0, 3600.0, 1e6])
 def test_ticks_are_round_and_few(seconds: float) -> None:
-    count = seconds / tick(seconds)
+    count = seconds / tick_seconds(seconds)
     assert 5 - 1e-6 <= count <= 12.5
-    assert f"{tick(seconds):.0e}"[0] in "125"
+    assert f"{tick_seconds(seconds):.0e}"[0] in "125"
 
 
 def test_it_is_drawn() -> None:

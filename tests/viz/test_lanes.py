@@ -20,11 +20,11 @@ from rlgraph.api.target import workload
 from rlgraph.cli import status
 from rlgraph.explain.lanes import lanes
 from rlgraph.ops import NODES
-from rlgraph.passes.resharding.edges import edges
+from rlgraph.passes.resharding.edges import group_edges
 from rlgraph.viz import lanes_svg
 from rlgraph.viz.fonts import width
-from rlgraph.viz.lanes import Lanes, Stage, Way, Work
-from rlgraph.viz.lanes_layout import Placed, place, words
+from rlgraph.viz.lanes import LaneEdge, Lanes, LaneWork, Stage
+from rlgraph.viz.lanes_layout import LanesDrawing, edge_label, lay_out
 from rlgraph.viz.theme import LABEL
 from tests.viz.test_outputs import size, svg_size
 
@@ -115,7 +115,7 @@ def test_every_work_stands_in_the_lane_where_it_runs(case: Compiled) -> None:
     picture, plan = lanes(case), case.plan
     assert [lane.name for lane in picture.lanes] == [pool.name for pool in plan.pools]
     of_models = {(role.model, role.operation): plan.group(role.group).pool for role in plan.roles}
-    texts: dict[str, list[Work]] = {}
+    texts: dict[str, list[LaneWork]] = {}
     for work in picture.works():
         texts.setdefault(work.text.split("\n")[0], []).append(work)
     shown = "\n".join(texts)
@@ -135,7 +135,7 @@ def test_it_has_every_value_that_travels_once(case: Compiled) -> None:
     picture, plan = lanes(case), case.plan
     drawn = [(name, way) for stage in picture.stages for way in stage.ways for name in way.names]
     # How many rows there are is counted beside the tables, and is no value of its own.
-    sent = [edge.value for edge in edges(case.program, plan) if not edge.value.endswith(".size")]
+    sent = [edge.value for edge in group_edges(case.program, plan) if not edge.value.endswith(".size")]
     assert sorted(name for name, _ in drawn) == sorted(sent)
     listed = case.transfers()
     for name, way in drawn:
@@ -206,7 +206,7 @@ def test_seconds_that_cannot_be_known_again_are_left_out(tmp_path: Path) -> None
 
 
 def test_work_that_needs_chosen_rows_is_below_what_chooses_them() -> None:
-    found = place(lanes(compiled("online_dpo")))
+    found = lay_out(lanes(compiled("online_dpo")))
     tops = {work.title: where[1] for work, where in found.works}
     assert tops["best"] < tops["ref.logprobs"] and tops["worst"] < tops["ref.logprobs.2"]
 
@@ -225,11 +225,11 @@ def over(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
     return a[0] < b[0] + b[2] and b[0] < a[0] + a[2] and a[1] < b[1] + b[3] and b[1] < a[1] + a[3]
 
 
-def labels(d: Placed) -> list[tuple[float, float, float, float]]:
+def labels(d: LanesDrawing) -> list[tuple[float, float, float, float]]:
     found = []
     for path in d.paths:
         if path.label:
-            lines = [line for lines in words(path.way) for line in lines]
+            lines = [line for lines in edge_label(path.way) for line in lines]
             wide = max(width(line, LABEL.face, LABEL.size) for line in lines)
             found.append((path.label[0] - wide / 2, path.label[1], wide, len(lines) * LABEL.height))
     return found
@@ -238,9 +238,9 @@ def labels(d: Placed) -> list[tuple[float, float, float, float]]:
 def crowded() -> Lanes:
     """Every work of six lanes sends something to every later one of another lane."""
     picture = compiled("many pools").lanes()
-    works = tuple(Work(f"x{at}", at % 6, f"work {at}", "a note", seconds="1.23 s", share=0.4) for at in range(18))
+    works = tuple(LaneWork(f"x{at}", at % 6, f"work {at}", "a note", seconds="1.23 s", share=0.4) for at in range(18))
     ways = tuple(
-        Way(a.id, b.id, a.lane, (f"value{a.id}",), ("12 bytes a token", "9 bytes a row"))
+        LaneEdge(a.id, b.id, a.lane, (f"value{a.id}",), ("12 bytes a token", "9 bytes a row"))
         for a, b in combinations(works, 2)
         if a.lane != b.lane
     )
@@ -249,7 +249,7 @@ def crowded() -> Lanes:
 
 @pytest.mark.parametrize("name", [*CASES, "crowded"])
 def test_nothing_is_over_anything_else(name: str) -> None:
-    d = place(crowded() if name == "crowded" else compiled(name).lanes())
+    d = lay_out(crowded() if name == "crowded" else compiled(name).lanes())
     boxes = [where for _, where in d.works]
     for a, b in combinations([*boxes, *labels(d)], 2):
         assert not over(a, b), (a, b)
@@ -326,7 +326,7 @@ def test_dot_has_a_cluster_for_each_lane() -> None:
 
 
 def test_signs_are_escaped() -> None:
-    work = Work("w1", 0, "<b>&", kind="tensor", text='"</title><script>')
+    work = LaneWork("w1", 0, "<b>&", kind="tensor", text='"</title><script>')
     picture = Lanes("<i>", ("a & b",), compiled("schedule").lanes().lanes, (Stage("step", "", (work,), ()),))
     svg = lanes_svg.to_svg(picture)
     assert "<script>" not in svg and "<b>" not in svg and "&lt;b&gt;&amp;" in svg

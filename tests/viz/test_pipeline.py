@@ -11,10 +11,10 @@ from itertools import pairwise
 
 import pytest
 
-from rlgraph.passes.pipelines.fuse import drawn
+from rlgraph.passes.pipelines.fuse import best_of_rules
 from rlgraph.passes.pipelines.problem import Model, Problem
-from rlgraph.passes.pipelines.published import alone, in_turn
-from rlgraph.passes.pipelines.timetable import WAYS, Entry, Lists, Timetable, pieces, timetable
+from rlgraph.passes.pipelines.published import in_turn, published_lists
+from rlgraph.passes.pipelines.timetable import WAYS, Entry, Lists, Timetable, timed_entries, timetable
 from rlgraph.viz.boxes import Role
 from rlgraph.viz.gantt import CUT, ROOM, gantt
 from rlgraph.viz.pipeline import idles, in_flight, pipeline
@@ -33,7 +33,7 @@ def scheduled(problem: Problem) -> tuple[Problem, Lists, Timetable]:
     if problem is LONG:
         lists = in_turn(problem)
     else:
-        lists = alone(problem.models[0]) if len(problem.lines) == 1 else drawn(problem)
+        lists = published_lists(problem.models[0]) if len(problem.lines) == 1 else best_of_rules(problem)
     return problem, lists, timetable(problem, lists)
 
 
@@ -124,7 +124,7 @@ def test_what_is_said_is_what_the_lists_come_to() -> None:
     work = [0.0] * problem.stages
     held = [Counter[str]() for _ in work]
     most: list[tuple[float, int]] = [(0.0, 0)] * problem.stages
-    for piece in sorted(pieces(problem, lists, table), key=lambda piece: (piece.start, piece.entry.part == "F")):
+    for piece in sorted(timed_entries(problem, lists, table), key=lambda piece: (piece.start, piece.entry.part == "F")):
         model = problem.lines[piece.entry.line].model
         work[piece.stage] += piece.end - piece.start
         own = held[piece.stage]
@@ -194,7 +194,7 @@ def test_a_long_pipeline_is_cut() -> None:
     known = {
         f"{LONG.lines[piece.entry.line].model.name} {WAYS[piece.entry.part]} {piece.number + 1}: "
         f"{piece.start:.4g} s to {piece.end:.4g} s"
-        for piece in pieces(problem, lists, table)
+        for piece in timed_entries(problem, lists, table)
     }
     assert told.keys() <= known
     assert "actor forward 1: 0 s to 2 s" in told and f"{table.makespan:.4g} s" in " ".join(told)

@@ -11,8 +11,8 @@ from rlgraph.backends.engines.optimizer import Optimizer
 from rlgraph.backends.engines.sampling import sample
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import load
-from rlgraph.backends.engines.weights import blend, copied, take_over
-from rlgraph.backends.enginespec.spec import entire
+from rlgraph.backends.engines.weights import blend, clone_tensors, overwrite_weights
+from rlgraph.backends.enginespec.spec import replicated_layout
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
 
@@ -33,7 +33,7 @@ class PlainEngine:
     # Weights
 
     def layout(self):
-        return entire(shape_of(self.model.config.to_dict()), mesh(), 0, self.spec.kind)
+        return replicated_layout(shape_of(self.model.config.to_dict()), mesh(), 0, self.spec.kind)
 
     def tensors(self):
         return dict(self.model.named_parameters())
@@ -42,10 +42,10 @@ class PlainEngine:
         self._optimizer.reread()
 
     def state(self):
-        return copied(self.tensors())
+        return clone_tensors(self.tensors())
 
     def load_state(self, state):
-        take_over(self.tensors(), state)
+        overwrite_weights(self.tensors(), state)
 
     def blend(self, other, ema):
         blend(self.tensors(), other, ema)

@@ -7,26 +7,26 @@ from collections.abc import Sequence
 from heapq import heapify, heapreplace
 
 
-def in_turn(expected: Sequence[float]) -> list[int]:
+def longest_first(expected: Sequence[float]) -> list[int]:
     """Return the places of rows in the order in which they begin: the longest first, among equals the earlier one."""
     return sorted(range(len(expected)), key=lambda place: (-expected[place], place))
 
 
-def dealt(expected: Sequence[float], copies: int) -> list[list[int]]:
+def balance_rows(expected: Sequence[float], copies: int) -> list[list[int]]:
     """Return for each replica the places of its rows, in the order in which they begin: the next longest goes to the
     replica that has the least to do (longest processing time first, Graham 1969), among these to one that has the
     fewest rows."""
     shards: list[list[int]] = [[] for _ in range(copies)]
     loads = [(0.0, 0, copy) for copy in range(copies)]
     heapify(loads)
-    for place in in_turn(expected):
+    for place in longest_first(expected):
         load, rows, copy = loads[0]
         shards[copy].append(place)
         heapreplace(loads, (load + expected[place], rows + 1, copy))
     return shards
 
 
-def summed(expected: Sequence[float], sizes: Sequence[int]) -> list[float]:
+def block_sums(expected: Sequence[float], sizes: Sequence[int]) -> list[float]:
     """Return the sums of what is expected of the first `sizes[0]` rows, of the next `sizes[1]`, and so on."""
     sums, first = [], 0
     for size in sizes:
@@ -35,8 +35,8 @@ def summed(expected: Sequence[float], sizes: Sequence[int]) -> list[float]:
     return sums
 
 
-def blocks(expected: Sequence[float] | None, sizes: Sequence[int], copies: int) -> list[list[int]]:
+def blocks_by_replica(expected: Sequence[float] | None, sizes: Sequence[int], copies: int) -> list[list[int]]:
     """Return for each replica its blocks, of so many rows: in turn, or as `dealt` by what is expected of their rows."""
     if expected is None:
         return [list(range(copy, len(sizes), copies)) for copy in range(copies)]
-    return [sorted(shard) for shard in dealt(summed(expected, sizes), copies)]
+    return [sorted(shard) for shard in balance_rows(block_sums(expected, sizes), copies)]

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.blocks import Blocks, cuts
+from rlgraph.backends.blocks import BlockSizes, cuts
 from rlgraph.backends.clocks import Clock
-from rlgraph.backends.distributed.transport import Order, StandIn, Transport
-from rlgraph.backends.distributed.weights import Weights
+from rlgraph.backends.distributed.transport import NodeRequest, RemoteRows, Transport
+from rlgraph.backends.distributed.weights import WeightLedger
 from rlgraph.backends.enginespec.registry import engine
-from rlgraph.backends.executor import Executor, Made, Part, Together
-from rlgraph.backends.frame import Frame, all_over
+from rlgraph.backends.executor import Executor, FusedTrainings, NodeOutput, Part
+from rlgraph.backends.frame import Frame, last_settled_step
 from rlgraph.backends.in_flight import Things
-from rlgraph.backends.selection import selected
+from rlgraph.backends.selection import select_rows
 from rlgraph.backends.step import Step
-from rlgraph.backends.steps import Observer, Steps
+from rlgraph.backends.steps import Observer, StepRunner
 from rlgraph.ir.graph import Graph, Node, Program
 from rlgraph.ir.plan import Group, Plan, Tail
 from rlgraph.ir.types import Type
@@ -31,7 +31,7 @@ HANDS = 2
 those of the second block come in where rows of the first have ended."""
 
 
-class Placed(Steps):
+class DistributedBackend(StepRunner):
     """A backend on groups of processes. In its frames stand remote rows for those that the groups have."""
 
     elsewhere = True
@@ -58,8 +58,8 @@ class Placed(Steps):
         named: dict[str, Any] = {model.name: model.name for model in program.models}
         surplus = {thing.name: None for thing in program.outside if thing.record.name == "surplus"}
         self.first = {**first, **named, **surplus}
-        self.weights = Weights(program, plan, transport, clock, observer, self.versions)
-        blocks = Blocks(block) if block else Blocks(tables=dict(plan.blocks))
+        self.weights = WeightLedger(program, plan, transport, clock, observer, self.versions)
+        blocks = BlockSizes(block) if block else BlockSizes(tables=dict(plan.blocks))
         self._to_free_replica = _nodes_for_free_replicas(program, plan)
         self._copies = {
             (group.name, together): clock.lock(group.mesh.length("dp") * (HANDS if together else 1))
@@ -69,11 +69,11 @@ class Placed(Steps):
         most = (
             HANDS * max((group.mesh.length("dp") for group in plan.groups), default=1) if self._to_free_replica else 1
         )
-        together = Together([fused.models for fused in plan.fused], self.fire_together) if plan.fused else None
+        together = FusedTrainings([fused.models for fused in plan.fused], self.fire_together) if plan.fused else None
         self.executor = Executor(self, blocks, clock, max(most, *(pool.places for pool in plan.pools)), together)
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
-        return self.weights.finish(step, all_over(step, things)) | self.transport.finish(step, things)
+        return self.weights.finish(step, last_settled_step(step, things)) | self.transport.finish(step, things)
 
     def trained(self) -> dict[str, int]:
         """Return for each model how many optimizer steps it took."""
@@ -119,7 +119,7 @@ class Placed(Steps):
         together = self._together(node, frame, group)
         with self.weights.lent(model, group, node, frame.step, refreshes, together=together) as lent:
             yield from self.transport.parts(
-                Order(
+                NodeRequest(
                     node,
                     frame,
                     group,
@@ -133,46 +133,48 @@ class Placed(Steps):
                 sizes,
             )
 
-    def work(self, node: Node, frame: Frame) -> Made:
+    def work(self, node: Node, frame: Frame) -> NodeOutput:
         op = NODES[node.op]
         if op.with_model:
             return self._compute(node, frame)
         if op.updates:
             target, source = (frame.values[name] for name in node.inputs)
             self.weights.update(target, source, node, frame.step)
-            return Made({node.name: target})
+            return NodeOutput({node.name: target})
         if op.counts and node.attr("axis") in frame.rows:
-            return Made({node.name: frame.size(node.attr("axis"))})
+            return NodeOutput({node.name: frame.size(node.attr("axis"))})
         # An age depends on the step, which the process that has the rows does not learn when these are fetched.
         if op.selects and op.chooses is None and node.attr("name") != "age":
             table = frame.values[node.inputs[0]]
-            if isinstance(table, StandIn):
+            if isinstance(table, RemoteRows):
                 assert node.id is not None
-                return Made({node.name: table.select(node.id)})
+                return NodeOutput({node.name: table.select(node.id)})
         if op.weighs:
-            return Made({node.name: list(self.transport.weigh(Order(node, frame, self._group(node, frame))))})
+            return NodeOutput(
+                {node.name: list(self.transport.weigh(NodeRequest(node, frame, self._group(node, frame))))}
+            )
         if op.chooses is not None:
-            return selected(node, frame, self.choose(node, frame))
-        return self.transport.fire(Order(node, frame, self._group(node, frame)))
+            return select_rows(node, frame, self.choose(node, frame))
+        return self.transport.fire(NodeRequest(node, frame, self._group(node, frame)))
 
     def choose(self, node: Node, frame: Frame) -> np.ndarray:
-        return self.transport.choose(Order(node, frame, self._group(node, frame)))
+        return self.transport.choose(NodeRequest(node, frame, self._group(node, frame)))
 
-    def fire_together(self, nodes: Sequence[Node], frame: Frame) -> Sequence[Made]:
+    def fire_together(self, nodes: Sequence[Node], frame: Frame) -> Sequence[NodeOutput]:
         """Do the work of trainings that share a pipeline, all of one group."""
         made = self._fire_with_weights(nodes, frame, self.transport.fire_together)
         for node in nodes:
             self.changed(node, frame)
         return made
 
-    def _compute(self, node: Node, frame: Frame) -> Made:
+    def _compute(self, node: Node, frame: Frame) -> NodeOutput:
         """Do work with a model's weights, where the plan puts it, once the weights have come."""
         [made] = self._fire_with_weights([node], frame, lambda requests: [self.transport.fire(requests[0])])
         return made
 
     def _fire_with_weights(
-        self, nodes: Sequence[Node], frame: Frame, fire: Callable[[Sequence[Order]], Sequence[Made]]
-    ) -> Sequence[Made]:
+        self, nodes: Sequence[Node], frame: Frame, fire: Callable[[Sequence[NodeRequest]], Sequence[NodeOutput]]
+    ) -> Sequence[NodeOutput]:
         """Fire nodes with their models' weights, and note which models have other weights then."""
         updated = [frame.values[model_of(node)] for node in nodes if NODES[node.op].updates]
         with ExitStack() as stack:
@@ -188,7 +190,7 @@ class Placed(Steps):
             self.weights.trained(model, frame.step)
         return made
 
-    def _request(self, node: Node, frame: Frame, stack: ExitStack) -> Order:
+    def _request(self, node: Node, frame: Frame, stack: ExitStack) -> NodeRequest:
         """Return the request for a node, with the weights that it works with, which are lent until the stack is
         closed."""
         group, model = self._group(node, frame), frame.values[model_of(node)]
@@ -201,7 +203,7 @@ class Placed(Steps):
         lent = stack.enter_context(self.weights.lent(model, group, node, frame.step, refreshes, replica, together))
         shifting = self.weights.beds.shifting(model, group, replica)
         sampled = lent.version, lent.sampling, replica, lent.arrived, lent.key, shifting
-        return Order(node, frame, group, *sampled)
+        return NodeRequest(node, frame, group, *sampled)
 
     def _refreshes(self, node: Node, model: str, group: Group) -> bool:
         """Whether newer weights come to a group while it does a node's work: the program lets rows span versions, and

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from rlgraph.backends.turns import Seats, seats
+from rlgraph.backends.turns import DeviceSet, seats
 from rlgraph.ir.plan import Group, Plan
 
 
 @dataclass(frozen=True)
-class Bed:
+class OffloadedReplica:
     """The data-parallel replica of a group on which a model is off-loaded."""
 
     model: str
@@ -26,44 +26,46 @@ class Bed:
     copy: int
 
     @property
-    def seats(self) -> Seats:
+    def seats(self) -> DeviceSet:
         """The devices of the replica."""
         return seats(self.group, self.copy)
 
 
 @dataclass(frozen=True)
-class Shift:
+class OffloadChange:
     """What has to be done before some work."""
 
-    sleep: tuple[tuple[Bed, bool], ...] = ()
+    sleep: tuple[tuple[OffloadedReplica, bool], ...] = ()
     """The models to off-load first, and whether their weights are needed again: else weights are brought before they
     work."""
-    wake: tuple[Bed, ...] = ()
+    wake: tuple[OffloadedReplica, ...] = ()
     """The models to load back then."""
 
 
-Shifting = Callable[[], AbstractContextManager[Shift]]
+Shifting = Callable[[], AbstractContextManager[OffloadChange]]
 """Called by whoever has the turn of the devices; the context is left when all of it is done."""
 
 
-def nobody() -> AbstractContextManager[Shift]:
+def no_offload_change() -> AbstractContextManager[OffloadChange]:
     """Return a shift that does nothing: all models are where they work."""
-    return nullcontext(Shift())
+    return nullcontext(OffloadChange())
 
 
-class Beds:
+class OffloadedModels:
     """The off-loaded models of a plan. At first all of them are off-loaded."""
 
-    def __init__(self, plan: Plan, forgets: Callable[[Bed], bool] = lambda bed: False) -> None:
+    def __init__(self, plan: Plan, forgets: Callable[[OffloadedReplica], bool] = lambda bed: False) -> None:
         """forgets: whether a model that is off-loaded need not keep its weights; if so they are brought again."""
         self._forgets = forgets
-        self._beds: dict[tuple[str, str], tuple[Bed, ...]] = {}
+        self._beds: dict[tuple[str, str], tuple[OffloadedReplica, ...]] = {}
         for holding in plan.holdings:
             if holding.offload:
                 group = plan.group(holding.group)
                 copies = range(group.mesh.length("dp"))
-                self._beds[holding.model, group.name] = tuple(Bed(holding.model, group, copy) for copy in copies)
-        self._awake: list[Bed] = []
+                self._beds[holding.model, group.name] = tuple(
+                    OffloadedReplica(holding.model, group, copy) for copy in copies
+                )
+        self._awake: list[OffloadedReplica] = []
         self._locks = {pool.name: threading.Lock() for pool in plan.pools}
 
     def shifting(self, model: str, group: Group, copy: int | None = None) -> Shifting:
@@ -71,9 +73,9 @@ class Beds:
         return lambda: self._shift(model, group, copy)
 
     @contextmanager
-    def _shift(self, model: str, group: Group, copy: int | None) -> Iterator[Shift]:
+    def _shift(self, model: str, group: Group, copy: int | None) -> Iterator[OffloadChange]:
         if not self._beds:
-            yield Shift()
+            yield OffloadChange()
             return
         beds = [bed for bed in self._beds.get((model, group.name), ()) if copy in (None, bed.copy)]
         devices = seats(group, copy)
@@ -81,5 +83,5 @@ class Beds:
         with self._locks[group.pool]:
             leaving = [bed for bed in self._awake if bed not in beds and bed.seats.meets(devices)]
             coming = [bed for bed in beds if bed not in self._awake]
-            yield Shift(tuple((bed, not self._forgets(bed)) for bed in leaving), tuple(coming))
+            yield OffloadChange(tuple((bed, not self._forgets(bed)) for bed in leaving), tuple(coming))
             self._awake = [bed for bed in self._awake if bed not in leaving] + coming

@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Sequence
 
 
-class Race:
+class LengthLimit:
     """The rows of a request of which a number is wanted, those that end first."""
 
     def __init__(self, wanted: int) -> None:

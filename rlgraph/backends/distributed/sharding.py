@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlgraph.backends.distributed.admission import dealt
-from rlgraph.backends.distributed.transport import Order
-from rlgraph.backends.executor import Made
+from rlgraph.backends.distributed.admission import balance_rows
+from rlgraph.backends.distributed.transport import NodeRequest
+from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame, Places
 from rlgraph.ir.graph import Node
 from rlgraph.ir.layout import share
 from rlgraph.ir.types import Axis, Table, axes_of, axis_of
-from rlgraph.ops.nodes import NODES, needed
+from rlgraph.ops.nodes import NODES, read_inputs
 
 
 @dataclass(frozen=True)
-class Needs:
+class RequestNeeds:
     """What of a frame a node's work needs."""
 
     names: tuple[str, ...]
@@ -30,19 +30,19 @@ class Needs:
     """Whether the identities of the rows are needed, too."""
 
 
-def needs(node: Node, frame: Frame, axes: Mapping[str, Axis], *, notes: bool) -> Needs:
+def needs(node: Node, frame: Frame, axes: Mapping[str, Axis], *, notes: bool) -> RequestNeeds:
     """Return what a node's work on the rows of a frame needs; `axes` are all axes of the program. notes: whether it is
     told which rows are trained on."""
-    op, names = NODES[node.op], needed(node)
-    about = {axis: axes[axis] for axis in (split_axis(node), node.attr("axis")) if axis}
+    op, names = NODES[node.op], read_inputs(node)
+    about = {axis: axes[axis] for axis in (shard_axis(node), node.attr("axis")) if axis}
     if op.chooses is not None and op.unit == "group":
         kind = frame.types[node.inputs[0]]
         assert isinstance(kind, Table)
         about[kind.axis.key] = kind.axis
-    return Needs(names, row_axes(frame, names, about.values()), not op.scores and (notes or not op.trains))
+    return RequestNeeds(names, row_axes(frame, names, about.values()), not op.scores and (notes or not op.trains))
 
 
-def split_axis(node: Node) -> str | None:
+def shard_axis(node: Node) -> str | None:
     """Return the axis whose rows can be sharded."""
     return node.attr("micro") or (node.unit.axis if node.unit else None)
 
@@ -62,7 +62,7 @@ def row_axes(frame: Frame, names: Iterable[str], more: Iterable[Axis]) -> list[A
 
 
 @dataclass(frozen=True)
-class Shares:
+class RowShards:
     """The rows that each replica of a request's group gets."""
 
     node: Node
@@ -75,7 +75,7 @@ class Shares:
     places: Mapping[int, Places]
     """The places of each replica's rows among all rows."""
 
-    def together(self, made: Mapping[int, Made]) -> Made:
+    def together(self, made: Mapping[int, NodeOutput]) -> NodeOutput:
         """Put together what the replicas that had rows made."""
         if self.axis is None:
             return made[min(made)]
@@ -95,43 +95,43 @@ class Shares:
         joined.assemble(parts, self.axis, names)
         new_rows = [rows for key, rows in joined.rows.items() if key not in self.frame.rows]
         new_rows.sort(key=lambda rows: rows.axis.depth)
-        return Made(single | {name: joined.values[name] for name in names}, new_rows, metrics)
+        return NodeOutput(single | {name: joined.values[name] for name in names}, new_rows, metrics)
 
 
-def shares(order: Order, axes: Mapping[str, Axis], living: Sequence[int] | None = None) -> Shares:
+def shard_rows(order: NodeRequest, axes: Mapping[str, Axis], living: Sequence[int] | None = None) -> RowShards:
     """Shard the rows of a request over the data-parallel replicas of a group; `axes` are all axes of the program.
     living: the replicas that there are; None: all."""
     node, frame = order.node, order.frame
     living = range(order.group.mesh.length("dp")) if living is None else living
     copies = len(living)
-    axis, trains = split_axis(node), NODES[node.op].trains
+    axis, trains = shard_axis(node), NODES[node.op].trains
     if trains and not node.regions:
         # The optimizer step itself: each replica has gradients of its own, and needs the whole frame.
-        return Shares(node, frame, None, dict.fromkeys(living, frame), {})
+        return RowShards(node, frame, None, dict.fromkeys(living, frame), {})
     # All replicas of a model take the same step, those without rows too.
     idle: dict[int, Frame | None] = dict.fromkeys(living) if trains else {}
     if copies == 1 or axis is None:
         # A loss that cannot be split is computed by one replica.
-        return Shares(node, frame, None, idle | {living[0]: frame}, {})
+        return RowShards(node, frame, None, idle | {living[0]: frame}, {})
     # In a later block the frame has the axes that the node makes already, without rows of this block.
     wanted = {row_axis.key for row_axis in row_axes(frame, node.inputs, [axes[axis]])}
     frame = frame.child()
     frame.rows = {key: rows for key, rows in frame.rows.items() if key in wanted}
-    sharded = zip(living, rows_of(order, frame.size(axis), copies), strict=True)
-    parts = {replica: part(frame, axis, rows, node.inputs) for replica, rows in sharded}
+    sharded = zip(living, rows_by_replica(order, frame.size(axis), copies), strict=True)
+    parts = {replica: slice_rows(frame, axis, rows, node.inputs) for replica, rows in sharded}
     busy = {replica: body for replica, (body, _) in parts.items() if replica == living[0] or body.size(axis)}
-    return Shares(node, frame, axis, idle | busy, {replica: parts[replica][1] for replica in busy})
+    return RowShards(node, frame, axis, idle | busy, {replica: parts[replica][1] for replica in busy})
 
 
-def rows_of(order: Order, size: int, copies: int) -> list[np.ndarray]:
+def rows_by_replica(order: NodeRequest, size: int, copies: int) -> list[np.ndarray]:
     """Return the rows of an axis that each replica gets, ascending, int64: one behind the other and as even as can be;
     where it is known how long they are expected to be, as even by that."""
     if order.expected is not None:
-        return [np.array(sorted(shard), dtype=np.int64) for shard in dealt(order.expected, copies)]
+        return [np.array(sorted(shard), dtype=np.int64) for shard in balance_rows(order.expected, copies)]
     return [np.arange(*share(size, copies, index)) for index in range(copies)]
 
 
-def part(frame: Frame, axis: str, rows: np.ndarray, names: Sequence[str]) -> tuple[Frame, Places]:
+def slice_rows(frame: Frame, axis: str, rows: np.ndarray, names: Sequence[str]) -> tuple[Frame, Places]:
     """Return a frame with some rows of an axis, ascending, with all that lies in them, and of the outer axes only the
     rows that these lie in. Values without rows stay as they are. Also returns the places of its rows."""
     path = [ancestor.key for ancestor in frame.rows[axis].axis.path()]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from rlgraph.backends.distributed.transport import Order
-from rlgraph.backends.turns import Turn, seats
+from rlgraph.backends.distributed.transport import NodeRequest
+from rlgraph.backends.turns import HeldDevices, seats
 
 
-class Ending:
+class TailMoves:
     """The blocks of a request that have not ended, and the replicas that go on with them."""
 
-    def __init__(self, order: Order, turn: Turn, rows: Sequence[int], dealt: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, order: NodeRequest, turn: HeldDevices, rows: Sequence[int], dealt: Sequence[Sequence[int]]
+    ) -> None:
         """rows: of each block. dealt: the blocks of each replica."""
         assert order.tail is not None
         self.order, self.turn, self.rows, self.tail = order, turn, rows, order.tail
@@ -21,7 +23,9 @@ class Ending:
         """The replica that each block is with."""
 
     @classmethod
-    def of(cls, order: Order, turn: Turn, rows: Sequence[int], dealt: Sequence[Sequence[int]]) -> Ending | None:
+    def of(
+        cls, order: NodeRequest, turn: HeldDevices, rows: Sequence[int], dealt: Sequence[Sequence[int]]
+    ) -> TailMoves | None:
         """Return the ending of a request that has a tail; None for one without."""
         return None if order.tail is None else cls(order, turn, rows, dealt)
 

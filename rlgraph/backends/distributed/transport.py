@@ -18,29 +18,29 @@ from typing import Protocol
 
 import numpy as np
 
-from rlgraph.backends.distributed.offload import Shifting, nobody
-from rlgraph.backends.executor import Made, Part
+from rlgraph.backends.distributed.offload import Shifting, no_offload_change
+from rlgraph.backends.executor import NodeOutput, Part
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.in_flight import Things
-from rlgraph.backends.rows import Elsewhere
+from rlgraph.backends.rows import RemoteEntries
 from rlgraph.backends.step import Step
-from rlgraph.backends.turns import Seats, seats
+from rlgraph.backends.turns import DeviceSet, seats
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import Group, Tail
-from rlgraph.ops.nodes import expected_of
+from rlgraph.ops.nodes import expected_lengths_of
 
 
-class StandIn(Elsewhere):
+class RemoteRows(RemoteEntries):
     """Rows of a value that a group has."""
 
     @abstractmethod
-    def select(self, column: int) -> StandIn:
+    def select(self, column: int) -> RemoteRows:
         """Return what the node of this number asks of these tables: it is computed where it is needed, or where the
         rows are."""
 
 
 @dataclass(frozen=True, eq=False)
-class Sampling:
+class RefreshState:
     """The state of a request to which newer weights may come while it is done."""
 
     versions: dict[int, int] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Order:
+class NodeRequest:
     """A request to a group to do the work of a node on the rows of a frame."""
 
     node: Node
@@ -61,7 +61,7 @@ class Order:
     """The group that does it."""
     version: int | None = None
     """The version of the weights that it samples with."""
-    sampling: Sampling | None = None
+    sampling: RefreshState | None = None
     """Given where newer weights may come meanwhile."""
     copy: int | None = None
     """The data-parallel replica of the group that does it; None: all of them share the rows."""
@@ -70,7 +70,7 @@ class Order:
     key: Hashable = None
     """A key of the weights that it samples with, where rows of other requests with the same ones come in between its
     own."""
-    shifting: Shifting = nobody
+    shifting: Shifting = no_offload_change
     """The models to off-load and to load back before it is done."""
     tail: Tail | None = None
     """What becomes of the last rows that it samples."""
@@ -83,7 +83,7 @@ class Order:
     @property
     def expected(self) -> Sequence[float] | None:
         """How long the rows that it samples are expected to be, for each that is asked; None: this is not known."""
-        name = expected_of(self.node)
+        name = expected_lengths_of(self.node)
         return self.frame.values[name] if name else None
 
     @property
@@ -98,13 +98,13 @@ class Order:
         return None if self.copy is None else 1
 
     @property
-    def seats(self) -> Seats:
+    def seats(self) -> DeviceSet:
         """The devices on which it is done."""
         return seats(self.group, self.copy)
 
 
 @dataclass(frozen=True)
-class Move:
+class WeightTransfer:
     """A transfer of a model's weights from the group that owns them to another one."""
 
     source: str
@@ -124,9 +124,9 @@ class Move:
     """The step in which this changes the target; None: the weights are only brought there."""
     copy: int | None = None
     """The data-parallel replica of the receiver that they go to; None: all."""
-    sampling: Sampling | None = None
+    sampling: RefreshState | None = None
     """What the receiver is at work on, where they come meanwhile."""
-    shifting: Shifting = nobody
+    shifting: Shifting = no_offload_change
     """The models to off-load and to load back before they come."""
 
     @property
@@ -135,13 +135,13 @@ class Move:
         return None if self.copy is None else 1
 
     @property
-    def seats(self) -> tuple[Seats, Seats]:
+    def seats(self) -> tuple[DeviceSet, DeviceSet]:
         """The devices that take part."""
         return seats(self.sender), seats(self.receiver, self.copy)
 
 
 @dataclass(frozen=True)
-class Moved:
+class TransferCost:
     """The cost of a transfer of weights."""
 
     seconds: float
@@ -151,49 +151,49 @@ class Moved:
     """Bytes of buffers of the fullest process."""
 
 
-Coming = Callable[[], Moved]
+Coming = Callable[[], TransferCost]
 """A function that waits for weights on their way, and returns what the transfer cost."""
 
 
 class Transport(Protocol):
     """Carries requests to groups, and weights between them."""
 
-    def fire(self, order: Order) -> Made:
+    def fire(self, order: NodeRequest) -> NodeOutput:
         """Have a request done, and return its output as remote rows."""
         ...
 
-    def fire_together(self, orders: Sequence[Order]) -> Sequence[Made]:
+    def fire_together(self, orders: Sequence[NodeRequest]) -> Sequence[NodeOutput]:
         """Have requests done, as `fire`, that are trainings which share the pipeline of a group."""
         ...
 
-    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
+    def parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
         """Have a request done part by part, and yield each part when it is done, in whatever order: the output of the
         first `sizes[0]` rows of the node's unit, of the next `sizes[1]`, and so on."""
         ...
 
-    def choose(self, order: Order) -> np.ndarray:
+    def choose(self, order: NodeRequest) -> np.ndarray:
         """Return which rows a node takes that only selects some, int64. The rows themselves stay where they are."""
         ...
 
-    def weigh(self, order: Order) -> Sequence[float]:
+    def weigh(self, order: NodeRequest) -> Sequence[float]:
         """Return a number for each row, by which rows are sharded. The rows themselves stay where they are."""
         ...
 
-    def move(self, move: Move) -> Coming:
+    def move(self, move: WeightTransfer) -> Coming:
         """Send weights. Both ends take part before any request that is given to them from now on: the caller need not
         wait."""
         ...
 
-    def connect(self, move: Move) -> None:
+    def connect(self, move: WeightTransfer) -> None:
         """Do all that has to be done before a transfer can be made while its receiver is at work."""
         ...
 
-    def refresh(self, move: Move, going: AbstractContextManager[int | None]) -> Moved | None:
+    def refresh(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
         """Make a transfer to a group that samples with the model, between two tokens. `going` is entered once the
         sender is free, and says which version goes then: None where the receiver has no use for it any more."""
         ...
 
-    def adopt(self, move: Move) -> None:
+    def adopt(self, move: WeightTransfer) -> None:
         """Give a model the weights of another one of the same group, as an `update` says."""
         ...
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rlgraph.backends.clocks import Clock, Lock
-from rlgraph.backends.distributed.offload import Bed, Beds
-from rlgraph.backends.distributed.transport import Move, Moved, Sampling, Transport
+from rlgraph.backends.distributed.offload import OffloadedModels, OffloadedReplica
+from rlgraph.backends.distributed.transport import RefreshState, TransferCost, Transport, WeightTransfer
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
-from rlgraph.backends.versions import Versions
+from rlgraph.backends.versions import WeightVersions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.steps import oldest
@@ -23,11 +23,11 @@ from rlgraph.ir.types import is_model
 
 
 @dataclass(frozen=True)
-class Lent:
+class LentWeights:
     """The weights that a request works with."""
 
     version: int
-    sampling: Sampling | None = None
+    sampling: RefreshState | None = None
     """Given where newer weights may come meanwhile."""
     arrived: Callable[[], None] = lambda: None
     """Waits until the weights have come: what is requested before that is done after it."""
@@ -43,7 +43,7 @@ Place = tuple[str, str, int]
 class _User:
     """A request that works with weights of a group."""
 
-    move: Move
+    move: WeightTransfer
     """The transfer of its weights; the version is set when they go."""
     lock: Lock
     """A lock for newer weights on their way, and for the note that the group's work has ended."""
@@ -80,11 +80,17 @@ _ALL = frozenset({0})
 """All places of the lock of weights that are lent: one."""
 
 
-class Weights:
+class WeightLedger:
     """The ledger of weights, which counts the changes of every model, and knows which of them each group has."""
 
     def __init__(
-        self, program: Program, plan: Plan, transport: Transport, clock: Clock, observer: Observer, versions: Versions
+        self,
+        program: Program,
+        plan: Plan,
+        transport: Transport,
+        clock: Clock,
+        observer: Observer,
+        versions: WeightVersions,
     ) -> None:
         self.plan, self.transport, self.observer, self.versions = plan, transport, observer, versions
         names = [model.name for model in program.models]
@@ -109,7 +115,7 @@ class Weights:
             for group, copies in self._copies.items()
             for copy in range(copies)
         }
-        self.beds = Beds(plan, self._forgets)
+        self.beds = OffloadedModels(plan, self._forgets)
         """The models that are off-loaded."""
         self.changing = {
             value.type.name for _, node in program.walk() for value in node.outputs if is_model(value.type)
@@ -123,7 +129,7 @@ class Weights:
         self._arrivals: dict[Place, _Arrival] = {}
         """The arrival of the weights that were brought to each place last."""
         self._new_lock = clock.lock
-        self._moved: dict[int, list[Moved]] = {}
+        self._moved: dict[int, list[TransferCost]] = {}
         """For each step in flight what its transfers cost."""
         self._lock = threading.Lock()
 
@@ -184,7 +190,7 @@ class Weights:
         refreshes: bool = False,
         copy: int | None = None,
         together: bool = False,
-    ) -> Iterator[Lent]:
+    ) -> Iterator[LentWeights]:
         """Lend a group, or one of its replicas, the weights that a node works with, until that is done: the present
         ones, or an earlier version. They may still be on their way: a request that is made now comes after them.
         Meanwhile no other weights come for another step; with `refreshes` newer ones do, while the node samples.
@@ -193,10 +199,12 @@ class Weights:
         owner = self.plan.owner(model)
         if owner.name == group.name:
             version = self.versions.chosen(model, step, node)
-            yield Lent(version, key=self._key(together, model, group, version if oldest(node) else None))
+            yield LentWeights(version, key=self._key(together, model, group, version if oldest(node) else None))
             return
-        sampling = Sampling() if refreshes else None
-        user = _User(Move(model, owner, model, group, node, step, copy=copy, sampling=sampling), self._new_lock())
+        sampling = RefreshState() if refreshes else None
+        user = _User(
+            WeightTransfer(model, owner, model, group, node, step, copy=copy, sampling=sampling), self._new_lock()
+        )
         places, key = self._places(model, group, copy), refreshes if together else None
         with ExitStack() as stack, self._counted(places):
             stack.callback(self._end_refreshes, user)
@@ -221,7 +229,7 @@ class Weights:
                 for arrival in coming:
                     arrival()
 
-            yield Lent(min(user.versions.values()), sampling, arrived, shared)
+            yield LentWeights(min(user.versions.values()), sampling, arrived, shared)
             arrived()
 
     @contextmanager
@@ -235,7 +243,7 @@ class Weights:
             with self._lock:
                 self._lenders.subtract(places)
 
-    def _forgets(self, bed: Bed) -> bool:
+    def _forgets(self, bed: OffloadedReplica) -> bool:
         """Whether a model that is off-loaded need not keep its weights: its owner trains them and nobody is about to
         work with them here. Whoever comes next is brought the new ones, or the same again."""
         place = bed.model, bed.group.name, bed.copy if self._copies[bed.group.name] > 1 else 0
@@ -317,7 +325,7 @@ class Weights:
                 for place in self._places(model, move.receiver, move.copy):
                     self._lent[place].again()
 
-    def _behind(self, model: str) -> tuple[_User, Move] | None:
+    def _behind(self, model: str) -> tuple[_User, WeightTransfer] | None:
         """Return a user who samples with weights that there are newer ones of, and where these go."""
         with self._lock:
             # How soon those begin that are not at work yet is unknown: they come last.
@@ -342,7 +350,7 @@ class Weights:
         ]
 
     @contextmanager
-    def _going(self, user: _User, move: Move) -> Iterator[int | None]:
+    def _going(self, user: _User, move: WeightTransfer) -> Iterator[int | None]:
         """Yield the version that goes now: until it has come, the group's request is not over."""
         places = self._places(move.target, move.receiver, move.copy)
         with user.lock.take():
@@ -364,7 +372,7 @@ class Weights:
                         del self._coming[place]
             self._hold(move.target, move.receiver, move.copy, wanted)
 
-    def _newest(self, move: Move) -> int:
+    def _newest(self, move: WeightTransfer) -> int:
         """Return the newest version that all can take who sample where a transfer goes."""
         places = {*self._places(move.target, move.receiver, move.copy)}
         return min(
@@ -373,7 +381,7 @@ class Weights:
             if places & user.versions.keys()
         )
 
-    def _bring(self, move: Move, places: Collection[Place]) -> None:
+    def _bring(self, move: WeightTransfer, places: Collection[Place]) -> None:
         """Bring weights to those of the replicas in these places that lack them: to all of them together, or else to
         one after the other."""
         model, group = move.target, move.receiver
@@ -384,13 +392,13 @@ class Weights:
             self._arrivals |= dict.fromkeys(self._places(model, group, part.copy), arrival)
             self._hold(model, group, part.copy, wanted)
 
-    def _to(self, move: Move, lacking: Sequence[int]) -> list[Move]:
+    def _to(self, move: WeightTransfer, lacking: Sequence[int]) -> list[WeightTransfer]:
         """Return the transfers to replicas that lack the weights: where these are not all, one for each."""
         if move.copy is None and len(lacking) == self._copies[move.receiver.name]:
             return self._transfers_of(move)
         return [replace(move, copy=replica) for replica in lacking]
 
-    def _transfers_of(self, move: Move) -> list[Move]:
+    def _transfers_of(self, move: WeightTransfer) -> list[WeightTransfer]:
         """Return the transfers to all replicas: one for all together, or one for each."""
         if move.copy is not None or (move.target, move.receiver.name) not in self._replicas:
             return [move]
@@ -400,7 +408,7 @@ class Weights:
         copies = range(self._copies[group.name]) if copy is None else [copy]
         return [(model, group.name, replica) for replica in copies]
 
-    def _lacking(self, move: Move, wanted: int) -> list[int]:
+    def _lacking(self, move: WeightTransfer, wanted: int) -> list[int]:
         """Return the replicas that do not have the weights of this count."""
         places = self._places(move.target, move.receiver, move.copy)
         return [place[-1] for place in places if self._held.get(place, 0) != wanted]
@@ -408,7 +416,7 @@ class Weights:
     def _hold(self, model: str, group: Group, copy: int | None, count: int) -> None:
         self._held |= dict.fromkeys(self._places(model, group, copy), count)
 
-    def _wanted(self, move: Move, version: int) -> int:
+    def _wanted(self, move: WeightTransfer, version: int) -> int:
         """Return the count of the weights that a node works with, which are of this version."""
         return self._count(move.target, version) if oldest(move.node) else self._changes[move.target]
 
@@ -421,7 +429,7 @@ class Weights:
     def update(self, target: str, source: str, node: Node, step: Step) -> None:
         """Do the `update` of a program: take another model's weights, or a moving average with them."""
         sender, receiver = self.plan.owner(source), self.plan.owner(target)
-        move = Move(source, sender, target, receiver, node, step, average=node.attr("ema"), update=step)
+        move = WeightTransfer(source, sender, target, receiver, node, step, average=node.attr("ema"), update=step)
         if sender.name == receiver.name:
             self.transport.adopt(move)
         else:
@@ -429,7 +437,7 @@ class Weights:
         with self._lock:
             self._change(target, step)
 
-    def _move(self, move: Move) -> Callable[[], None]:
+    def _move(self, move: WeightTransfer) -> Callable[[], None]:
         """Begin a transfer. Returns a function that waits for it."""
         if move.update is None:
             # Weights that are brought are worked with next; what an update makes may stay off-loaded.
@@ -437,7 +445,7 @@ class Weights:
         coming = self.transport.move(move)
         return lambda: self._report(move, coming())
 
-    def _report(self, move: Move, moved: Moved) -> None:
+    def _report(self, move: WeightTransfer, moved: TransferCost) -> None:
         with self._lock:
             self._moved.setdefault(move.step.number, []).append(moved)
         self.observer.synced(move.source, move.sender.name, move.receiver.name, moved.seconds, moved.sent, moved.peak)

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.catalog.models.adapters import ALL, CONFIG, PREFIX, WEIGHTS, Adapters, names_in, pair, targets
+from rlgraph.catalog.models.adapters import ALL, CONFIG, PREFIX, WEIGHTS, Adapters, factor_names, model_names, targets
 from rlgraph.catalog.models.families import ModelKind
 
 _HEADS = ("score", "classifier")
@@ -44,9 +44,9 @@ def attach(model: PreTrainedModel, adapters: Adapters, kind: ModelKind) -> None:
         layer.lora_A = nn.Linear(inputs, adapters.rank, bias=False, **options)
         layer.lora_B = nn.Linear(adapters.rank, outputs, bias=False, **options)
         layer.lora_scale = adapters.scale
-        first, _ = pair(name)
+        first, _ = factor_names(name)
         with torch.no_grad():
-            layer.lora_A.weight.copy_(initial(first, (adapters.rank, inputs), adapters.seed))
+            layer.lora_A.weight.copy_(initial_matrix(first, (adapters.rank, inputs), adapters.seed))
             layer.lora_B.weight.zero_()
         # The hook runs before ranks that split the layer add up its outputs.
         layer.register_forward_hook(_add_adapter, prepend=True)
@@ -91,7 +91,7 @@ def is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def initial(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+def initial_matrix(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """Return A as it is at first: uniform, as torch has a linear layer's weight (Kaiming, a = sqrt 5). It is the same
     in every process; no two matrices have the same."""
     generator = torch.Generator().manual_seed(crc32(f"{seed} {name}".encode()))
@@ -194,19 +194,19 @@ def base_of(source: object, folder: Path) -> tuple[str, bool]:
     return str(folder.resolve() / "base"), True
 
 
-def saved(folder: str) -> dict[str, Tensor]:
+def load_adapter(folder: str) -> dict[str, Tensor]:
     """Return the tensors of an adapter's folder, by the model's names. Raises EngineError."""
     file = Path(folder) / WEIGHTS
     try:
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:
         raise EngineError(f"cannot read the adapter in {folder!r}: {error}") from error
-    return {name: tensors[key] for key, name in names_in(tensors)}
+    return {name: tensors[key] for key, name in model_names(tensors)}
 
 
 @torch.no_grad()
 def _load_into(parameters: Mapping[str, Tensor], folder: str) -> None:
-    tensors = saved(folder)
+    tensors = load_adapter(folder)
     for name in parameters.keys() ^ tensors.keys():
         where = "the folder" if name in tensors else "the model"
         raise EngineError(f"the adapter in {folder!r} is another model's: only {where} has {name}")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from torch import Tensor
 
-from rlgraph.backends.engines.offload import Arenas, Sleeper, Switched
+from rlgraph.backends.engines.offload import MemoryCounters, Offloader, OffloadRecord
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.catalog.models.heads import no_head
-from rlgraph.ir.layout import Local
+from rlgraph.catalog.models.heads import missing_head_message
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
 from rlgraph.ops.optimizers import ADAMW, Optimizer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlgraph.backends.engines.sources import ModelSpec
     from rlgraph.backends.engines.tokenizers import Codec
     from rlgraph.passes.pipelines.problem import Model
-    from rlgraph.passes.pipelines.time_sharing import Turn
+    from rlgraph.passes.pipelines.time_sharing import ProcessTurn
 
 State = dict[str, Tensor]
 """A model's parameters and persistent buffers by name."""
@@ -55,7 +55,7 @@ class NoRows(EngineError):
         super().__init__("there are no rows to train on: the weights were left as they are")
 
 
-class HalfChanged(EngineError):
+class PartialUpdate(EngineError):
     """An update failed after it had begun to write: the weights are neither the old ones nor the new ones."""
 
 
@@ -63,7 +63,7 @@ class NoHead(EngineError):
     """A value or reward model has no head in its files, and nothing trains one: it would give 0 for every row."""
 
     def __init__(self, kind: str, source: str) -> None:
-        super().__init__(no_head(kind, source))
+        super().__init__(missing_head_message(kind, source))
 
 
 class ModelRefused(EngineError):
@@ -89,7 +89,7 @@ class Rank:
     """The device as torch names it; None: see `rlgraph.backends.engines.device`."""
     beside: Any = None
     """An engine in this process that has the same base, whose weights never change: both can hold it together."""
-    arenas: Arenas = field(default_factory=Arenas)
+    arenas: MemoryCounters = field(default_factory=MemoryCounters)
     """Counts what the offloaded models of this process have in each memory."""
     turned: bool = False
     """The model's pipeline stages lie in reverse, the first one on the last ranks: only in an engine that `fuses`."""
@@ -141,7 +141,7 @@ class Generation:
     finished."""
     versions: Tensor | None = None
     """int64 [total scored]: the version of the weights that sampled each token, where new ones could come meanwhile
-    (`Refresh`)."""
+    (`WeightRefresh`)."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class TrainOptions:
 
 
 @dataclass(frozen=True)
-class Call:
+class ModelCall:
     """A question that a loss asks of the model that is trained."""
 
     op: Literal["logprobs", "entropy", "values", "score"]
@@ -198,11 +198,11 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Micro:
+class MicroBatch:
     """A micro-batch of a train step. The loss of the step is the sum over all micro-batches of all data-parallel
     ranks."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[ModelCall, ...]
     """The loss's calls. They are answered together, with gradients: one pass over the model reads all their rows."""
     loss: Callable[[Sequence[Tensor]], Tensor]
     """Turns the answers, in the order of `calls`, into this micro-batch's part of the loss. It is called exactly once
@@ -244,10 +244,10 @@ class HasWeights(Protocol):
     @property
     def longest(self) -> int | None:
         """The most tokens of a row, prompt and response together: as far as the model's positions reach, and a cache
-        that is as large as the plan says (`Caches`). None: there is no limit."""
+        that is as large as the plan says (`LimitsCache`). None: there is no limit."""
         ...
 
-    def layout(self) -> Sequence[Local]:
+    def layout(self) -> Sequence[LocalTensor]:
         """Return the tensors that this rank holds, in global terms."""
         ...
 
@@ -273,7 +273,7 @@ class HasWeights(Protocol):
         ...
 
 
-class Refresh(Protocol):
+class WeightRefresh(Protocol):
     """Provides new weights for a model while it samples. An engine that `rereads` asks for them before it samples each
     token, also the first one. Whoever brings them writes into its `tensors` and calls `written`, in the thread that
     asked."""
@@ -295,7 +295,7 @@ class Refresh(Protocol):
 
 
 @dataclass(frozen=True)
-class Begun:
+class PartialRow:
     """The part of a row that an engine has sampled before it gave the row up."""
 
     tokens: list[int]
@@ -306,10 +306,10 @@ class Begun:
     """The row ended by itself, not at `max_tokens`."""
 
 
-class GivenUp(Exception):
+class RowsAbandoned(Exception):
     """Raised where the rows of a call that have not ended go on elsewhere."""
 
-    def __init__(self, rows: Mapping[int, Begun]) -> None:
+    def __init__(self, rows: Mapping[int, PartialRow]) -> None:
         super().__init__()
         self.rows = rows
 
@@ -329,13 +329,13 @@ class Admission:
     them."""
     leaves: bool = False
     """The call may be given up: it is made with `parts`, even where it has a single part."""
-    begun: Sequence[Begun] | None = None
+    begun: Sequence[PartialRow] | None = None
     """What exists of each row: it goes on from there. Rows that others have begun are sampled beside those of other
     calls, not in their places."""
     limit: int | None = None
     """Unfinished rows with as many tokens are given up, and come without tokens (`Admits.limit`); None: there is no
     limit. The engine sets it."""
-    left: Mapping[int, Sequence[Begun]] = field(default_factory=dict)
+    left: Mapping[int, Sequence[PartialRow]] = field(default_factory=dict)
     """What exists of the rows of each part that had not ended when a call of `parts` was given up (`Admits.leave`). The
     engine sets it."""
 
@@ -350,7 +350,7 @@ class Generates(HasWeights, Protocol):
         sampling: Sampling,
         row_keys: np.ndarray,
         weights: State | None = None,
-        refresh: Refresh | None = None,
+        refresh: WeightRefresh | None = None,
     ) -> Generation:
         """Sample `n` responses for each prompt, with `weights` in place of the model's own if given.
 
@@ -366,7 +366,7 @@ class Generates(HasWeights, Protocol):
         ...
 
 
-class Caches(Generates, Protocol):
+class LimitsCache(Generates, Protocol):
     """The role of an engine whose spec has the setting `kv_bytes`."""
 
     def roomier(self, tokens: int) -> Holding | None:
@@ -385,7 +385,7 @@ class Streams(Generates, Protocol):
         sampling: Sampling,
         row_keys: np.ndarray,
         sizes: Sequence[int],
-        refresh: Refresh | None = None,
+        refresh: WeightRefresh | None = None,
     ) -> Iterator[tuple[int, Generation]]:
         """Yield what `generate` gives in parts, for the first so many prompts, for the next ones, and so on: each part
         when its last row ends, with its number."""
@@ -449,7 +449,7 @@ class Trains(HasWeights, Protocol):
     """The role of an engine whose operation is `train`."""
 
     def train_step(
-        self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
+        self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch], options: TrainOptions, step: int
     ) -> dict[str, float]:
         """Make one update with the gradient of the sum of the losses of `micro(block)` over the blocks of all
         data-parallel ranks (a rank may have none), and return its `loss`, its `grad_norm` (before clipping) and its
@@ -473,7 +473,7 @@ class Accumulates(Trains, Protocol):
         `apply_gradients`."""
         ...
 
-    def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> None:
+    def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch]) -> None:
         """Add the gradient of the sum of the losses of `micro(block)` to the accumulated ones; this rank's alone, for
         the weights as they are. After a failure they are to be cleared."""
         ...
@@ -484,15 +484,15 @@ class Accumulates(Trains, Protocol):
         ...
 
 
-Training = tuple[Any, Sequence[Any], Callable[[Any], Micro]]
+Training = tuple[Any, Sequence[Any], Callable[[Any], MicroBatch]]
 """A model of this process, and what its `add_gradients` is given."""
 
 
-class Beside(Protocol):
+class PipelineNeighbours(Protocol):
     """Other processes on this one's device, which have other models of its pipeline: models that are split
     differently."""
 
-    def turns(self, models: Sequence[Model], counts: Sequence[int]) -> Sequence[Turn]:
+    def turns(self, models: Sequence[Model], counts: Sequence[int]) -> Sequence[ProcessTurn]:
         """Return what this process does when, after and before whom. models: its own, as
         `rlgraph.passes.pipelines.counted` describes them with one micro-batch; counts: their micro-batches. All
         processes of the pipeline call it."""
@@ -507,38 +507,38 @@ class Beside(Protocol):
         ...
 
 
-class Fuses(Accumulates, Protocol):
+class FusesPipelines(Accumulates, Protocol):
     """The role of an engine that `fuses`: models of one group can have their stages one way or the other
     (`Rank.turned`)."""
 
-    def add_together(self, trainings: Sequence[Training], beside: Beside | None = None) -> None:
+    def add_together(self, trainings: Sequence[Training], beside: PipelineNeighbours | None = None) -> None:
         """Call `add_gradients` for several models that do not depend on each other, this one among them, as
         micro-batches of one pipeline. All ranks of a replica call it with the same. beside: the other processes that
         share the pipeline."""
         ...
 
 
-class Sleeps(HasWeights, Protocol):
+class Offloads(HasWeights, Protocol):
     """The role of an engine that `sleeps`. While a model is offloaded, its `tensors` are copies in the host's memory:
     weights are sent from there, and written there, of which it hears when it wakes up. Nothing is computed with it, and
     no other rank takes part in its sleeping and waking."""
 
     @property
-    def rest(self) -> Sleeper:
+    def rest(self) -> Offloader:
         """Moves the model's tensors between device and host."""
         ...
 
-    def sleep(self, keep: bool = True) -> Switched:
+    def sleep(self, keep: bool = True) -> OffloadRecord:
         """Give the memory of the device back. keep: the weights are needed again; else new ones are brought when it is
         awake, before anybody computes with it."""
         ...
 
-    def wake(self) -> Switched:
+    def wake(self) -> OffloadRecord:
         """Take the memory again, with all that was kept."""
         ...
 
 
-class Keeps(HasWeights, Protocol):
+class KeepsMoments(HasWeights, Protocol):
     """The role of an engine that trains, and `keeps_moments`: its runs can be saved on the way."""
 
     def moments(self) -> Moments:
@@ -564,7 +564,7 @@ class Engine(Generates, Scores, Trains, Protocol):
     it no other work."""
 
 
-class Embedded(Engine, Keeps, Saves, Protocol):
+class Embedded(Engine, KeepsMoments, Saves, Protocol):
     """The engine of the user's own process, with a Hugging Face model."""
 
     @property

@@ -30,7 +30,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Entered:
+class CollectiveState:
     """The collectives of a process in each of its torch groups."""
 
     last: Mapping[Key, int]
@@ -39,10 +39,10 @@ class Entered:
     """For each group the first that is not over."""
 
 
-NONE = Entered({}, ())
+NONE = CollectiveState({}, ())
 
 
-def entered() -> Entered:
+def entered() -> CollectiveState:
     """Return the collectives of this process; empty where torch keeps no record. Can be called in any thread, whatever
     the others wait for."""
     if not dist.is_available() or not dist.is_initialized():
@@ -66,7 +66,7 @@ def entered() -> Entered:
         last[key] = max(number, last.get(key, 0))
         if not entry["retired"] and (key not in waiting or number < waiting[key].number):
             waiting[key] = Collective(key, number, entry["profiling_name"].rpartition(":")[2], _elements(entry))
-    return Entered(last, tuple(waiting.values()))
+    return CollectiveState(last, tuple(waiting.values()))
 
 
 def _elements(entry: Mapping[str, Any]) -> int:

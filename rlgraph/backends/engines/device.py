@@ -9,10 +9,10 @@ from rlgraph.backends.engines.base import EngineError
 
 def device_here(wanted: str | None) -> str:
     """Return `choose` among the devices that this process sees."""
-    return choose(wanted, torch.cuda.device_count())
+    return choose_device(wanted, torch.cuda.device_count())
 
 
-def choose(wanted: str | None, gpus: int) -> str:
+def choose_device(wanted: str | None, gpus: int) -> str:
     """Return `cpu` or `cuda:0`, as torch names devices: the wanted one, else the first of so many GPUs where there is
     one.
 

@@ -16,7 +16,7 @@ from rlgraph.backends.engines.base import Generation, Sampling
 from rlgraph.backends.engines.sequences import ragged_index
 
 
-def first_ended(made: Generation, n: int, sampling: Sampling, whole: bool = True) -> Tensor:
+def select_first(made: Generation, n: int, sampling: Sampling, whole: bool = True) -> Tensor:
     """Return the rows of `made`, `n` for each prompt, that are kept, int64 ascending. whole: as many samples of each
     prompt have ended as are kept; of a generation that was given up rows without tokens are kept, too."""
     counts = made.sequences.counts()
@@ -46,7 +46,7 @@ def taken(made: Generation, rows: Tensor) -> Generation:
     )
 
 
-def decided(ended: Sequence[int], unfinished: Sequence[int], first: int) -> bool:
+def is_decided(ended: Sequence[int], unfinished: Sequence[int], first: int) -> bool:
     """Return whether it is certain which samples of a prompt end first. ended: tokens of those that have; unfinished:
     tokens that the others have at least, and each of them will have more."""
     if len(ended) < first:

@@ -8,30 +8,34 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.adapters import initial, saved, wide_dtype
-from rlgraph.backends.engines.weights import each_layer
-from rlgraph.catalog.models.adapters import Adapters, pair
-from rlgraph.ir.layout import Local
+from rlgraph.backends.engines.adapters import initial_matrix, load_adapter, wide_dtype
+from rlgraph.backends.engines.weights import split_layers
+from rlgraph.catalog.models.adapters import Adapters, factor_names
+from rlgraph.ir.layout import LocalTensor
 
 
-class Merged:
+class MergedAdapters:
     """The adapters of a rank, and the parts of its matrices that have one."""
 
     def __init__(
-        self, adapters: Adapters, carried: Sequence[Local], own: Mapping[str, Tensor], layout: Sequence[Local]
+        self,
+        adapters: Adapters,
+        carried: Sequence[LocalTensor],
+        own: Mapping[str, Tensor],
+        layout: Sequence[LocalTensor],
     ) -> None:
         """carried: the adapters, all of each. own: the engine's tensors with the weights of the base, as `layout` says
         where they are. Raises EngineError."""
         self.scale = adapters.scale
         sample = next(iter(own.values()))
-        self.tensors = begun(adapters, carried, sample)
+        self.tensors = initial_adapters(adapters, carried, sample)
         """The adapters by name, each layer's by itself."""
         self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         """For each part of a matrix of the engine that has an adapter: the live part, the base's values of it, and its
         rows of B and columns of A."""
-        for local in (local for stacked in layout for local in each_layer(stacked)):
+        for local in (local for stacked in layout for local in split_layers(stacked)):
             for piece in local.pieces:
-                a, b = pair(piece.name.removesuffix(".weight"))
+                a, b = factor_names(piece.name.removesuffix(".weight"))
                 if a in self.tensors and piece.name.endswith(".weight"):
                     (top, bottom), (left, right) = piece.box
                     row, column = piece.at
@@ -52,13 +56,13 @@ class Merged:
             live.copy_(base.to(b.dtype).addmm(b, a, alpha=self.scale))
 
 
-def begun(adapters: Adapters, carried: Sequence[Local], like: Tensor) -> dict[str, Tensor]:
+def initial_adapters(adapters: Adapters, carried: Sequence[LocalTensor], like: Tensor) -> dict[str, Tensor]:
     """Return all of each adapter as it is at first, on the device of a tensor of the engine, as wide as an adapter
     beside it."""
-    start, dtype = saved(adapters.start) if adapters.start else {}, wide_dtype(like.dtype)
+    start, dtype = load_adapter(adapters.start) if adapters.start else {}, wide_dtype(like.dtype)
     tensors = {}
-    for local in (local for stacked in carried for local in each_layer(stacked)):
-        fill = initial if ".lora_A." in local.name else _zeros
+    for local in (local for stacked in carried for local in split_layers(stacked)):
+        fill = initial_matrix if ".lora_A." in local.name else _zeros
         tensor = start[local.name] if start else fill(local.name, local.shape, adapters.seed)
         tensors[local.name] = tensor.to(like.device, dtype)
     return tensors

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from rlgraph.ir.layout import Box, Local, volume, whole
+from rlgraph.ir.layout import Box, LocalTensor, volume, whole
 
 MASTER = "master"
 """The kind of the wide copy of a narrow weight; the others are called as torch calls what its optimizers keep."""
@@ -18,14 +18,14 @@ MASTER = "master"
 class Moments:
     """The optimizer state of one rank. Beside numbers for each weight it has how many updates they are of."""
 
-    layout: tuple[Local, ...] = ()
+    layout: tuple[LocalTensor, ...] = ()
     """The tensors of each kind: which parts of the global parameters they are of. Layers are named one by one."""
     kinds: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     """The live tensors by kind (`exp_avg`, `exp_avg_sq`, `master`), then by the names of the layout."""
     steps: float = 0.0
 
 
-def stretches(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
+def flat_range_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
     """Yield some elements of a tensor that follow one another in memory, as boxes, in their order: optimizers that are
     sharded over replicas have such ranges of parameters."""
     if start >= stop:
@@ -47,4 +47,4 @@ def stretches(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
 
 
 def _in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> Iterator[Box]:
-    yield from (((row, row + 1), *rest) for rest in stretches(shape[1:], start, stop))
+    yield from (((row, row + 1), *rest) for rest in flat_range_boxes(shape[1:], start, stop))

@@ -18,7 +18,7 @@ from torch import Tensor, UntypedStorage
 
 
 @dataclass
-class Arena:
+class MemoryCounter:
     """Counts the bytes that the offloaded models of a process have in one memory."""
 
     bytes: int = 0
@@ -32,18 +32,18 @@ class Arena:
 
 
 @dataclass(frozen=True)
-class Arenas:
+class MemoryCounters:
     """The counters of one process, for the device and for the host."""
 
-    device: Arena = field(default_factory=Arena)
+    device: MemoryCounter = field(default_factory=MemoryCounter)
     """Weights, gradients, what optimizers keep, and caches: as they are when a model is offloaded or wakes up."""
-    host: Arena = field(default_factory=Arena)
+    host: MemoryCounter = field(default_factory=MemoryCounter)
     """Copies of these. Those of weights and of what an optimizer keeps stay when their model wakes up: to get pinned
     memory takes longer than to copy into it."""
 
 
 @dataclass(frozen=True)
-class Switched:
+class OffloadRecord:
     """A record of offloading a model, or of bringing it back."""
 
     seconds: float
@@ -67,18 +67,18 @@ class _Copy:
     """The storage, while that is empty."""
 
 
-class Sleeper:
+class Offloader:
     """Moves the tensors of one model in a process between device and host."""
 
     def __init__(
         self,
-        arenas: Arenas | None = None,
+        arenas: MemoryCounters | None = None,
         empty: Callable[[], object] | None = None,
         refill: Callable[[], object] | None = None,
     ) -> None:
         """empty, refill: give the device's memory back and take it again, for an engine with an allocator of its own;
         None: storages are resized."""
-        self.arenas = arenas or Arenas()
+        self.arenas = arenas or MemoryCounters()
         self.asleep = False
         self._written_asleep = False
         """The copies were written into while the model slept, which the engine is told when it wakes up."""
@@ -99,7 +99,9 @@ class Sleeper:
         return not self.asleep
 
     @torch.no_grad()
-    def sleep(self, weights: Iterable[Tensor], once: Iterable[Tensor] = (), lost: Iterable[Tensor] = ()) -> Switched:
+    def sleep(
+        self, weights: Iterable[Tensor], once: Iterable[Tensor] = (), lost: Iterable[Tensor] = ()
+    ) -> OffloadRecord:
         """Give the memory of these tensors back, with all else that lies in the same storages.
 
         weights: these and what an optimizer keeps are copied unless the copy from the last time is still right. once:
@@ -109,7 +111,7 @@ class Sleeper:
         with self._lock:
             return self._sleep(weights, once, lost)
 
-    def _sleep(self, weights: Iterable[Tensor], once: Iterable[Tensor], lost: Iterable[Tensor]) -> Switched:
+    def _sleep(self, weights: Iterable[Tensor], once: Iterable[Tensor], lost: Iterable[Tensor]) -> OffloadRecord:
         assert not self.asleep, "a model that sleeps is not put to sleep"
         start, started_at, moved = time.time(), time.perf_counter(), 0
         groups = ((lost, False, False), (weights, True, True), (once, False, True))
@@ -146,10 +148,10 @@ class Sleeper:
                 torch.cuda.empty_cache()
         self._count(0)
         self.asleep = True
-        return Switched(time.perf_counter() - started_at, moved, start)
+        return OffloadRecord(time.perf_counter() - started_at, moved, start)
 
     @torch.no_grad()
-    def wake(self, written: Callable[[], object]) -> Switched:
+    def wake(self, written: Callable[[], object]) -> OffloadRecord:
         """Take the memory again, and fill it. written: called then, if somebody wrote into the copies meanwhile."""
         with self._lock:
             switched = self._wake()
@@ -157,7 +159,7 @@ class Sleeper:
             written()
         return switched
 
-    def _wake(self) -> Switched:
+    def _wake(self) -> OffloadRecord:
         assert self.asleep, "a model that is awake is not woken"
         start, started_at, moved = time.time(), time.perf_counter(), 0
         refills = [(copy, copy.storage) for copy in self._copies.values() if copy.storage is not None]
@@ -181,7 +183,7 @@ class Sleeper:
             # An engine that makes new tensors must be able to drop these.
             copy.storage = None
         self.asleep = self._changed = False
-        return Switched(time.perf_counter() - started_at, moved, start)
+        return OffloadRecord(time.perf_counter() - started_at, moved, start)
 
     @contextmanager
     def reading(self, tensor: Tensor) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import HalfChanged, NotFinite, TrainOptions
+from rlgraph.backends.engines.base import NotFinite, PartialUpdate, TrainOptions
 from rlgraph.backends.engines.moments import MASTER
 
 
@@ -93,7 +93,7 @@ class Optimizer:
                     for parameter, master in zip(self._parameters, self._masters, strict=True):
                         parameter.copy_(master)
         except RuntimeError as error:
-            raise HalfChanged(f"the update has ended in the midst: {error}") from error
+            raise PartialUpdate(f"the update has ended in the midst: {error}") from error
         return {"grad_norm": float(norm), "lr": rate}
 
     def reread(self) -> None:

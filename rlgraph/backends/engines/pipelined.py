@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlgraph.backends.engines.base import Beside
-from rlgraph.passes.pipelines.time_sharing import Turn
+from rlgraph.backends.engines.base import PipelineNeighbours
+from rlgraph.passes.pipelines.time_sharing import ProcessTurn
 from rlgraph.passes.pipelines.timetable import Entry
 
 Arrive = Callable[[Tensor], Tensor]
@@ -27,7 +27,7 @@ Arrive = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ModelPipeline:
     """A model's pipeline as one of its stages sees it."""
 
     forward: Callable[[int, int, Arrive], tuple[Tensor | None, Tensor]]
@@ -53,7 +53,7 @@ Channel = Callable[[int], dist.ProcessGroup]
 be one; NCCL does not, and needs one for each."""
 
 
-def in_turn(turns: Sequence[Turn], beside: Beside) -> Iterator[Entry]:
+def take_turns(turns: Sequence[ProcessTurn], beside: PipelineNeighbours) -> Iterator[Entry]:
     """Yield each entry when it is its turn on the device; once it has been done, the turn goes to others."""
     for turn in turns:
         if turn.after is not None:
@@ -66,8 +66,8 @@ def in_turn(turns: Sequence[Turn], beside: Beside) -> Iterator[Entry]:
             beside.hand(turn.then)
 
 
-def follow(
-    entries: Sequence[Entry], lines: Sequence[Line], channel: Channel, turns: Iterable[Entry] | None = None
+def run_schedule(
+    entries: Sequence[Entry], lines: Sequence[ModelPipeline], channel: Channel, turns: Iterable[Entry] | None = None
 ) -> None:
     """Do what the stage has to do, in the order of its list. Gradients add up where autograd leaves them.
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import default_pg_timeout
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from rlgraph.backends.engines.rendezvous import Listener, SharedStore
+from rlgraph.backends.engines.rendezvous import StoreClient, StoreServer
 
 LOOPBACK = "127.0.0.1"
 """Where processes meet of which none is on another machine."""
@@ -26,17 +26,17 @@ name."""
 _SCHEME = "rlgraph"
 _tokens: dict[str, str] = {}
 """The secret, by host:port, with which this process meets others there by a URL."""
-_default: list[SharedStore] = []
+_default: list[StoreClient] = []
 """The store of torch's default group, which keeps no Python object."""
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RendezvousStore:
     """A store that listens at its address for as long as somebody holds this object."""
 
     address: str
     """host:port/token. Whoever has it may join, and nobody else: it goes only to those who are to meet."""
-    listener: Listener
+    listener: StoreServer
 
     def __del__(self) -> None:
         self.listener.close()
@@ -47,18 +47,18 @@ def loopback() -> str | None:
     return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
 
 
-def listen(host: str) -> Meeting:
+def listen(host: str) -> RendezvousStore:
     """Open a store on one address of this machine, which answers those who know the token that is drawn here.
 
     Its port is the one that it is bound to, and is never given back: a port that was only seen to be free may be taken
     before it is used, and one that is free on an address may be in use on another.
     """
     token = secrets.token_hex(32)
-    listener = Listener(socket.create_server((host, 0), backlog=128), bytes.fromhex(token))
-    return Meeting(f"{host}:{listener.port}/{token}", listener)
+    listener = StoreServer(socket.create_server((host, 0), backlog=128), bytes.fromhex(token))
+    return RendezvousStore(f"{host}:{listener.port}/{token}", listener)
 
 
-def attend(address: str, seconds: float) -> SharedStore:
+def connect(address: str, seconds: float) -> StoreClient:
     """Connect to the store of somebody who listens; raises torch's error where nobody does. Waits for keys end after
     `seconds`.
 
@@ -66,7 +66,7 @@ def attend(address: str, seconds: float) -> SharedStore:
     """
     host_port, token = address.split("/")
     host, port = host_port.rsplit(":", 1)
-    return SharedStore(host, int(port), bytes.fromhex(token), seconds)
+    return StoreClient(host, int(port), bytes.fromhex(token), seconds)
 
 
 def join(rank: int, world: int, address: str, seconds: float) -> None:
@@ -76,7 +76,7 @@ def join(rank: int, world: int, address: str, seconds: float) -> None:
     address: where somebody listens.
     """
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    store = attend(address, seconds)
+    store = connect(address, seconds)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=seconds))
     _default[:] = [store]
 
@@ -89,12 +89,12 @@ def url(address: str) -> str:
     return f"{_SCHEME}://{host_port}"
 
 
-def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> Iterator[tuple[SharedStore, int, int]]:
+def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> Iterator[tuple[StoreClient, int, int]]:
     from urllib.parse import parse_qs, urlsplit
 
     parts = urlsplit(url)
     query = parse_qs(parts.query)
-    store = attend(f"{parts.netloc}/{_tokens[parts.netloc]}", timeout.total_seconds())
+    store = connect(f"{parts.netloc}/{_tokens[parts.netloc]}", timeout.total_seconds())
     _default[:] = [store]
     yield store, int(query["rank"][0]), int(query["world_size"][0])
 

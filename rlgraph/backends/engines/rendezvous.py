@@ -30,7 +30,7 @@ _LARGEST = 1 << 26
 Message = list[bytes]
 
 
-class Listener:
+class StoreServer:
     """Holds the keys of all who connect with the token, for as long as it is open."""
 
     def __init__(self, listening: socket.socket, token: bytes) -> None:
@@ -120,7 +120,7 @@ class Listener:
         return reply or []
 
 
-class SharedStore(Store):
+class StoreClient(Store):
     """A listener's keys, as torch's groups use them. Raises DistNetworkError if the listener is gone, or does not know
     the token, and DistStoreError for keys that do not come in time."""
 
@@ -130,7 +130,7 @@ class SharedStore(Store):
         self._address, self._token, self._seconds = (host, port), token, seconds
         self._idle: list[socket.socket] = []
         """Connections that are not in use now: a thread that waits for a key keeps no other thread from asking."""
-        self._clones: list[SharedStore] = []
+        self._clones: list[StoreClient] = []
         """Keeps clones alive: torch, which asked for them, keeps no Python object."""
         self._idle.append(self._connect())
 
@@ -138,9 +138,9 @@ class SharedStore(Store):
         for connection in getattr(self, "_idle", ()):
             connection.close()
 
-    def clone(self) -> SharedStore:
+    def clone(self) -> StoreClient:
         """Connect to the same listener once more."""
-        self._clones.append(SharedStore(*self._address, self._token, self._seconds))
+        self._clones.append(StoreClient(*self._address, self._token, self._seconds))
         return self._clones[-1]
 
     def set(self, key: str, value: str | bytes) -> None:

@@ -20,8 +20,8 @@ from rlgraph.backends.engines.tokenizers import Codec, TokenizerSpec, build_toke
 from rlgraph.catalog.models import hub
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.families import ModelKind
-from rlgraph.catalog.models.shape import reach
-from rlgraph.errors import closest, listed
+from rlgraph.catalog.models.shape import longest_row
+from rlgraph.errors import closest_match, quoted_list
 
 # transformers' models take seconds to import, and neither the controller of a cluster nor a worker for the user's
 # functions has one: what is needed of it is imported where it is used.
@@ -78,7 +78,7 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model, its tokenizer, and what the source did not have."""
 
     model: PreTrainedModel
@@ -88,12 +88,12 @@ class Loaded:
     0."""
 
 
-def load(spec: ModelSpec, device: str = "cpu") -> Loaded:
+def load(spec: ModelSpec, device: str = "cpu") -> LoadedModel:
     """Load or make a model; a source that cannot be used raises `EngineError`."""
     if spec.dtype not in _DTYPES:
         raise EngineError(f"no dtype is called {spec.dtype!r}: there are {', '.join(_DTYPES)}")
     new: tuple[str, ...] = ()
-    with quiet():
+    with quiet_transformers():
         codec = load_codec(spec)
         if isinstance(spec.source, RandomSource):
             model = _random(spec.kind, spec.source, codec)
@@ -107,7 +107,7 @@ def load(spec: ModelSpec, device: str = "cpu") -> Loaded:
 
         attach(model, spec.adapters, spec.kind)
     # Dropout would make the log-probability of a row depend on the pass that computes it.
-    return Loaded(model.eval().to(device), codec, new)
+    return LoadedModel(model.eval().to(device), codec, new)
 
 
 def load_codec(spec: ModelSpec) -> Codec:
@@ -116,33 +116,35 @@ def load_codec(spec: ModelSpec) -> Codec:
     chosen = default if spec.tokenizer is None else spec.tokenizer
     if not isinstance(chosen, str):
         return Codec(build_tokenizer(chosen))
-    with quiet():
+    with quiet_transformers():
         return Codec(_read(chosen, "tokenizer", _tokenizer_class(chosen)))
 
 
-def positions(spec: ModelSpec) -> int | None:
+def max_positions(spec: ModelSpec) -> int | None:
     """Return the most tokens of a row of a model, from its configuration alone; None where that does not say."""
-    with quiet():
+    with quiet_transformers():
         if isinstance(spec.source, RandomSource):
             config = random_config(spec.source, load_codec(spec), spec.kind)
         else:
             from transformers import AutoConfig
 
             config = _read(spec.source, "model", AutoConfig)
-    return positions_of(config)
+    return max_positions_of(config)
 
 
-def positions_of(config: PretrainedConfig) -> int | None:
+def max_positions_of(config: PretrainedConfig) -> int | None:
     """Return the most tokens of a row from a configuration, which knows the names that GPT-2 and others have for it."""
     text_config = config.get_text_config()
-    return reach({name: getattr(text_config, name, None) for name in ("max_position_embeddings", "rope_parameters")})
+    return longest_row(
+        {name: getattr(text_config, name, None) for name in ("max_position_embeddings", "rope_parameters")}
+    )
 
 
 def skeleton(spec: ModelSpec) -> PreTrainedModel:
     """Return the model of a source without its weights, and without adapters."""
     from transformers import AutoConfig
 
-    with quiet(), torch.device("meta"):
+    with quiet_transformers(), torch.device("meta"):
         if isinstance(spec.source, RandomSource):
             config = random_config(spec.source, load_codec(spec), spec.kind)
         else:
@@ -214,15 +216,15 @@ def _read(source: str, what: str, reader: Any, **options: Any) -> Any:
     is_folder = os.path.isdir(source)
     place = "in the folder" if is_folder else "as a local folder or on the Hugging Face hub"
     try:
-        path = source if is_folder else hub.place(source)
+        path = source if is_folder else hub.readable_source(source)
     except LookupError as error:
-        raise HubError(f"cannot load the {what} {source!r}: {error.args[0]}", hub.hint(source)) from None
+        raise HubError(f"cannot load the {what} {source!r}: {error.args[0]}", hub.loading_hint(source)) from None
     try:
         return reader.from_pretrained(path, **options, **_NO_REMOTE_CODE)
     # Files from elsewhere can make the code that reads them fail in any way.
     except Exception as error:
         message = f"cannot load the {what} {source!r} {place}: {_explain(error, source)}"
-        raise (EngineError(message) if is_folder else HubError(message, hub.hint(source))) from error
+        raise (EngineError(message) if is_folder else HubError(message, hub.loading_hint(source))) from error
 
 
 def _explain(error: Exception, source: str) -> str:
@@ -257,11 +259,11 @@ def random_config(source: RandomSource, codec: Codec, kind: ModelKind = "causal_
     names = [attribute.name for attribute in dataclasses.fields(config)]
     for name in source.config:
         similar = [candidate for candidate in names if name in candidate] or [
-            *filter(None, [closest(name, names, 0.8)])
+            *filter(None, [closest_match(name, names, 0.8)])
         ]
         if name not in names and name not in config.attribute_map and similar and not _reads_attribute(config, name):
             raise EngineError(
-                f"the configuration of {source.family!r} has no {name}; did you mean {listed(similar, 'or')}?"
+                f"the configuration of {source.family!r} has no {name}; did you mean {quoted_list(similar, 'or')}?"
             )
     return config
 
@@ -299,7 +301,7 @@ def _seeded(kind: ModelKind, config: Any, seed: int) -> PreTrainedModel:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Keep transformers' warnings and progress bars off the screen while a model is loaded; errors still raise."""
     from transformers.utils import logging
 
@@ -315,7 +317,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def on_any_rank(model: PreTrainedModel) -> Iterator[None]:
+def saving_on_any_rank(model: PreTrainedModel) -> Iterator[None]:
     """Make a model save on any rank: where processes are ranks of torch's, transformers writes on the first one alone,
     which may be gone."""
     attributes: dict[str, object] = model.__dict__

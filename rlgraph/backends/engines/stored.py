@@ -22,8 +22,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.digests import STRETCH, Digesting, Digests, Looked
-from rlgraph.ir.layout import Box, Local, common, volume, whole
+from rlgraph.digests import STRETCH, Digests, DigestWriter, VerifiedFile
+from rlgraph.ir.layout import Box, LocalTensor, intersection, volume, whole
 from rlgraph.ir.transfer import TensorBox
 
 BUCKET = 16 << 20
@@ -55,7 +55,7 @@ Reading = Callable[[Tensor], AbstractContextManager[Tensor]]
 
 
 @dataclass(frozen=True)
-class View:
+class TensorView:
     """A part of a tensor. It is cut out where the tensor is when it is read: a tensor that sleeps cannot be cut."""
 
     of: Tensor
@@ -68,9 +68,9 @@ class View:
         return tuple(span.stop - span.start for span in self.at)
 
 
-def write(
+def write_tensors(
     file: Path,
-    tensors: Mapping[str, Tensor | View],
+    tensors: Mapping[str, Tensor | TensorView],
     bucket: int = BUCKET,
     reading: Reading = nullcontext,
     *,
@@ -83,7 +83,8 @@ def write(
     infinity. Raises OSError."""
     header, end, first_bad = {}, 0, ""
     views = {
-        name: tensor if isinstance(tensor, View) else _full_view(tensor) for name, tensor in sorted(tensors.items())
+        name: tensor if isinstance(tensor, TensorView) else _full_view(tensor)
+        for name, tensor in sorted(tensors.items())
     }
     for name, view in views.items():
         start, end = end, end + math.prod(view.shape) * view.of.element_size()
@@ -91,7 +92,7 @@ def write(
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
     with file.open("wb") as opened:
-        out = Digesting(opened)
+        out = DigestWriter(opened)
         out.write(len(encoded).to_bytes(_COUNT, "little") + encoded)
         for name, view in views.items():
             cuts = _cuts(view.shape, view.of.element_size(), bucket)
@@ -102,8 +103,8 @@ def write(
     return out.digests(), first_bad
 
 
-def _full_view(tensor: Tensor) -> View:
-    return View(tensor, tuple(slice(0, size) for size in tensor.shape))
+def _full_view(tensor: Tensor) -> TensorView:
+    return TensorView(tensor, tuple(slice(0, size) for size in tensor.shape))
 
 
 Cut = tuple[int | slice, ...]
@@ -124,7 +125,7 @@ def _cuts(shape: tuple[int, ...], width: int, bucket: int) -> Iterator[Cut]:
         yield from ((slice(start, start + rows),) for start in range(0, shape[0], rows))
 
 
-def _write_cut(out: Digesting, view: View, cut: Cut, reading: Reading, looks: bool) -> bool:
+def _write_cut(out: DigestWriter, view: TensorView, cut: Cut, reading: Reading, looks: bool) -> bool:
     """Write a piece, and return whether all of it is finite."""
     with reading(view.of) as current, _copy_stream(current):
         numbers = current.detach()[view.at][cut].to("cpu").contiguous().reshape(-1)
@@ -151,25 +152,28 @@ def _finite(numbers: Tensor) -> bool:
     return all(bool(end.isfinite()) for end in numbers.aminmax())
 
 
-def chosen(
-    tensors: Mapping[str, Tensor], layout: Iterable[Local], boxes: Iterable[TensorBox], whole_of: Mapping[str, Box]
-) -> dict[str, View]:
+def select_views(
+    tensors: Mapping[str, Tensor],
+    layout: Iterable[LocalTensor],
+    boxes: Iterable[TensorBox],
+    whole_of: Mapping[str, Box],
+) -> dict[str, TensorView]:
     """Return parts of a rank's tensors, by their names in a file. layout: of these tensors, layer by layer. boxes: the
     wanted ones of the global tensors; whole_of: all of each."""
     wanted: dict[str, list[Box]] = {}
     for name, box in boxes:
         wanted.setdefault(name, []).append(box)
-    views: dict[str, View] = {}
+    views: dict[str, TensorView] = {}
     for local in layout:
         for piece in local.pieces:
             for box in wanted.get(piece.name, ()):
-                inner = common(piece.box, box)
+                inner = intersection(piece.box, box)
                 if inner is not None:
                     sides = zip(inner, piece.box, piece.at, strict=True)
                     at = tuple(
                         slice(low - first + offset, high - first + offset) for (low, high), (first, _), offset in sides
                     )
-                    views[_key(piece.name, inner, whole_of[piece.name])] = View(tensors[local.name], at)
+                    views[_key(piece.name, inner, whole_of[piece.name])] = TensorView(tensors[local.name], at)
     return views
 
 
@@ -177,7 +181,7 @@ def _key(name: str, box: Box, all_of_it: Box) -> str:
     return name if box == all_of_it else f"{name}[{','.join(f'{low}:{high}' for low, high in box)}]"
 
 
-def extents(layouts: Iterable[Iterable[Local]]) -> dict[str, Box]:
+def full_boxes(layouts: Iterable[Iterable[LocalTensor]]) -> dict[str, Box]:
     """Return all of each tensor that several ranks have parts of, as a box."""
     shapes: dict[str, tuple[int, ...]] = {}
     for layout in layouts:
@@ -193,7 +197,7 @@ class _File:
 
     def __init__(self, path: Path, digests: Digests) -> None:
         """Raises OSError, Damaged."""
-        self._checked = Looked(path, digests)
+        self._checked = VerifiedFile(path, digests)
         self._checked.need(0, min(_COUNT, digests.bytes))
         with path.open("rb") as file:
             begin = _COUNT + int.from_bytes(file.read(_COUNT), "little")
@@ -227,7 +231,7 @@ def _runs(shape: tuple[int, ...], box: Box, width: int) -> Iterator[tuple[int, i
         yield from ((at * row + first, at * row + last) for first, last in _runs(shape[1:], tuple(inner), width))
 
 
-class Stored:
+class StoredTensors:
     """The contents of several ranks' files. Only what is asked for is read, and all of that is as it was written."""
 
     def __init__(self, files: Mapping[Path, Digests]) -> None:
@@ -261,7 +265,7 @@ class Stored:
                 break
             if not box:
                 return file.read(stored, box)
-            inner = common(part_box, box)
+            inner = intersection(part_box, box)
             if inner is None:
                 continue
             values = file.read(stored, _shifted(part_box, inner))
@@ -276,15 +280,15 @@ class Stored:
             raise EngineError(f"the tensor {name} has another shape there: {shape}")
         return result
 
-    def under(self, kind: str) -> Under:
+    def under(self, kind: str) -> StoredKind:
         """Return the tensors of one kind, among those that are called `KIND:NAME`."""
-        return Under(self, kind)
+        return StoredKind(self, kind)
 
 
-class Under:
-    """The tensors of one kind in `Stored`, under names without the kind."""
+class StoredKind:
+    """The tensors of one kind in `StoredTensors`, under names without the kind."""
 
-    def __init__(self, stored: Stored, kind: str) -> None:
+    def __init__(self, stored: StoredTensors, kind: str) -> None:
         self._stored, self._kind = stored, kind
 
     def read(self, name: str, box: Box) -> Tensor:

@@ -15,7 +15,7 @@ QUERIES = 512
 
 
 @dataclass(frozen=True)
-class How:
+class AttentionOptions:
     """The options of a layer's attention, where not as usual."""
 
     scale: float | None = None
@@ -26,20 +26,22 @@ class How:
     """Scores are kept between the cap and its negative: cap * tanh(score / cap)."""
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], how: How | None = None) -> Tensor:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], how: AttentionOptions | None = None
+) -> Tensor:
     """Return the causal attention of each row to itself, [T, heads, size].
 
     query: [T, heads, size]. key, value: [T, groups, size]; heads of a group lie next to each other. lengths: tokens of
     each row, T together. Torch's kernel is called for each row, and keeps no scores.
     """
-    how = how or How()
-    key, value = shared_heads(query, key), shared_heads(query, value)
+    how = how or AttentionOptions()
+    key, value = repeat_kv_heads(query, key), repeat_kv_heads(query, value)
     rows = zip(*(tensor.transpose(0, 1)[None].split(list(lengths), 2) for tensor in (query, key, value)), strict=True)
     outputs = [causal(q, k, v, how) for q, k, v in rows]
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2))[0].transpose(0, 1)
 
 
-def causal(query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+def causal(query: Tensor, key: Tensor, value: Tensor, how: AttentionOptions) -> Tensor:
     """Return the causal attention of rows of equal length, from queries, [N, heads, T, size], and keys and values, [N,
     groups, T, size], to [N, heads, T, size]. Masks and scores exist for no more than a part of a row at a time, and
     none are kept."""
@@ -63,7 +65,7 @@ def causal(query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
 
-def _masked(query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+def _masked(query: Tensor, key: Tensor, value: Tensor, how: AttentionOptions) -> Tensor:
     """Return the attention of some queries, of which the last one belongs to the last key."""
     count, places = query.shape[2], key.shape[2]
     mask = torch.ones(count, places, dtype=torch.bool, device=query.device).tril(places - count)
@@ -73,22 +75,22 @@ def _masked(query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=how.scale, enable_gqa=True)
     key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
     scale = query.shape[-1] ** -0.5 if how.scale is None else how.scale
-    scores = capped(query @ key.transpose(2, 3) * scale, how.cap)
+    scores = cap_scores(query @ key.transpose(2, 3) * scale, how.cap)
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1) @ value
 
 
-def capped(scores: Tensor, cap: float) -> Tensor:
+def cap_scores(scores: Tensor, cap: float) -> Tensor:
     """Return the scores between a number and its negative, and unchanged near 0."""
     return cap * torch.tanh(scores / cap)
 
 
-def as_wide(x: Tensor, width: int) -> Tensor:
+def pad_width(x: Tensor, width: int) -> Tensor:
     """Return x, [..., size], with zeros behind it if it is narrower: kernels that keep no scores want queries, keys and
     values of one width."""
     return x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1]))
 
 
-def shared_heads(query: Tensor, key: Tensor) -> Tensor:
+def repeat_kv_heads(query: Tensor, key: Tensor) -> Tensor:
     """Return keys, or values, as the kernel takes them: for wide numbers CUDA's only kernel that shares them among
     heads keeps scores. All are [tokens, heads, size]."""
     if query.is_cuda and query.element_size() > 2:

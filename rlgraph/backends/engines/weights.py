@@ -14,21 +14,20 @@ from torch import Tensor, nn
 
 from rlgraph.backends.engines.base import EngineError, State
 from rlgraph.catalog.models.configs import find_config
-from rlgraph.catalog.models.families import HEAD, stored
-from rlgraph.catalog.models.families import tensors as tensors_of
+from rlgraph.catalog.models.families import HEAD, layer_tensors, stored_names
 from rlgraph.catalog.models.shape import shape_of
-from rlgraph.ir.layout import Box, Local, Piece, at_layer, volume, whole
+from rlgraph.ir.layout import Box, LocalTensor, Piece, at_layer, volume, whole
 
 
-def copied(tensors: Mapping[str, Tensor]) -> State:
+def clone_tensors(tensors: Mapping[str, Tensor]) -> State:
     """Return a copy of some weights."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 @torch.no_grad()
-def take_over(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+def overwrite_weights(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
     """Write other weights over one's own. Raises EngineError where they are of another model."""
-    same_names(own, other)
+    check_same_names(own, other)
     for name, tensor in own.items():
         tensor.copy_(other[name])
 
@@ -37,19 +36,19 @@ def take_over(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
 def blend(own: Mapping[str, Tensor], other: Mapping[str, Tensor], ema: float) -> None:
     """Move one's own weights towards others: own = ema * own + (1 - ema) * other. Raises EngineError where they are of
     another model."""
-    same_names(own, other)
+    check_same_names(own, other)
     for name, tensor in own.items():
         tensor.lerp_(other[name].to(tensor), 1 - ema) if tensor.is_floating_point() else tensor.copy_(other[name])
 
 
-def same_names(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+def check_same_names(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
     """Raise EngineError where two sets of weights do not have the same names."""
     if own.keys() != other.keys():
         unmatched = sorted(own.keys() ^ other.keys())
         raise EngineError(f"these weights are another model's: {unmatched[0]!r} is in only one of the two")
 
 
-class Weights(Protocol):
+class WeightSource(Protocol):
     """A source of global tensors, under Hugging Face's names with a layer's number in place of `*`."""
 
     def read(self, name: str, box: Box) -> Tensor:
@@ -59,11 +58,11 @@ class Weights(Protocol):
 
 
 @torch.no_grad()
-def fill(tensors: Mapping[str, Tensor], layout: Sequence[Local], source: Weights) -> None:
+def fill_tensors(tensors: Mapping[str, Tensor], layout: Sequence[LocalTensor], source: WeightSource) -> None:
     """Write the pieces of a layout into an engine's tensors (named as in `Engine.tensors`), and zeros where there is no
     piece. Raises EngineError where the tensors are not those of the layout."""
     for local in layout:
-        for layer in each_layer(local):
+        for layer in split_layers(local):
             if layer.name not in tensors:
                 raise EngineError(f"the engine's model lacks the tensor {layer.name}")
             _fill(tensors[layer.name], layer, source)
@@ -84,7 +83,7 @@ class FolderWeights:
         self._shapes = {
             tensor.name: tensor.shape
             for kind in ("causal_lm", "value_lm", "reward_lm")
-            for tensor in tensors_of(shape, kind)
+            for tensor in layer_tensors(shape, kind)
         }
         self._files = _files(self._folder)
         self._open: dict[str, Any] = {}
@@ -96,7 +95,7 @@ class FolderWeights:
 
     def read(self, name: str, box: Box) -> Tensor:
         """Return what `Weights.read` says; only this part is read from the disk."""
-        shape, parts = self._shapes.get(name, ()), stored(self._family, name)
+        shape, parts = self._shapes.get(name, ()), stored_names(self._family, name)
         if self._stored_name(name) is not None:
             return self._read(name, shape, box)
         if "#" in parts[0]:
@@ -156,7 +155,7 @@ class ModelWeights:
         return tensor[_slices(box)]
 
 
-def each_layer(local: Local) -> Iterator[Local]:
+def split_layers(local: LocalTensor) -> Iterator[LocalTensor]:
     """Yield a stacked tensor as one for each layer that the rank has; another as it is."""
     if "*" not in local.name:
         yield local
@@ -168,20 +167,20 @@ def each_layer(local: Local) -> Iterator[Local]:
             number = start + layer - piece.at[0]
             if start <= number < stop:
                 pieces.append(Piece(at_layer(piece.name, number), tuple(box), piece.at[1:]))
-        yield Local(at_layer(local.name, layer), local.shape[1:], tuple(pieces))
+        yield LocalTensor(at_layer(local.name, layer), local.shape[1:], tuple(pieces))
 
 
-def locals_of(layout: Iterable[Local], tensors: Mapping[str, Tensor]) -> list[Local]:
+def locals_of(layout: Iterable[LocalTensor], tensors: Mapping[str, Tensor]) -> list[LocalTensor]:
     """Return a rank's tensors layer by layer; those that the layout does not have are whole, under their own names."""
-    result = [layer for local in layout for layer in each_layer(local) if layer.name in tensors]
+    result = [layer for local in layout for layer in split_layers(local) if layer.name in tensors]
     names = {layer.name for layer in result}
     for name in (name for name in tensors if name not in names):
         shape = tuple(tensors[name].shape)
-        result.append(Local(name, shape, (Piece(name, whole(shape), (0,) * len(shape)),)))
+        result.append(LocalTensor(name, shape, (Piece(name, whole(shape), (0,) * len(shape)),)))
     return result
 
 
-def _fill(target: Tensor, local: Local, source: Weights) -> None:
+def _fill(target: Tensor, local: LocalTensor, source: WeightSource) -> None:
     if tuple(target.shape) != local.shape:
         raise EngineError(
             f"the engine's tensor {local.name} has the shape {_dims(target.shape)}, not {_dims(local.shape)}"
@@ -227,9 +226,9 @@ def _dims(shape: Sequence[int]) -> str:
     return " x ".join(str(size) for size in shape)
 
 
-def filed(family: str, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+def file_tensors(family: str, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield one layer's tensor as files have it: each expert by itself."""
-    parts = stored(family, name)
+    parts = stored_names(family, name)
     if "#" not in parts[0]:
         yield parts[0], tensor
         return

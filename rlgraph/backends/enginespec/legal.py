@@ -73,7 +73,7 @@ def _column_conflicts(spec: EngineSpec, mesh: Mesh) -> list[str]:
     return [f"{spec.name} does not split along {splits} at once: over {size} devices it does {instead}"]
 
 
-def adapted(spec: EngineSpec, shape: Shape, dtype: str, kind: DeviceKind, said: str = "") -> tuple[str, ...]:
+def adapter_choices(spec: EngineSpec, shape: Shape, dtype: str, kind: DeviceKind, said: str = "") -> tuple[str, ...]:
     """Return the ways among which there is a choice for holding a model's adapters beside weights of a dtype on a kind
     of device. A model that has none, or an engine that knows one way, has only the empty one. said: the way that a
     schedule names."""

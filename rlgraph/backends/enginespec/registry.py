@@ -49,7 +49,7 @@ def faults() -> tuple[Fault, ...]:
     return _discovered()[1]
 
 
-def ways(option: str) -> tuple[str, ...]:
+def option_values(option: str) -> tuple[str, ...]:
     """Return every value that any engine knows for an option of `place` in which each says what it does: `attention`,
     `adapters`, `gather`."""
     return tuple(dict.fromkeys(way for spec in engines().values() for way in getattr(spec, option)))

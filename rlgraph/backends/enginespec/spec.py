@@ -16,9 +16,9 @@ from typing import Literal, Protocol
 
 from rlgraph.backends.enginespec.rates import Rates, WorkKind
 from rlgraph.catalog.clusters.cluster import DeviceKind
-from rlgraph.catalog.models.families import ModelKind, trained
+from rlgraph.catalog.models.families import ModelKind, trainable_parameters
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import Local, Piece, whole
+from rlgraph.ir.layout import LocalTensor, Piece, whole
 from rlgraph.ir.mesh import Mesh
 
 Setting = Literal["micro_tokens", "recompute", "kv_bytes"]
@@ -38,17 +38,17 @@ no misfits."""
 class Layout(Protocol):
     """A function that lays out a model on a mesh."""
 
-    def __call__(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[Local, ...]:
+    def __call__(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[LocalTensor, ...]:
         """Return the tensors that a rank holds, for a split in which `rlgraph.backends.enginespec.legal` finds no
         fault."""
         ...
 
 
-def entire(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
+def replicated_layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[LocalTensor, ...]:
     """Return a layout in which each rank has all that changes in training, under the model's own names."""
-    parameters = trained(shape, kind)
+    parameters = trainable_parameters(shape, kind)
     return tuple(
-        Local(tensor.name, tensor.shape, (Piece(tensor.name, whole(tensor.shape), (0,) * len(tensor.shape)),))
+        LocalTensor(tensor.name, tensor.shape, (Piece(tensor.name, whole(tensor.shape), (0,) * len(tensor.shape)),))
         for tensor in parameters
     )
 
@@ -62,7 +62,7 @@ def _unfused(device: DeviceKind, dtype: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class ReservedCache:
     """A cache of keys and values that is allocated at the start, as large as the plan says."""
 
     prompt_tokens: int = 8192
@@ -114,7 +114,7 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class GrowingCache:
     """A cache of keys and values that each call makes for its rows."""
 
     places: int = 1 << 18
@@ -146,7 +146,7 @@ class Memory:
     """Bytes for each column that are kept by norms which multiply by one more than their weight."""
     gradients_stay: bool = False
     """Wide gradients of a trained model exist at all times, not only during a step."""
-    cache: Reserved | Grown = field(default=Grown())
+    cache: ReservedCache | GrowingCache = field(default=GrowingCache())
     """The cache of keys and values for generating."""
     cpu_dtype: str | None = None
     """The dtype that it computes in on a CPU, whatever it is told."""
@@ -172,7 +172,7 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class PrefixSharing:
     """The conditions under which an engine reads the common beginning of neighbouring packed rows only once."""
 
     worth: float
@@ -249,7 +249,7 @@ class EngineSpec:
     `gather=WAY` in a schedule: while a layer works, and once more for its backward pass (ZeRO's third stage, arXiv
     1910.02054), or while all micro-batches of an update are differentiated (the second one). The first one is taken
     where neither a schedule nor a search says another."""
-    layout: Layout = entire
+    layout: Layout = replicated_layout
     dtypes: Mapping[DeviceKind, frozenset[str]] | None = None
     """The dtypes in which it computes, by kind of device; None: any."""
 
@@ -257,7 +257,7 @@ class EngineSpec:
 
     packs: bool = False
     """Rows of a micro-batch lie one behind the other; else they are padded to the longest of them."""
-    shares: Shares | None = None
+    shares: PrefixSharing | None = None
     """When it reads common beginnings of packed rows once, where it trains and where it reads tokens; None: each row is
     read by itself."""
     attention: Mapping[str, Attention] = field(default_factory=dict)
@@ -274,7 +274,7 @@ class EngineSpec:
     `rlgraph.backends.engines.base.Generates.generate`)."""
     rereads: bool = False
     """New weights can come while it samples: it asks for them before each token, and reads what it has of the rows
-    again (`rlgraph.backends.engines.base.Refresh`)."""
+    again (`rlgraph.backends.engines.base.WeightRefresh`)."""
     keeps: bool = False
     """New weights can come while it samples, and it can go on with what it computed of the rows with older ones (`keep`
     of a `Holding`)."""
@@ -284,12 +284,12 @@ class EngineSpec:
     """Trainings of several models share the stages of its pipeline (`rlgraph.backends.engines.pipelined`)."""
     sleeps: bool = False
     """A model of it can be offloaded to the host's memory while others work on its devices: it has `sleep` and `wake`
-    (`rlgraph.backends.engines.base.Sleeps`)."""
+    (`rlgraph.backends.engines.base.Offloads`)."""
     saves: bool = False
     """A rank that has all of a model can write it: it has `save` (`rlgraph.backends.engines.base.Saves`)."""
     keeps_moments: bool = False
-    """It tells what its optimizer keeps, and goes on with that (`rlgraph.backends.engines.base.Keeps`): runs in which
-    it trains can be saved on the way."""
+    """It tells what its optimizer keeps, and goes on with that (`rlgraph.backends.engines.base.KeepsMoments`): runs in
+    which it trains can be saved on the way."""
     optimizers: frozenset[str] = frozenset({"adamw"})
     """The optimizers of `rlgraph.ops.optimizers` that it can step with."""
     shards_optimizer: bool = False
@@ -325,11 +325,11 @@ class EngineSpec:
         """The axes as a schedule lists them, inner ones first."""
         return self.axes[::-1]
 
-    def carried(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[Local, ...]:
+    def carried(self, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind) -> tuple[LocalTensor, ...]:
         """Return what travels when the weights have changed: a rank's tensors; for models with adapters only these, all
         of them unless the engine lays them out."""
         complete = shape.adapters is not None and not self.own_adapters
-        return (entire if complete else self.layout)(shape, mesh, rank, kind)
+        return (replicated_layout if complete else self.layout)(shape, mesh, rank, kind)
 
     def adapter_rank(self, rank: int) -> int:
         """Return the rank for which adapters of a rank have room."""

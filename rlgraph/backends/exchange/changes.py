@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.exchange.link import Post
-from rlgraph.backends.exchange.mailbox import Kind, Mailbox
+from rlgraph.backends.exchange.mailbox import Mailbox, MessageKind
 
 _HEAD = 3
 """Numbers in the head of a message: which time it is sent, elements that changed, bytes that say where."""
@@ -29,14 +29,14 @@ _Key = tuple[int, int]
 """A peer, and the number of a message among those to or from it."""
 
 
-class Changes:
+class DeltaMailbox:
     """Sends and receives the same messages again and again. Both ends keep the last of each, on the CPU, whatever
     happens to the tensors that it was taken from or went to."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
-        self.senders: dict[_Key, Sender] = {}
-        self.receivers: dict[_Key, Receiver] = {}
+        self.senders: dict[_Key, DeltaSender] = {}
+        self.receivers: dict[_Key, DeltaReceiver] = {}
 
     def run(self) -> _Run:
         """Return a link for messages that go once each, in the same order every time."""
@@ -48,7 +48,7 @@ class _Run:
 
     direct = True
 
-    def __init__(self, changes: Changes) -> None:
+    def __init__(self, changes: DeltaMailbox) -> None:
         self.changes, self.name, self.device = changes, changes.mailbox.name, changes.mailbox.device
         self._sent, self._received = Counter[int](), Counter[int]()
 
@@ -61,17 +61,21 @@ class _Run:
     def send(self, message: Tensor, to: int) -> Post:
         key = to, self._sent[to]
         self._sent[to] += 1
-        head, body = self.changes.senders.setdefault(key, Sender()).next(message)
+        head, body = self.changes.senders.setdefault(key, DeltaSender()).next(message)
         mailbox = self.changes.mailbox
-        return _Leaving(message, mailbox.send(head, to, Kind.HEAD), mailbox.send(body, to))
+        return _Leaving(message, mailbox.send(head, to, MessageKind.HEAD), mailbox.send(body, to))
 
     def receive(self, message: Tensor, source: int) -> Post:
         key = source, self._received[source]
         self._received[source] += 1
-        receiver = self.changes.receivers.setdefault(key, Receiver(message))
+        receiver = self.changes.receivers.setdefault(key, DeltaReceiver(message))
         head = torch.empty(_HEAD, dtype=torch.int64)
         return _Arriving(
-            message, self.changes.mailbox, source, receiver, self.changes.mailbox.receive(head, source, Kind.HEAD)
+            message,
+            self.changes.mailbox,
+            source,
+            receiver,
+            self.changes.mailbox.receive(head, source, MessageKind.HEAD),
         )
 
 
@@ -96,7 +100,7 @@ class _Leaving:
 class _Arriving:
     """A message that is received. Those from the same peer are waited for in their order."""
 
-    def __init__(self, message: Tensor, mailbox: Mailbox, source: int, receiver: Receiver, head: Post) -> None:
+    def __init__(self, message: Tensor, mailbox: Mailbox, source: int, receiver: DeltaReceiver, head: Post) -> None:
         self.message, self.size = message, 0
         self._mailbox, self._source, self._receiver, self._head = mailbox, source, receiver, head
 
@@ -111,7 +115,7 @@ class _Arriving:
         """Do nothing: both ends have copies of their own."""
 
 
-class Sender:
+class DeltaSender:
     """The sending end of messages of one shape and dtype."""
 
     def __init__(self) -> None:
@@ -134,7 +138,7 @@ class Sender:
         return torch.tensor([self._time, now.size, _ALL]), torch.from_numpy(self._last.view(np.uint8))
 
 
-class Receiver:
+class DeltaReceiver:
     """The receiving end of messages of one shape and dtype."""
 
     def __init__(self, message: Tensor) -> None:

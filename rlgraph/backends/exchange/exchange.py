@@ -17,23 +17,23 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.backends.exchange.changes import Changes
+from rlgraph.backends.exchange.changes import DeltaMailbox
 from rlgraph.backends.exchange.link import Link, Post
 from rlgraph.backends.exchange.mailbox import Mailbox
-from rlgraph.errors import counted
-from rlgraph.ir.carriers import Ways
-from rlgraph.ir.layout import Box, Local, Piece, at_layer, common, volume, without
+from rlgraph.errors import count_phrase
+from rlgraph.ir.carriers import PeerCarriers
+from rlgraph.ir.layout import Box, LocalTensor, Piece, at_layer, box_difference, intersection, volume
 from rlgraph.ir.transfer import TensorBox, Transfer
 
 _ALONE = 1 << 18
 """Bytes from which on a part of one tensor is a message by itself."""
 
 _Slices = tuple[slice, ...]
-_NO_WAYS = Ways()
+_NO_WAYS = PeerCarriers()
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class ExchangeCost:
     """What a place sent and received, and what that cost."""
 
     sent: int
@@ -47,7 +47,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingMessage:
     """The message that a place works on, for other threads: the place may be waiting for the other end."""
 
     about: str
@@ -103,12 +103,12 @@ class Exchange:
         transfer: Transfer,
         mailbox: Mailbox,
         *,
-        source: Sequence[Local] = (),
-        destination: Sequence[Local] = (),
+        source: Sequence[LocalTensor] = (),
+        destination: Sequence[LocalTensor] = (),
         dtype: torch.dtype = torch.float32,
         delta: bool = False,
         links: Mapping[int, Link] | None = None,
-        ways: Ways = _NO_WAYS,
+        ways: PeerCarriers = _NO_WAYS,
     ) -> None:
         """The layouts are those of this place on both sides, and `dtype` is the one that travels: the narrower of both
         sides'. delta: from the second time on only the elements that changed travel; the same at all places, and by
@@ -126,14 +126,14 @@ class Exchange:
         self._routes = [(move, route) for move in transfer.moves for route in move.routes if mailbox.place in route[:2]]
         self._rounds = tuple(self._scheduled(index) for index in range(transfer.rounds)) if self._routes else ()
         self._buffers: dict[torch.device, Tensor] = {}
-        self._changes = Changes(mailbox) if delta else None
-        self.pending: Pending | None = None
+        self._changes = DeltaMailbox(mailbox) if delta else None
+        self.pending: PendingMessage | None = None
         """The message at which `run` is. Another thread may read it."""
 
     @torch.no_grad()
     def run(
         self, source: Mapping[str, Tensor], destination: Mapping[str, Tensor], *, ema: float | None = None
-    ) -> Moved:
+    ) -> ExchangeCost:
         """Write what the destination needs into its tensors, `ema` of the old value and the rest of what arrives.
 
         The tensors have the layouts' names, a layer's number in place of `*`. Raises EngineError naming the peer that
@@ -153,7 +153,7 @@ class Exchange:
             sent += sum(post.size for post in leaving)
             received += sum(post.size for post in arriving)
             peak = max(peak, used)
-        return Moved(sent, received, time.perf_counter() - began, peak, start)
+        return ExchangeCost(sent, received, time.perf_counter() - began, peak, start)
 
     # Schedule
 
@@ -298,7 +298,7 @@ class Exchange:
         where = (
             f"{about} of {ways.what} from {start} to {end} (round {number} of {len(self._rounds)}, over {link.name})"
         )
-        self.pending = None if peer is None else Pending(where, ways.name(peer))
+        self.pending = None if peer is None else PendingMessage(where, ways.name(peer))
         try:
             yield
         except EngineError as error:
@@ -315,7 +315,7 @@ def _owner(link: Link) -> Link | torch.device:
 class _Holding:
     """The places of the boxes of global tensors in a place's own tensors."""
 
-    def __init__(self, layout: Sequence[Local]) -> None:
+    def __init__(self, layout: Sequence[LocalTensor]) -> None:
         self.pieces: dict[str, list[tuple[str, Piece]]] = {}
         for local in layout:
             for piece in local.pieces:
@@ -327,7 +327,7 @@ class _Holding:
         for name, box in parts:
             shape = _shape(box)
             for local, piece in self.pieces.get(name, ()):
-                shared = common(box, piece.box)
+                shared = intersection(box, piece.box)
                 if shared is not None:
                     for layer in _layers(local, shared):
                         inner = None if layer == box else _within(box, layer)
@@ -335,24 +335,24 @@ class _Holding:
             start += math.prod(shape)
 
 
-def _local_copies(held: _Holding, destination: Sequence[Local]) -> Iterator[tuple[_Copy, _Copy]]:
+def _local_copies(held: _Holding, destination: Sequence[LocalTensor]) -> Iterator[tuple[_Copy, _Copy]]:
     """Yield what a place needs and has itself: where it is, and where it goes."""
     for local in destination:
         for piece in local.pieces:
             left = [piece.box]
             for name, held_piece in held.pieces.get(piece.name, ()):
-                for box in filter(None, [common(missing, held_piece.box) for missing in left]):
+                for box in filter(None, [intersection(missing, held_piece.box) for missing in left]):
                     for layer in _layers(name + local.name, box):
                         yield (
                             _Copy(*_located(name, held_piece, layer), 0, _shape(layer), None),
                             _Copy(*_located(local.name, piece, layer), 0, _shape(layer), None),
                         )
-                left = [rest for missing in left for rest in without(missing, held_piece.box)]
+                left = [rest for missing in left for rest in box_difference(missing, held_piece.box)]
 
 
 def _message(content: Sequence[TensorBox], peer: int, forwarded: bool, holding: _Holding) -> _Message:
     name, box = content[0]
-    more = f" and {counted(len(content) - 1, 'more part')}" if len(content) > 1 else ""
+    more = f" and {count_phrase(len(content) - 1, 'more part')}" if len(content) > 1 else ""
     about = f"{name}[{', '.join(f'{low}:{high}' for low, high in box)}]{more}"
     return _Message(_elements(content), peer, forwarded, tuple(holding.copies(content)), about)
 

@@ -25,7 +25,7 @@ _THREADS = 2
 """Threads that gloo starts."""
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """The kind of a message; messages of each kind arrive in an order of their own."""
 
     WHOLE = 7
@@ -65,22 +65,22 @@ class Mailbox:
     def room(self, size: int) -> Tensor:
         raise AssertionError("messages go from where they lie")
 
-    def send(self, message: Tensor, to: int, kind: Kind = Kind.WHOLE) -> Whole:
+    def send(self, message: Tensor, to: int, kind: MessageKind = MessageKind.WHOLE) -> WholeMessage:
         return self._post("send", message, to, kind)
 
-    def receive(self, message: Tensor, source: int, kind: Kind = Kind.WHOLE) -> Whole:
+    def receive(self, message: Tensor, source: int, kind: MessageKind = MessageKind.WHOLE) -> WholeMessage:
         return self._post("recv", message, source, kind)
 
     def go(self) -> None:
         """Do nothing: messages go at once."""
 
-    def _post(self, call: str, message: Tensor, peer: int, kind: Kind) -> Whole:
+    def _post(self, call: str, message: Tensor, peer: int, kind: MessageKind) -> WholeMessage:
         began = time.monotonic()
         try:
             work = getattr(self._group, call)([message], self._ranks[peer], kind)
         except RuntimeError as error:  # The first message connects the two places.
-            raise lost(error, time.monotonic() - began) from None
-        return Whole(work, message, self._limit)
+            raise link_error(error, time.monotonic() - began) from None
+        return WholeMessage(work, message, self._limit)
 
 
 def _options(limit: timedelta) -> Any:
@@ -95,7 +95,7 @@ def _options(limit: timedelta) -> Any:
     return options
 
 
-class Whole:
+class WholeMessage:
     """A message that goes as it is."""
 
     def __init__(self, work: dist.Work, message: Tensor, limit: timedelta) -> None:
@@ -111,13 +111,13 @@ class Whole:
         try:
             self._work.wait(self._limit)
         except RuntimeError as error:
-            raise lost(error, time.monotonic() - began) from None
+            raise link_error(error, time.monotonic() - began) from None
 
     def release(self) -> None:
         """Do nothing: what was received belongs to the receiver."""
 
 
-def lost(error: RuntimeError, seconds: float = 0.0) -> LinkError:
+def link_error(error: RuntimeError, seconds: float = 0.0) -> LinkError:
     """Return the error for a message that does not arrive. seconds: how long it has been waited for."""
     # Without the line of torch's source, and its general advice.
     reason = re.sub(r"^\[\S+:\d+\] |\. This is typically .*", "", str(error).strip().splitlines()[0])

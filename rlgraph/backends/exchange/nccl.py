@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from rlgraph.backends.exchange.link import Post
-from rlgraph.backends.exchange.mailbox import lost
+from rlgraph.backends.exchange.mailbox import link_error
 from rlgraph.ir.carriers import NCCL
 
 _LATER = 600.0
@@ -39,7 +39,7 @@ def backend(store: Store, rank: int, ranks: int, limit: timedelta) -> Any:
     return nccl(store, rank, ranks, options)
 
 
-class Nccl:
+class NcclLink:
     """One place's end of the NCCL carrier."""
 
     name, direct = NCCL.name, True
@@ -102,7 +102,7 @@ class _Communicator:
                 # Places that have nothing to send in the first round are waited for here, and not in the round.
                 self._backend.eager_connect_single_device(device)
         except RuntimeError as error:
-            raise lost(error) from None
+            raise link_error(error) from None
         self._batch = _Batch(seconds)
 
     def post(self, call: str, message: Tensor, peer: int) -> Post:
@@ -122,7 +122,7 @@ class _Communicator:
             works = [getattr(self._group, call)([message], peer, 0) for call, message, peer in batch.calls]
             batch.works = [self._group._end_coalescing(self._device)] if coalesces else works
         except RuntimeError as error:
-            raise lost(error) from None
+            raise link_error(error) from None
         batch.abort = self._backend.abort
 
 
@@ -144,7 +144,7 @@ class _Batch:
                 self.works.pop()
         except RuntimeError as error:
             self.abort()
-            raise lost(error, time.monotonic() - began) from None
+            raise link_error(error, time.monotonic() - began) from None
 
     def _wait(self, work: Any, began: float) -> None:
         # This wait holds up only the device's stream: a process that is gone would never be noticed.

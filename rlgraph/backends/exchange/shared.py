@@ -19,14 +19,14 @@ from torch import Tensor
 
 from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.exchange.link import Post
-from rlgraph.backends.exchange.mailbox import Kind, Mailbox
+from rlgraph.backends.exchange.mailbox import Mailbox, MessageKind
 from rlgraph.ir.carriers import SHARED
 
 _NOTICE = 3
 """Numbers in a notice: a message's first byte, its bytes, and the bytes of a handle that follows."""
 
 
-class Memory(Protocol):
+class MappableMemory(Protocol):
     """Bytes that another process can map."""
 
     bytes: Tensor
@@ -37,7 +37,7 @@ class Memory(Protocol):
         ...
 
 
-class OfTheMachine:
+class HostMemory:
     """Memory of this process, on the host. It has no name that others could guess or use, no part in `/dev/shm`, and
     goes with the last process that has it, however that ends."""
 
@@ -58,7 +58,7 @@ class OfTheMachine:
         return json.dumps([os.getpid(), self._file, len(self.bytes)])
 
 
-def of_another(handle: str) -> Tensor:
+def map_host_memory(handle: str) -> Tensor:
     """Map memory that another process of this machine has."""
     process, file, size = json.loads(handle)
     try:
@@ -71,7 +71,7 @@ def of_another(handle: str) -> Tensor:
         raise EngineError(f"the memory of process {process} cannot be mapped: {error}") from None
 
 
-class OfADevice:
+class GpuMemory:
     """Memory of this process, on a GPU. Tests on a CPU never come here."""
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -82,7 +82,7 @@ class OfADevice:
         return json.dumps([part.hex() if isinstance(part, bytes) else part for part in parts])
 
 
-def of_another_on(handle: str, device: torch.device) -> Tensor:
+def map_gpu_memory(handle: str, device: torch.device) -> Tensor:
     """Map memory that another process has on this GPU, which may have another number there."""
     memory, size, start, counter, counted, event, waits = json.loads(handle)
     storage = torch.UntypedStorage._new_shared_cuda(
@@ -98,7 +98,7 @@ def of_another_on(handle: str, device: torch.device) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
 
-class Shared:
+class SharedMemoryLink:
     """One place's end of the carrier of mapped memory."""
 
     name, direct = SHARED.name, False
@@ -106,14 +106,14 @@ class Shared:
     def __init__(self, mailbox: Mailbox, device: torch.device) -> None:
         self.device = device
         self._mailbox = mailbox
-        self._memory: Memory | None = None
+        self._memory: MappableMemory | None = None
         self._told_peers: set[int] = set()
         """Peers that have the handle of its memory."""
         self._peer_memory: dict[int, Tensor] = {}
 
     def room(self, size: int) -> Tensor:
         if self._memory is None or size > len(self._memory.bytes):
-            self._memory = OfADevice(size, self.device) if self.device.type == "cuda" else OfTheMachine(size)
+            self._memory = GpuMemory(size, self.device) if self.device.type == "cuda" else HostMemory(size)
             self._told_peers.clear()
         return self._memory.bytes[:size]
 
@@ -123,14 +123,14 @@ class Shared:
         handle = b"" if to in self._told_peers else self._memory.handle().encode()
         self._told_peers.add(to)
         start = message.data_ptr() - self._memory.bytes.data_ptr()
-        notices = [self._mailbox.send(torch.tensor([start, message.nbytes, len(handle)]), to, Kind.NOTICE)]
+        notices = [self._mailbox.send(torch.tensor([start, message.nbytes, len(handle)]), to, MessageKind.NOTICE)]
         if handle:
-            notices.append(self._mailbox.send(torch.tensor(list(handle), dtype=torch.uint8), to, Kind.HANDLE))
-        read = self._mailbox.receive(torch.empty(1, dtype=torch.uint8), to, Kind.READ)
+            notices.append(self._mailbox.send(torch.tensor(list(handle), dtype=torch.uint8), to, MessageKind.HANDLE))
+        read = self._mailbox.receive(torch.empty(1, dtype=torch.uint8), to, MessageKind.READ)
         return _Leaving(message, [*notices, read])
 
     def receive(self, message: Tensor, source: int) -> Post:
-        notice = self._mailbox.receive(torch.empty(_NOTICE, dtype=torch.int64), source, Kind.NOTICE)
+        notice = self._mailbox.receive(torch.empty(_NOTICE, dtype=torch.int64), source, MessageKind.NOTICE)
         return _Arriving(self, message, source, notice)
 
     def go(self) -> None:
@@ -145,16 +145,16 @@ class Shared:
         """Return bytes of another process's memory. handle: the bytes of the handle that follows, 0 for none."""
         if handle:
             received = torch.empty(handle, dtype=torch.uint8)
-            self._mailbox.receive(received, source, Kind.HANDLE).wait()
+            self._mailbox.receive(received, source, MessageKind.HANDLE).wait()
             text = bytes(received.tolist()).decode()
             cuda = self.device.type == "cuda"
-            self._peer_memory[source] = of_another_on(text, self.device) if cuda else of_another(text)
+            self._peer_memory[source] = map_gpu_memory(text, self.device) if cuda else map_host_memory(text)
         return self._peer_memory[source][start : start + size]
 
     def read(self, source: int) -> None:
         """Tell a peer that its message has been read."""
         self.settle()
-        self._mailbox.send(torch.empty(1, dtype=torch.uint8), source, Kind.READ).wait()
+        self._mailbox.send(torch.empty(1, dtype=torch.uint8), source, MessageKind.READ).wait()
 
 
 class _Leaving:
@@ -178,7 +178,7 @@ class _Leaving:
 class _Arriving:
     """A message that is received. Those from the same peer are waited for in their order."""
 
-    def __init__(self, link: Shared, wanted: Tensor, source: int, notice: Post) -> None:
+    def __init__(self, link: SharedMemoryLink, wanted: Tensor, source: int, notice: Post) -> None:
         self.message = wanted
         self._link, self._source, self._notice = link, source, notice
 

@@ -11,9 +11,9 @@ import torch
 from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.exchange.link import Link
 from rlgraph.backends.exchange.mailbox import Mailbox
-from rlgraph.backends.exchange.nccl import Nccl
-from rlgraph.backends.exchange.shared import OfTheMachine, Shared, of_another
-from rlgraph.ir.carriers import NCCL, SHARED, Site, Ways
+from rlgraph.backends.exchange.nccl import NcclLink
+from rlgraph.backends.exchange.shared import HostMemory, SharedMemoryLink, map_host_memory
+from rlgraph.ir.carriers import NCCL, SHARED, PeerCarriers, Site
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PROCESSES = "/proc/self/ns/pid"
@@ -39,20 +39,20 @@ def _machine() -> str:
 def _maps() -> bool:
     """Whether memory of this process can be mapped here: not on every system, nor in every sandbox."""
     try:
-        memory = OfTheMachine(1)
-        of_another(memory.handle())
+        memory = HostMemory(1)
+        map_host_memory(memory.handle())
     except EngineError:
         return False
     return True
 
 
-def open_links(mailbox: Mailbox, ways: Ways, device: torch.device, name: str) -> dict[int, Link]:
+def open_links(mailbox: Mailbox, ways: PeerCarriers, device: torch.device, name: str) -> dict[int, Link]:
     """Open links, by peer, but for those peers to which the mailbox leads. All places that exchange something so open
     theirs at the same time, for a transfer of this name."""
     by_carrier: dict[str, Link] = {}
     if SHARED.name in ways.carriers.values():
-        by_carrier[SHARED.name] = Shared(mailbox, device)
+        by_carrier[SHARED.name] = SharedMemoryLink(mailbox, device)
     if NCCL.name in ways.carriers.values():
         store, seconds = mailbox.store, mailbox.seconds
-        by_carrier[NCCL.name] = Nccl(mailbox.place, ways.clubs, store, device, name=name, seconds=seconds)
+        by_carrier[NCCL.name] = NcclLink(mailbox.place, ways.clubs, store, device, name=name, seconds=seconds)
     return {peer: by_carrier[carrier] for peer, carrier in ways.carriers.items() if carrier in by_carrier}

@@ -10,26 +10,26 @@ from typing import cast
 import numpy as np
 import torch
 
-from rlgraph.backends.blocks import Blocks
+from rlgraph.backends.blocks import BlockSizes
 from rlgraph.backends.engines.base import EngineError, Saves
-from rlgraph.backends.executor import Executor, Made, Part
-from rlgraph.backends.finish_order import Endings
+from rlgraph.backends.executor import Executor, NodeOutput, Part
+from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.in_flight import Things
-from rlgraph.backends.saved import Diverged, Kept, SavedModel
+from rlgraph.backends.saved import NonFiniteWeights, PendingSave, SavedModel
 from rlgraph.backends.step import Step
-from rlgraph.backends.steps import Observer, Silent, Steps
+from rlgraph.backends.steps import Observer, SilentObserver, StepRunner
 from rlgraph.backends.worker.nodes import WORK, chosen_places
 from rlgraph.backends.worker.sampling import sampled_tokens
 from rlgraph.backends.worker.saving import (
-    Left,
+    ModelSnapshot,
+    check_same,
     hold,
-    left_of,
-    need_same,
+    model_part,
     parts,
     read_part,
-    release,
-    stock_of,
+    release_model,
+    snapshot_of,
     write_part,
 )
 from rlgraph.backends.worker.session import ModelState, Session, Settings
@@ -39,17 +39,17 @@ from rlgraph.ir.graph import Node, Program
 _WORK = {**WORK, **TRAINING}
 
 
-class LocalBackend(Steps):
+class LocalBackend(StepRunner):
     """Fires nodes in this process. `session` outlives the run: its models can be saved."""
 
     def __init__(self, program: Program, settings: Settings, observer: Observer | None = None) -> None:
-        self.observer = observer or Silent()
+        self.observer = observer or SilentObserver()
         self.session = Session(program, settings, self.observer.opening)
         self.program, self.seed, self.record = program, settings.seed, settings.record
         self.first = self.session.first
         self.notes = self.session.notes
-        self.endings = Endings(settings.record, settings.replay)
-        self.executor = Executor(self, Blocks(settings.block))
+        self.endings = FinishOrder(settings.record, settings.replay)
+        self.executor = Executor(self, BlockSizes(settings.block))
         self.watch: Callable[[Node, Frame], None] | None = None
         """Is given the frame after each node, for tests and debugging."""
 
@@ -74,16 +74,16 @@ class LocalBackend(Steps):
         one."""
         return all(state.past.changed <= self.done for state in self.session.models.values())
 
-    def keep(self, model: str) -> Kept | None:
+    def keep(self, model: str) -> PendingSave | None:
         """Return what the last step left of a model, to be saved; None: it is as it was loaded."""
         state = self.session.models[model]
-        left = hold(state, left_of(state), self.done)
+        left = hold(state, snapshot_of(state), self.done)
         return _LocalSave(state, left, self.versions.after(model, self.done)) if left.stock.changed else None
 
     def resume(self, number: int, things: Things, models: Mapping[str, SavedModel]) -> None:
         """Go on behind a step, in place of the first one. Raises EngineError for weights of another model."""
         for name, saved in models.items():
-            need_same([stock_of(self.session.models[name]).weights], saved)
+            check_same([model_part(self.session.models[name]).weights], saved)
             read_part(self.session.models[name], saved)
         self.done, self.left = number, {**self.first, **things}
         for name in self.versions.newest:
@@ -113,7 +113,7 @@ class LocalBackend(Steps):
         """Forget the notes; no other node is at work."""
         self.notes.clear()
 
-    def fire(self, node: Node, frame: Frame) -> Made:
+    def fire(self, node: Node, frame: Frame) -> NodeOutput:
         self.observer.firing(node)
         began = time.perf_counter()
         made = super().fire(node, frame)
@@ -125,7 +125,7 @@ class LocalBackend(Steps):
     def choose(self, node: Node, frame: Frame) -> np.ndarray:
         return chosen_places(node, frame, self.session)
 
-    def work(self, node: Node, frame: Frame) -> Made:
+    def work(self, node: Node, frame: Frame) -> NodeOutput:
         with torch.no_grad():
             return _WORK[node.op](node, frame, self.session)
 
@@ -133,7 +133,7 @@ class LocalBackend(Steps):
 class _LocalSave:
     """A model to be saved, which is written by whoever waits for it."""
 
-    def __init__(self, state: ModelState, left: Left, version: int) -> None:
+    def __init__(self, state: ModelState, left: ModelSnapshot, version: int) -> None:
         self.state, self.left, self.version = state, left, version
         self.place = Path()
 
@@ -149,14 +149,14 @@ class _LocalSave:
         if written.failure:
             raise OSError(0, written.failure)
         if written.odd:
-            raise Diverged(written.odd)
+            raise NonFiniteWeights(written.odd)
         return SavedModel(self.place, stock.updates, stock.changed, self.version, stock.past, written.files)
 
     def free(self) -> None:
-        release(self.state)
+        release_model(self.state)
 
 
-def _after(frame: Frame, made: Made) -> Frame:
+def _after(frame: Frame, made: NodeOutput) -> Frame:
     """Return the frame with the output of a node."""
     after = frame.child()
     for rows in made.rows:

@@ -42,7 +42,7 @@ class RowsOf(Protocol):
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredNode:
     """The torch code of a tensor node; calling it returns the node's outputs by name."""
 
     module: fx.GraphModule
@@ -63,7 +63,7 @@ class Lowered:
         return dict(zip(self.outputs, self.module(*arguments, rows.dtype), strict=True))
 
 
-def lower(node: Node) -> Lowered:
+def lower(node: Node) -> LoweredNode:
     """Lower the body of a `tensor` node to torch code."""
     assert node.body, node.op
     return _Lowering(node).lowered()
@@ -88,7 +88,7 @@ class _Lowering:
         be exponential."""
         self.calls: dict[tuple[Any, ...], fx.Node] = {}
 
-    def lowered(self) -> Lowered:
+    def lowered(self) -> LoweredNode:
         """Return the torch code of the whole body."""
         for let in self.node.body:
             self.values[let.name] = self.expr(let.expr, _identifier(let.name))
@@ -102,7 +102,7 @@ class _Lowering:
                 first.prepend(placeholder)
         module = fx.GraphModule(torch.nn.Module(), self.graph, "TensorMath")
         outputs = tuple(value.name for value in self.node.outputs)
-        return Lowered(module, self.node.inputs, tuple(self.indices), tuple(self.sizes), outputs)
+        return LoweredNode(module, self.node.inputs, tuple(self.indices), tuple(self.sizes), outputs)
 
     def output(self, value: Value) -> Any:
         """Return the fx node of an output."""

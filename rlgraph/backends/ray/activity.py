@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlgraph.backends.engines.collectives import Collective, Entered, Key, entered, is_broken
-from rlgraph.backends.exchange.exchange import Pending
-from rlgraph.backends.exchange.mailbox import lost
+from rlgraph.backends.engines.collectives import Collective, CollectiveState, Key, entered, is_broken
+from rlgraph.backends.exchange.exchange import PendingMessage
+from rlgraph.backends.exchange.mailbox import link_error
 from rlgraph.backends.ray.remote import Address
 
 _PARTS = 3
@@ -20,7 +20,7 @@ _PARTS = 3
 
 
 @dataclass(frozen=True)
-class Work:
+class ThreadWork:
     """What one thread is working on."""
 
     what: str
@@ -32,14 +32,14 @@ class Work:
 
 
 @dataclass(frozen=True)
-class At:
+class ActivityReport:
     """What a process reports of its threads, collectives and transfers."""
 
-    work: tuple[Work, ...]
-    entered: Entered
+    work: tuple[ThreadWork, ...]
+    entered: CollectiveState
     ranks: Mapping[Key, tuple[Address, ...]]
     """The processes of each torch group, in order."""
-    moving: tuple[Pending, ...]
+    moving: tuple[PendingMessage, ...]
     """The transfer messages that it is sending or receiving."""
 
     def open(self) -> Iterator[tuple[Collective, tuple[Address, ...]]]:
@@ -48,7 +48,7 @@ class At:
             yield collective, self.ranks[collective.group]
 
 
-class Doing:
+class ActivityLog:
     """Records what each thread is doing."""
 
     def __init__(self) -> None:
@@ -67,25 +67,26 @@ class Doing:
         except RuntimeError as error:
             if not is_broken(error):
                 raise
-            raise lost(error, time.monotonic() - began) from error
+            raise link_error(error, time.monotonic() - began) from error
         finally:
             if before is None:
                 del self._now[thread]
             else:
                 self._now[thread] = before
 
-    def work(self) -> tuple[Work, ...]:
+    def work(self) -> tuple[ThreadWork, ...]:
         """Return what the threads are doing."""
         frames, now = sys._current_frames(), time.monotonic()
         return tuple(
-            Work(what, now - since, _place(frames.get(thread))) for thread, (what, since) in list(self._now.items())
+            ThreadWork(what, now - since, _place(frames.get(thread)))
+            for thread, (what, since) in list(self._now.items())
         )
 
-    def at(self, world: tuple[Address, ...], moving: tuple[Pending, ...]) -> At:
+    def at(self, world: tuple[Address, ...], moving: tuple[PendingMessage, ...]) -> ActivityReport:
         """Return the report of this process. world: the processes of torch's default group, in order."""
         collectives = entered()
         ranks = {key: tuple(world[rank] for rank in key[1] if rank < len(world)) for key in collectives.last}
-        return At(self.work(), collectives, ranks, moving)
+        return ActivityReport(self.work(), collectives, ranks, moving)
 
 
 def _place(frame: object) -> str:

@@ -9,12 +9,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from rlgraph.backends.ray.activity import At
-from rlgraph.backends.ray.failures import Request, actor_of, cut, gone, late, link_of, meaning, why_gone
+from rlgraph.backends.ray.activity import ActivityReport
+from rlgraph.backends.ray.failures import (
+    CallContext,
+    actor_of,
+    broken_link_error,
+    error_of,
+    link_of,
+    process_gone_error,
+    unresponsive_error,
+    why_gone,
+)
 from rlgraph.backends.ray.processes import Losing, Processes, Reference
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.store import Wire, Wish
-from rlgraph.backends.ray.waits import Waits
+from rlgraph.backends.ray.waits import WaitGraph
 from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, Worker, WorkerSpec
 from rlgraph.ir.plan import Plan
 
@@ -40,7 +49,7 @@ class Actors(Processes):
         self.handles, self.release, self.logs, self.begin = dict(handles), release, logs, begin
         self.over: BaseException | None = None
         """The first failure, which ends every wait and is what each of them raises."""
-        self._failed: tuple[Sequence[Any], Request] | None = None
+        self._failed: tuple[Sequence[Any], CallContext] | None = None
         """The references and the request of the wait that failed first."""
         self._hurt = False
         """Whether a wait has failed since all processes were started."""
@@ -76,7 +85,9 @@ class Actors(Processes):
                 if followers:
                     leading.append(((group.name, speaker), followers))
         who = tuple(speaker for speaker, _ in leading)
-        self.get([self.call(leader, Worker.lead, followers) for leader, followers in leading], Request(who, "opening"))
+        self.get(
+            [self.call(leader, Worker.lead, followers) for leader, followers in leading], CallContext(who, "opening")
+        )
         return things
 
     def pass_on(
@@ -107,7 +118,7 @@ class Actors(Processes):
     def get(
         self,
         references: Sequence[Reference[T]],
-        request: Request,
+        request: CallContext,
         beside: Sequence[Reference[Any]] = (),
         *,
         alone: bool = False,
@@ -117,7 +128,7 @@ class Actors(Processes):
 
         for who in request.who:
             if who in self.gone:
-                raise gone(who, self.gone[who], request, self.logs)
+                raise process_gone_error(who, self.gone[who], request, self.logs)
         waiting: list[Any] = list(references)
         concurrent: list[Any] = list(beside)
         asked = dict(zip(waiting, request.answering, strict=True)) if losing else {}
@@ -209,7 +220,7 @@ class Actors(Processes):
         self,
         who: Sequence[Address],
         enough: Callable[[Mapping[Address, T]], bool],
-        request: Request,
+        request: CallContext,
         method: Callable[Concatenate[Worker, P], T],
         *args: P.args,
         **named: P.kwargs,
@@ -254,7 +265,7 @@ class Actors(Processes):
         self.gone |= {started[reference]: "there is no place for another one" for reference in missing}
         self.open(plan, names)
 
-    def _first(self, waiting: Sequence[Any], request: Request, error: Exception | None) -> BaseException:
+    def _first(self, waiting: Sequence[Any], request: CallContext, error: Exception | None) -> BaseException:
         """Return the first failure of all waits. error: that of this wait; None if it took too long."""
         with self._lock:
             if self.over is None:
@@ -263,21 +274,23 @@ class Actors(Processes):
             return self.over
 
     def _meaning(
-        self, waiting: Sequence[Any], request: Request, error: Exception | None, silent: Collection[Address]
+        self, waiting: Sequence[Any], request: CallContext, error: Exception | None, silent: Collection[Address]
     ) -> BaseException:
         # A closed connection that others of the group report is a consequence of the process that is gone.
         link_error = link_of(error)
         for who in sorted(self.gone, key=lambda address: address not in request.who):
-            return gone(who, self.gone[who], request, self.logs, link_error)
+            return process_gone_error(who, self.gone[who], request, self.logs, link_error)
         if error is not None and link_error is None:
-            return meaning(error, self._names.get(actor_of(error), request.who[0]), request, self.logs)
+            return error_of(error, self._names.get(actor_of(error), request.who[0]), request, self.logs)
         waits, slow = self._waits(silent), self._unanswered(waiting, request, 0.0)
         if link_error is not None:
             mute = next((who for who in request.who if who in silent), None)
-            return cut(mute, link_error, request, self.logs, waits.notes(slow))
-        return late(waits.blamed(slow) or request.who[0], self.seconds, request, self.logs, waits.notes(slow))
+            return broken_link_error(mute, link_error, request, self.logs, waits.notes(slow))
+        return unresponsive_error(
+            waits.blamed(slow) or request.who[0], self.seconds, request, self.logs, waits.notes(slow)
+        )
 
-    def _waits(self, silent: Collection[Address]) -> Waits:
+    def _waits(self, silent: Collection[Address]) -> WaitGraph:
         """Ask the processes that answer what they wait for."""
         import ray
 
@@ -285,12 +298,12 @@ class Actors(Processes):
             self.call(who, Worker.at): who for who in self.who if who not in self.gone and who not in silent
         }
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_GRACE) if asked else ([], [])
-        activities: dict[Address, At] = {}
+        activities: dict[Address, ActivityReport] = {}
         for reference in answered:
             # A process that fails to report must not hide the reports of the others.
             with suppress(Exception):
                 activities[asked[reference]] = ray.get(reference)
-        return Waits.of(activities, silent)
+        return WaitGraph.of(activities, silent)
 
     def _find_gone(self) -> set[Address]:
         """Ask every process whether it is alive, which a busy one answers too, and record those that are gone. Return
@@ -307,14 +320,14 @@ class Actors(Processes):
                     self.gone[asked[reference]] = why_gone(error)
         return {asked[reference] for reference in silent}
 
-    def _unanswered(self, references: Sequence[Any], request: Request, seconds: float) -> set[Address]:
+    def _unanswered(self, references: Sequence[Any], request: CallContext, seconds: float) -> set[Address]:
         import ray
 
         _, waiting = ray.wait(list(references), num_returns=len(references), timeout=seconds)
         asked = zip(request.answering, references, strict=True)
         return {who for answering, reference in asked if reference in waiting for who in answering}
 
-    def _end_silent(self, references: Sequence[Any], request: Request) -> None:
+    def _end_silent(self, references: Sequence[Any], request: CallContext) -> None:
         """Kill the processes of a failed wait that do not answer at all, e.g. stopped ones. Processes that wait for
         them then fail, and can be asked for what they have."""
         import ray

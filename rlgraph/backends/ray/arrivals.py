@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition
 
-from rlgraph.backends.exchange.exchange import Moved
+from rlgraph.backends.exchange.exchange import ExchangeCost
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class _Arrival:
     """New weights that can be received."""
 
     version: int
-    receive: Callable[[], Moved]
+    receive: Callable[[], ExchangeCost]
     """Takes part in the transfer."""
-    moved: Future[Moved] = field(default_factory=Future)
+    moved: Future[ExchangeCost] = field(default_factory=Future)
 
     def take(self) -> None:
         try:
@@ -33,7 +33,7 @@ class _Arrival:
             self.moved.set_exception(error)
 
 
-class Came:
+class ArrivedRequests:
     """The last request that has come so far that a later one, which another thread does, may go on: its rows are here,
     or it has been passed on."""
 
@@ -52,9 +52,10 @@ class Came:
             self._changed.wait_for(lambda: self._last >= number)
 
 
-class Arrivals:
-    """The new weights of one model. Implements `rlgraph.backends.engines.base.Refresh` for the engine that samples with
-    it. All methods but `bring` are called by the thread that does the process's requests, or while it waits."""
+class WeightArrivals:
+    """The new weights of one model. Implements `rlgraph.backends.engines.base.WeightRefresh` for the engine that
+    samples with it. All methods but `bring` are called by the thread that does the process's requests, or while it
+    waits."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -80,7 +81,7 @@ class Arrivals:
         self.version = arrival.version
         return self.version
 
-    def bring(self, number: int, version: int, receive: Callable[[], Moved]) -> Moved:
+    def bring(self, number: int, version: int, receive: Callable[[], ExchangeCost]) -> ExchangeCost:
         """Announce new weights that can be received from now on, and wait until another thread has received them."""
         arrival = _Arrival(version, receive)
         with self._changed:

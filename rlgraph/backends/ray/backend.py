@@ -6,35 +6,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlgraph.backends.clocks import InLine, Threads
-from rlgraph.backends.distributed.backend import Placed
+from rlgraph.backends.clocks import InlineClock, ThreadClock
+from rlgraph.backends.distributed.backend import DistributedBackend
 from rlgraph.backends.enginespec.registry import embedded
-from rlgraph.backends.finish_order import Endings
+from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.in_flight import Coming, Things
-from rlgraph.backends.notes import Notes
-from rlgraph.backends.ray.cluster import start
-from rlgraph.backends.ray.failures import Request, is_lost
-from rlgraph.backends.ray.remote import PieceRef, Single
-from rlgraph.backends.ray.retries import Remembered, replaceable
-from rlgraph.backends.ray.saves import Saves
+from rlgraph.backends.notes import TraceNotes
+from rlgraph.backends.ray.cluster import start_processes
+from rlgraph.backends.ray.failures import CallContext, is_lost
+from rlgraph.backends.ray.remote import PieceRef, ValueRef
+from rlgraph.backends.ray.retries import RepeatableSteps, can_replace
+from rlgraph.backends.ray.saves import ClusterCheckpoints
 from rlgraph.backends.ray.transport import RayTransport
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.saved import Kept, SavedModel
-from rlgraph.backends.steps import Observer, Silent
-from rlgraph.backends.turns import Queues
+from rlgraph.backends.saved import PendingSave, SavedModel
+from rlgraph.backends.steps import Observer, SilentObserver
+from rlgraph.backends.turns import DeviceQueues
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
-from rlgraph.ir.graph import Program, numbered
+from rlgraph.ir.graph import Program, with_node_ids
 from rlgraph.ir.plan import HOST, Plan
-from rlgraph.passes.rewrites.accumulate import accumulated
-from rlgraph.passes.rewrites.admit import admitted
+from rlgraph.passes.rewrites.accumulate import with_accumulation
+from rlgraph.passes.rewrites.admit import with_admission
 
 HISTORY = "the history of lengths"
 """The key of the history of answer lengths in checkpoints."""
 
 
-class RayBackend(Placed):
+class RayBackend(DistributedBackend):
     """Runs a program by its plan, in Ray actors or in this process."""
 
     def __init__(
@@ -60,9 +60,9 @@ class RayBackend(Placed):
         RunError for a cluster that cannot hold the plan.
         """
         plan = plan.alone(embedded().name) if debug else plan
-        program = numbered(admitted(accumulated(program, plan), plan))
-        observer = observer or Silent()
-        self.processes = start(
+        program = with_node_ids(with_admission(with_accumulation(program, plan), plan))
+        observer = observer or SilentObserver()
+        self.processes = start_processes(
             program,
             plan,
             settings,
@@ -79,11 +79,11 @@ class RayBackend(Placed):
             self.processes.stop()
             raise
         # With everything in this process nodes run one after the other, which a debugger can follow.
-        clock = InLine() if debug else Threads()
-        self.notes, self.record = Notes(program), settings.record
-        self.endings = Endings(settings.record, settings.replay)
-        queues = Queues(plan, clock)
-        self.saves, self._broken = Saves(plan, self.processes), False
+        clock = InlineClock() if debug else ThreadClock()
+        self.notes, self.record = TraceNotes(program), settings.record
+        self.endings = FinishOrder(settings.record, settings.replay)
+        queues = DeviceQueues(plan, clock)
+        self.saves, self._broken = ClusterCheckpoints(plan, self.processes), False
         self.repeats, self.say = repeats, say
         self.orders = RayTransport(program, plan, self.processes, queues, observer, self.notes, settings.record)
         self.orders.losses.allowed, self.orders.losses.say = self._once_more, say
@@ -93,7 +93,7 @@ class RayBackend(Placed):
             self.orders,
             clock,
             observer,
-            {name: Single(PieceRef((0, 0, name), (HOST, 0), 0)) for name in things},
+            {name: ValueRef(PieceRef((0, 0, name), (HOST, 0), 0)) for name in things},
             seed=settings.seed,
             block=settings.block,
             replays=settings.replay is not None,
@@ -112,7 +112,7 @@ class RayBackend(Placed):
         return may
 
     def flown(self, coming: Iterable[Coming]) -> Iterator[tuple[Frame, Things]]:
-        steps = Remembered(coming)
+        steps = RepeatableSteps(coming)
         while True:
             try:
                 for frame, left in super().flown(steps.again()):
@@ -131,11 +131,11 @@ class RayBackend(Placed):
             return False
         lost = {group for group, _ in self.processes.gone}
         things = self.first if self.left is None else self.left
-        if not lost or not replaceable(self.plan, lost, self.weights.changing, things):
+        if not lost or not can_replace(self.plan, lost, self.weights.changing, things):
             return False
         try:
             left = tuple(who for who in self.processes.who if who[0] not in lost)
-            request = Request(left, "the end of what has failed")
+            request = CallContext(left, "the end of what has failed")
             ready = self.processes.free(left, lambda answers: False, request, Worker.ready, self._flights.failed)
             # A process that was told to change a model earlier may have begun to do so meanwhile.
             if len(ready) < len(left) or not self.whole():
@@ -174,7 +174,7 @@ class RayBackend(Placed):
         except RunError:
             return False
 
-    def keep(self, model: str) -> Kept | None:
+    def keep(self, model: str) -> PendingSave | None:
         """Hold what the last step left of a model, in the processes that have it; None if it is as it was loaded.
         Raises Torn, RunError."""
         if model not in dict(self.plan.owners):

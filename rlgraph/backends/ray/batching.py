@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from rlgraph.backends.distributed.transport import Order
+from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.ray.calls import Copy
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
 
 
-class Together:
+class SharedBatches:
     """The requests of all replicas that are sampled together."""
 
     def __init__(self, processes: Processes) -> None:
@@ -31,13 +31,13 @@ class Together:
             return all(self._going[speaker] <= 1 for speaker, _ in copies)
 
     @contextmanager
-    def order(self, order: Order, copies: Sequence[Copy]) -> Iterator[Place]:
+    def order(self, order: NodeRequest, copies: Sequence[Copy]) -> Iterator[BatchPlace]:
         """Yield the place of a request to replicas of a group that has the turn for it, until it ends."""
         sending = self._processes.sending(order.group.name)
         if order.key is None:
-            yield Place(self, sending, alone=True)
+            yield BatchPlace(self, sending, alone=True)
             return
-        place = Place(self, sending)
+        place = BatchPlace(self, sending)
         try:
             yield place
         finally:
@@ -46,10 +46,10 @@ class Together:
 
 
 @dataclass
-class Place:
+class BatchPlace:
     """The place of a request among those that are sampled together."""
 
-    together: Together
+    together: SharedBatches
     sending: AbstractContextManager[object]
     """Held while it is sent."""
     alone: bool = False

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import compress
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
-from rlgraph.backends.ray.failures import Request
+from rlgraph.backends.ray.failures import CallContext
 from rlgraph.backends.ray.processes import Losing, Processes, Reference
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.worker import Worker
@@ -78,7 +78,7 @@ class Calls(Generic[T]):
     def get(self, doing: str, node: Node | None = None, losing: Losing | None = None) -> list[list[T]]:
         """Wait for the answers, and return a list for each call. Raises RunError where a process failed, is gone, or
         does not answer. losing: calls to processes that the run goes on without are dropped from the result."""
-        request = Request(self.who, doing, node, tuple(self.asked))
+        request = CallContext(self.who, doing, node, tuple(self.asked))
         answers: list[Any] = self.processes.get(self.answers, request, self.beside, losing=losing)
         if losing is not None:
             answered = [answer is not None for answer in answers]

@@ -13,13 +13,13 @@ from typing import Any
 from rlgraph.backends.engines.process_groups import INTERFACES, loopback
 from rlgraph.backends.places import TOGETHER
 from rlgraph.backends.ray.actors import Actors
-from rlgraph.backends.ray.processes import InThisProcess, Processes
+from rlgraph.backends.ray.processes import InlineProcesses, Processes
 from rlgraph.backends.ray.remote import Address
-from rlgraph.backends.ray.sessions import Daemons, own_signals
-from rlgraph.backends.ray.start_timeout import patient
+from rlgraph.backends.ray.sessions import Daemons, keep_signal_handlers
+from rlgraph.backends.ray.start_timeout import longer_start_timeout
 from rlgraph.backends.ray.worker import ORDERS, ROWS, SAMPLES, SAVES, SORTS, Worker, WorkerSpec
 from rlgraph.backends.worker.session import Settings
-from rlgraph.errors import NO_SPAN, Diagnostic, RunError, counted
+from rlgraph.errors import NO_SPAN, Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ops.nodes import NODES, code_of
@@ -36,7 +36,7 @@ _STORE_VARIABLES = ("RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION", "RAY_DEFAULT_O
 """Environment variables with which the user chooses another size."""
 
 
-def start(
+def start_processes(
     program: Program,
     plan: Plan,
     settings: Settings,
@@ -57,19 +57,19 @@ def start(
             group,
             rank,
             settings,
-            opened(program, plan, group),
+            opened_names(program, plan, group),
             seconds,
         )
         for group in plan.groups
         for rank in range(group.mesh.size)
     }
     if debug:
-        return InThisProcess(specs)
+        return InlineProcesses(specs)
     note("Ray")
     return _actors(plan, specs, address, seconds, memory, note)
 
 
-def opened(program: Program, plan: Plan, group: Group) -> frozenset[str]:
+def opened_names(program: Program, plan: Plan, group: Group) -> frozenset[str]:
     """Return the names of what the processes of a group open from outside the program: the code that is placed on the
     group; where models act, the environments without a pool of their own; on the host everything else without a
     pool."""
@@ -172,7 +172,7 @@ def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], No
     try:
         if address and address != "local":
             _check_address(address)
-            with own_signals():
+            with keep_signal_handlers():
                 ray.init(address=address, **common)
         else:
             # Ray reports no usage statistics, unless the user has asked for it.
@@ -180,7 +180,7 @@ def _connect(ray: Any, address: str | None, plan: Plan, note: Callable[[str], No
             # Ray would prestart a process for each core, none of which has the environment of our actors.
             os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
             room = _local_room(plan, note)
-            with own_signals(), daemons.starting(), patient():
+            with keep_signal_handlers(), daemons.starting(), longer_start_timeout():
                 ray.init("local", include_dashboard=False, **room, **common)
     except Exception as error:  # Ray raises a plain Exception where its processes do not start.
         where = f"the cluster at {address}" if address else "Ray on this machine"
@@ -201,8 +201,8 @@ def _local_room(plan: Plan, note: Callable[[str], None]) -> dict[str, int]:
         # On a laptop the devices and cpus of a plan share its cores, which is slow but correct.
         room["num_cpus"] = max(devices + cpus, cores)
         if devices + cpus > cores:
-            more = f" and {counted(cpus, 'cpu')}" if cpus else ""
-            note(f"Ray: {counted(devices, 'device')}{more} on {counted(cores, 'core')}")
+            more = f" and {count_phrase(cpus, 'cpu')}" if cpus else ""
+            note(f"Ray: {count_phrase(devices, 'device')}{more} on {count_phrase(cores, 'core')}")
     if not any(name in os.environ for name in _STORE_VARIABLES):
         room["object_store_memory"] = _STORE
     return room
@@ -228,7 +228,7 @@ def _check_room(ray: Any, plan: Plan, kind: str, memory: int) -> None:
     for name, count in needed.items():
         available = int(ray.cluster_resources().get(name, 0))
         if count > available:
-            counts = counted(count, "cpu" if name != kind else "device")
+            counts = count_phrase(count, "cpu" if name != kind else "device")
             raise _cannot(
                 f"the plan needs {counts} ({_pools(plan, kind, name)}), and the cluster has {available} ({name})",
                 "make the pools smaller, or add machines",

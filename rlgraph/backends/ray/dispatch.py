@@ -11,27 +11,27 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from rlgraph.backends.distributed.sharding import Needs, needs, shares
-from rlgraph.backends.distributed.transport import Order
-from rlgraph.backends.executor import Made, Part
+from rlgraph.backends.distributed.sharding import RequestNeeds, needs, shard_rows
+from rlgraph.backends.distributed.transport import NodeRequest
+from rlgraph.backends.executor import NodeOutput, Part
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.notes import Notes
-from rlgraph.backends.ray.batching import Place, Together
+from rlgraph.backends.notes import TraceNotes
+from rlgraph.backends.ray.batching import BatchPlace, SharedBatches
 from rlgraph.backends.ray.calls import Calls, Copy, copies
 from rlgraph.backends.ray.failures import doing
-from rlgraph.backends.ray.losses import Losses
-from rlgraph.backends.ray.offload import Sleeping
-from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, packed, receipt_of
-from rlgraph.backends.ray.parts import Begun, InParts, arrived, sampled_model
+from rlgraph.backends.ray.losses import LostReplicas
+from rlgraph.backends.ray.offload import OffloadCoordinator
+from rlgraph.backends.ray.orders import ControllerValue, RankRequest, Receipt, pickled, unpickled_receipt
+from rlgraph.backends.ray.parts import AbandonedParts, PartwiseRequest, sampled_model, wait_for_weights
 from rlgraph.backends.ray.processes import Losing, Processes, Reference
-from rlgraph.backends.ray.remote import Address, PieceRef, Remote, Single
-from rlgraph.backends.ray.rows import Delivery, Ledger
+from rlgraph.backends.ray.remote import Address, PieceRef, RowRefs, ValueRef
+from rlgraph.backends.ray.rows import Delivery, RowLedger
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
-from rlgraph.backends.turns import Queues
-from rlgraph.ir.graph import Node, Program, axes
+from rlgraph.backends.turns import DeviceQueues
+from rlgraph.ir.graph import Node, Program, program_axes
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import Handle, is_model
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Sent:
+class RankMessage:
     """Rows that go to one rank, or to some ranks, of a replica."""
 
     copy: Copy
@@ -53,7 +53,7 @@ class Sent:
     delivery: Delivery
 
 
-class Dispatch:
+class Dispatcher:
     """Sends requests to processes and reads their receipts."""
 
     def __init__(
@@ -61,18 +61,18 @@ class Dispatch:
         program: Program,
         plan: Plan,
         processes: Processes,
-        queues: Queues,
+        queues: DeviceQueues,
         observer: Observer,
-        notes: Notes,
-        sleeping: Sleeping,
-        losses: Losses,
+        notes: TraceNotes,
+        sleeping: OffloadCoordinator,
+        losses: LostReplicas,
     ) -> None:
         self.losses = losses
         self.plan, self.sleeping = plan, sleeping
         self.processes, self.queues, self.observer, self.notes = processes, queues, observer, notes
-        self.ledger = Ledger(processes)
-        self.axes = axes(program)
-        self.together = Together(processes)
+        self.ledger = RowLedger(processes)
+        self.axes = program_axes(program)
+        self.together = SharedBatches(processes)
         self.links: dict[tuple[str, ...], dict[tuple[str, int], str]] = {}
         """For groups that share a pipeline: by group and replica, the link over which its processes take turns."""
         self._number, self._counting = 0, threading.Lock()
@@ -81,7 +81,7 @@ class Dispatch:
         self.works: dict[int, dict[tuple[Address, int], int]] = {}
         """For each step in flight, by process and request number, the observer's id of the work."""
 
-    def fire(self, order: Order) -> Made:
+    def fire(self, order: NodeRequest) -> NodeOutput:
         """Run a node: each data-parallel replica of the group does its shard of the rows, or one replica does all; with
         user code, a rank that is free does."""
         node, group, copy = order.node, order.group, order.copy
@@ -92,9 +92,9 @@ class Dispatch:
         if copy is not None:
             number, receipts = self.ask(order, {copy: order.frame})
             return self.made(node, number, receipts[copy], self.speaker(order, copy))
-        shared = shares(order, self.axes, self.losses.living(group))
+        shared = shard_rows(order, self.axes, self.losses.living(group))
         number, receipts = self.ask(order, shared.frames)
-        made = dict[int, Made]()
+        made = dict[int, NodeOutput]()
         for index, frame in sorted(shared.frames.items()):
             if index in receipts:
                 made[index] = self.made(node, number, receipts[index], self.speaker(order, index))
@@ -109,13 +109,13 @@ class Dispatch:
         self.ledger.finish(step)
         self.works.pop(step.number, None)
 
-    def choose(self, order: Order) -> np.ndarray:
+    def choose(self, order: NodeRequest) -> np.ndarray:
         _, receipts = self.ask(order, {0: order.frame})
         chosen = receipts[0].chosen
         assert chosen is not None
         return chosen
 
-    def weigh(self, order: Order) -> Sequence[float]:
+    def weigh(self, order: NodeRequest) -> Sequence[float]:
         if order.group.code:
             with self.queues.place(order.group.pool, order.step.number) as free:
                 _, receipts = self._sent(order, {free: order.frame})
@@ -126,7 +126,7 @@ class Dispatch:
         assert numbers is not None
         return numbers
 
-    def ask(self, order: Order, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
+    def ask(self, order: NodeRequest, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
         """Send replicas of a group their rows and wait. Return the number of the request, and the receipt of each
         replica.
 
@@ -135,7 +135,7 @@ class Dispatch:
         with self.queues.turn(order.seats, rank=order.step.number, key=order.key):
             return self._sent(order, frames)
 
-    def _sent(self, order: Order, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
+    def _sent(self, order: NodeRequest, frames: Mapping[int, Frame | None]) -> tuple[int, dict[int, Receipt]]:
         """Do the same where the turn of the pool, or a place in it, is already taken."""
         node, group = order.node, order.group
         copies, wanted = self.copies(group), self.needs(order)
@@ -160,7 +160,7 @@ class Dispatch:
                 for copy in frames:
                     calls.beside += self.driven(order, copy, number, place)
             self.begun(order)
-            began += arrived(order)
+            began += wait_for_weights(order)
             asked = calls.asked
             answers = self.answers(calls, node, self.losing(order))
         seconds = time.perf_counter() - began
@@ -179,7 +179,7 @@ class Dispatch:
     def tell(
         self,
         calls: Calls[T],
-        sent: Sent,
+        sent: RankMessage,
         method: Callable[Concatenate[Worker, P], T],
         *args: P.args,
         **named: P.kwargs,
@@ -190,17 +190,24 @@ class Dispatch:
         else:
             calls.others((leader, sent.to), method, *args, **named)
 
-    def give(self, calls: Calls[bytes], order: Order, sent: Sent, told: RankOrder, begun: Begun | None = None) -> None:
+    def give(
+        self,
+        calls: Calls[bytes],
+        order: NodeRequest,
+        sent: RankMessage,
+        told: RankRequest,
+        begun: AbandonedParts | None = None,
+    ) -> None:
         """Send ranks a request; for rows that others have begun, with what these have made of them."""
         if begun is not None:
             begun_rows = begun.before, len(begun.left), *begun.left, *sent.delivery.arriving
-            self.tell(calls, sent, Worker.go_on, sampled_model(order), packed(told), *begun_rows)
+            self.tell(calls, sent, Worker.go_on, sampled_model(order), pickled(told), *begun_rows)
         elif order.key is None:
-            self.tell(calls, sent, Worker.fire, packed(told), *sent.delivery.arriving)
+            self.tell(calls, sent, Worker.fire, pickled(told), *sent.delivery.arriving)
         else:
-            self.tell(calls, sent, Worker.sample, sampled_model(order), packed(told), *sent.delivery.arriving)
+            self.tell(calls, sent, Worker.sample, sampled_model(order), pickled(told), *sent.delivery.arriving)
 
-    def driven(self, order: Order, copy: int, number: int, place: Place) -> list[Reference[Any]]:
+    def driven(self, order: NodeRequest, copy: int, number: int, place: BatchPlace) -> list[Reference[Any]]:
         """Start the sampling of a replica's request, if it is sampled together with others."""
         if order.key is None:
             return []
@@ -210,14 +217,14 @@ class Dispatch:
         place.given(ranks, number)
         return calls.answers
 
-    def losing(self, order: Order) -> Losing | None:
+    def losing(self, order: NodeRequest) -> Losing | None:
         """Return what to do with processes that end during a request, or None if the run cannot go on without them."""
         if order.group.mesh.length("dp") == 1:
             return None
         return self.losses.losing(order, lambda: [who for works in [*self.works.values()] for who, _ in [*works]])
 
     def answers(self, calls: Calls[bytes], node: Node, losing: Losing | None = None) -> list[list[Receipt]]:
-        receipts = [[receipt_of(sent) for sent in answers] for answers in calls.get(doing(node), node, losing)]
+        receipts = [[unpickled_receipt(sent) for sent in answers] for answers in calls.get(doing(node), node, losing)]
         self.note(receipts)
         return receipts
 
@@ -225,7 +232,7 @@ class Dispatch:
         """Record what processes report about rows."""
         self.notes.extend(note for receipts in answers for receipt in receipts for note in receipt.notes)
 
-    def begun(self, order: Order) -> None:
+    def begun(self, order: NodeRequest) -> None:
         """Mark a request as sent: from now on newer weights may arrive."""
         if order.sampling is not None and not order.sampling.sent.done():
             order.sampling.sent.set_result(None)
@@ -236,7 +243,7 @@ class Dispatch:
             self._copies[key] = copies(group)
         return self._copies[key]
 
-    def speaker(self, order: Order, copy: int) -> Address:
+    def speaker(self, order: NodeRequest, copy: int) -> Address:
         """Return the rank of a replica that has a request's results: the leader, unless the model's stages are
         reversed."""
         group = order.group
@@ -262,7 +269,7 @@ class Dispatch:
 
     def told(
         self,
-        order: Order,
+        order: NodeRequest,
         copy: int,
         number: int,
         delivery: Delivery,
@@ -271,10 +278,10 @@ class Dispatch:
         *,
         idle: bool = False,
         parts: tuple[tuple[int, int], ...] = (),
-    ) -> RankOrder:
+    ) -> RankRequest:
         """Return a request for ranks of a replica."""
         assert order.node.id is not None
-        return RankOrder(
+        return RankRequest(
             number,
             order.node.id,
             order.step,
@@ -290,13 +297,13 @@ class Dispatch:
             order.race is not None,
         )
 
-    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
+    def parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
         """Run a node part by part, with the parts distributed over the group's replicas."""
         with self.queues.turn(order.seats, rank=order.step.number, key=order.key) as turn, ExitStack() as places:
             self.sleeping.shift(order.shifting, order.node, order.step)
-            yield from InParts(self, order, sizes, turn, places).told()
+            yield from PartwiseRequest(self, order, sizes, turn, places).told()
 
-    def needs(self, order: Order) -> Needs:
+    def needs(self, order: NodeRequest) -> RequestNeeds:
         """Return what a request needs, whichever replica does it."""
         return needs(order.node, order.frame, self.axes, notes=self.notes.wanted)
 
@@ -308,7 +315,7 @@ class Dispatch:
 
     def trace(
         self,
-        order: Order,
+        order: NodeRequest,
         number: int,
         calls: Calls[bytes],
         deliveries: Sequence[Delivery],
@@ -337,26 +344,28 @@ class Dispatch:
                     if source in works:
                         self.observer.flow(works[source], work, "rows", size_bytes)
 
-    def addressed(self, order: Order, copy: int, frame: Frame | None, wanted: Needs) -> Iterator[Sent]:
+    def addressed(
+        self, order: NodeRequest, copy: int, frame: Frame | None, wanted: RequestNeeds
+    ) -> Iterator[RankMessage]:
         """Yield the rows for each part of a replica: a rank with results has its own already, all the others lack the
         same."""
         node, alike = order.node, self.alike(order.group, copy)
         if frame is None:
             # An idle replica only needs to know the model.
-            deliveries = [Delivery({node.inputs[0]: Given(_trained_model(node))}, ())] * len(alike)
+            deliveries = [Delivery({node.inputs[0]: ControllerValue(_trained_model(node))}, ())] * len(alike)
         else:
             deliveries = self.ledger.deliver([first for first, *_ in alike], frame, wanted)
         speaker, ranks = self.speaker(order, copy), self.copies(order.group)[copy]
         for to, delivery in zip(alike, deliveries, strict=True):
-            yield Sent(ranks, to, to == (speaker,), delivery)
+            yield RankMessage(ranks, to, to == (speaker,), delivery)
 
-    def made(self, node: Node, number: int, receipt: Receipt, holder: Address) -> Made:
+    def made(self, node: Node, number: int, receipt: Receipt, holder: Address) -> NodeOutput:
         """Return what a process made, as references."""
         rows = []
         for axis_rows in receipt.rows:
             ids = None
             if axis_rows.axis in receipt.named:
-                ids = Remote.of(PieceRef((number, holder[1], f"ids:{axis_rows.axis}"), holder, axis_rows.size))
+                ids = RowRefs.of(PieceRef((number, holder[1], f"ids:{axis_rows.axis}"), holder, axis_rows.size))
             parent = None if axis_rows.counts is None else np.repeat(np.arange(len(axis_rows.counts)), axis_rows.counts)
             rows.append(Rows(self.axes[axis_rows.axis], axis_rows.size, parent, ids))
         values: dict[str, Any] = {}
@@ -366,11 +375,11 @@ class Dispatch:
                 continue
             size = receipt.sizes[value.name]
             ref = PieceRef((number, holder[1], value.name), holder, size or 0)
-            values[value.name] = Single(ref) if size is None else Remote.of(ref)
-        return Made(values, rows, receipt.metrics)
+            values[value.name] = ValueRef(ref) if size is None else RowRefs.of(ref)
+        return NodeOutput(values, rows, receipt.metrics)
 
 
-def _version(order: Order, copy: int) -> int | None:
+def _version(order: NodeRequest, copy: int) -> int | None:
     """Return the version of the weights that a replica samples with."""
     return order.version if order.sampling is None else order.sampling.versions.get(copy, order.version)
 

@@ -22,7 +22,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True)
-class Request:
+class CallContext:
     """Which processes were asked for what, as messages say if it fails."""
 
     who: tuple[Address, ...]
@@ -49,35 +49,41 @@ def doing(node: Node) -> str:
     return f"`{node.op}` for `{node.name}`" if node.outputs else f"`{node.op}`"
 
 
-def shown(who: Address) -> str:
+def process_name(who: Address) -> str:
     """Return the name of a process in messages."""
     return f"rank {who[1]} of {who[0]}" if who[0] != HOST else "the host process"
 
 
-def gone(who: Address, why: str, request: Request, logs: str, told: LinkError | None = None) -> RunError:
+def process_gone_error(
+    who: Address, why: str, request: CallContext, logs: str, told: LinkError | None = None
+) -> RunError:
     """Return the error for a process that has ended. told: a broken link to it, as another process reports it."""
     hint = f"a process is often ended when memory runs out: give it more, or smaller work; logs are in {logs}"
     more = f"; {told}" if told else ""
-    message = f"{shown(who)} is gone: {why}; it was asked for {request.doing}{more}"
+    message = f"{process_name(who)} is gone: {why}; it was asked for {request.doing}{more}"
     return RunError(Diagnostic("E0740", message, request.span, hint))
 
 
-def cut(who: Address | None, why: LinkError, request: Request, logs: str, notes: tuple[Related, ...] = ()) -> RunError:
+def broken_link_error(
+    who: Address | None, why: LinkError, request: CallContext, logs: str, notes: tuple[Related, ...] = ()
+) -> RunError:
     """Return the error for a transfer or collective that does not progress. who: the process that does not answer; None
     if all do. notes: who waits for whom."""
-    silent = f"{shown(who)} does not answer" if who else "processes do not reach each other"
+    silent = f"{process_name(who)} does not answer" if who else "processes do not reach each other"
     hint = f"if something is only slow, give it longer with `--timeout SECONDS`; logs are in {logs}"
     return RunError(Diagnostic("E0742", f"{silent}: it was {request.doing}; {why}", request.span, hint, notes))
 
 
-def late(who: Address, seconds: float, request: Request, logs: str, notes: tuple[Related, ...] = ()) -> RunError:
+def unresponsive_error(
+    who: Address, seconds: float, request: CallContext, logs: str, notes: tuple[Related, ...] = ()
+) -> RunError:
     """Return the error for a process that does not answer. notes: who waits for whom."""
     hint = f"if it is only slow, give it longer with `--timeout SECONDS`; logs are in {logs}"
-    message = f"{shown(who)} has not answered for {seconds:g} s: it was asked for {request.doing}"
+    message = f"{process_name(who)} has not answered for {seconds:g} s: it was asked for {request.doing}"
     return RunError(Diagnostic("E0742", message, request.span, hint, notes))
 
 
-def meaning(error: BaseException, who: Address, request: Request, logs: str) -> RlgraphError:
+def error_of(error: BaseException, who: Address, request: CallContext, logs: str) -> RlgraphError:
     """Return the error for an exception in a process, without what Ray has wrapped around it."""
     import ray.exceptions as lost
 
@@ -85,12 +91,14 @@ def meaning(error: BaseException, who: Address, request: Request, logs: str) -> 
     if isinstance(cause, RlgraphError):
         return cause
     if isinstance(cause, EngineError):
-        return refused(cause, request)
+        return engine_refused_error(cause, request)
     if isinstance(cause, lost.ActorUnavailableError):
         # The actor may come back, but what it was asked for is lost.
-        return gone(who, why_gone(cause), request, logs)
+        return process_gone_error(who, why_gone(cause), request, logs)
     if isinstance(cause, (lost.ObjectStoreFullError, lost.OutOfDiskError)):
-        message = f"there is no room for the rows that {shown(who)} sends: Ray's object store and its disk are full"
+        message = (
+            f"there is no room for the rows that {process_name(who)} sends: Ray's object store and its disk are full"
+        )
         hint = (
             "let fewer rows travel (a smaller batch, fewer columns), make room on the disk, "
             "or `ray start --object-store-memory BYTES` and `--address`"
@@ -98,16 +106,18 @@ def meaning(error: BaseException, who: Address, request: Request, logs: str) -> 
         return RunError(Diagnostic("E0741", f"{message}; they are for {request.doing}", request.span, hint))
     if isinstance(cause, ImportError) or getattr(error, "actor_init_failed", False):
         hint = f"every machine needs the same rlgraph, Ray, torch and engines; logs are in {logs}"
-        return RunError(Diagnostic("E0745", f"{shown(who)} cannot be started: {_last(cause)}", request.span, hint))
+        return RunError(
+            Diagnostic("E0745", f"{process_name(who)} cannot be started: {_last(cause)}", request.span, hint)
+        )
     hint = f"this may be a bug of rlgraph: please report it with the logs in {logs}"
     return RunError(
         Diagnostic(
-            "E0744", f"{shown(who)} failed: {_last(cause)}; it was asked for {request.doing}", request.span, hint
+            "E0744", f"{process_name(who)} failed: {_last(cause)}; it was asked for {request.doing}", request.span, hint
         )
     )
 
 
-def refused(error: EngineError, request: Request) -> RunError:
+def engine_refused_error(error: EngineError, request: CallContext) -> RunError:
     """Return the error for an engine that cannot do what it was asked for."""
     return RunError(Diagnostic("E0731", f"{request.doing}: {error}", request.span))
 

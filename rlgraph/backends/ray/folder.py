@@ -11,15 +11,23 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlgraph.backends.engines.sources import ModelSpec, load, load_codec, on_any_rank, quiet, save_config, skeleton
-from rlgraph.backends.engines.weights import filed
-from rlgraph.backends.ray.links import Holding
+from rlgraph.backends.engines.sources import (
+    ModelSpec,
+    load,
+    load_codec,
+    quiet_transformers,
+    save_config,
+    saving_on_any_rank,
+    skeleton,
+)
+from rlgraph.backends.engines.weights import file_tensors
+from rlgraph.backends.ray.links import HeldWeights
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.configs import find_config
-from rlgraph.ir.layout import Local, Piece, at_layer, whole
+from rlgraph.ir.layout import LocalTensor, Piece, at_layer, whole
 
 
-def parts(held: Sequence[Holding], itemsize: int, most: int) -> Iterator[tuple[Local, ...]]:
+def parts(held: Sequence[HeldWeights], itemsize: int, most: int) -> Iterator[tuple[LocalTensor, ...]]:
     """Yield a model's parameters in parts of at most `most` bytes, unless a single tensor is larger."""
     sizes: dict[str, tuple[int, ...]] = {}
     for holding in held:
@@ -27,7 +35,7 @@ def parts(held: Sequence[Holding], itemsize: int, most: int) -> Iterator[tuple[L
             for piece in local.pieces:
                 extent = tuple(stop for _, stop in piece.box)
                 sizes[piece.name] = tuple(map(max, extent, sizes.get(piece.name, extent)))
-    bucket: list[Local] = []
+    bucket: list[LocalTensor] = []
     bucket_bytes = 0
     for name, shape in sizes.items():
         layers = range(shape[0]) if "*" in name else (None,)
@@ -36,7 +44,7 @@ def parts(held: Sequence[Holding], itemsize: int, most: int) -> Iterator[tuple[L
             tensor_name = name if layer is None else at_layer(name, layer)
             # The tensor of one layer has no dimension for the layers, but its box has one.
             piece = Piece(name, box, (0,) * len(shape))
-            local = Local(tensor_name, tuple(stop - start for start, stop in box), (piece,))
+            local = LocalTensor(tensor_name, tuple(stop - start for start, stop in box), (piece,))
             size = itemsize * torch.Size(local.shape).numel()
             if bucket and bucket_bytes + size > most:
                 yield tuple(bucket)
@@ -47,12 +55,12 @@ def parts(held: Sequence[Holding], itemsize: int, most: int) -> Iterator[tuple[L
         yield tuple(bucket)
 
 
-def empty(part: Sequence[Local], dtype: torch.dtype) -> dict[str, Tensor]:
+def empty_tensors(part: Sequence[LocalTensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Return uninitialized tensors for a part."""
     return {local.name: torch.empty(local.shape, dtype=dtype) for local in part}
 
 
-def folder_of(spec: ModelSpec, folder: Path) -> ModelFolder | AdapterFolder:
+def open_folder(spec: ModelSpec, folder: Path) -> ModelFolder | AdapterFolder:
     """Return a folder that a model source can name once it is closed; for a model with adapters, a folder of these."""
     return ModelFolder(spec, folder) if spec.adapters is None else AdapterFolder(spec, spec.adapters, folder)
 
@@ -74,10 +82,10 @@ class AdapterFolder:
         from rlgraph.backends.engines.adapters import base_of, save
 
         base, made = base_of(self._spec.source, self._folder)
-        with quiet():
+        with quiet_transformers():
             if made:
                 loaded = load(replace(self._spec, adapters=None))
-                with on_any_rank(loaded.model):
+                with saving_on_any_rank(loaded.model):
                     loaded.model.save_pretrained(base)
                 loaded.codec.save(base)
             save(skeleton(self._spec), self._tensors, self._adapters, self._spec.kind, base, self._folder)
@@ -100,7 +108,9 @@ class ModelFolder:
         """Write one more file."""
         name = f"model-{len(set(self._files.values())) + 1:05d}.safetensors"
         files = {
-            file: part for key, tensor in _by_layer(tensors).items() for file, part in filed(self._family, key, tensor)
+            file: part
+            for key, tensor in _by_layer(tensors).items()
+            for file, part in file_tensors(self._family, key, tensor)
         }
         save_file({key: tensor.contiguous() for key, tensor in files.items()}, self._folder / name, {"format": "pt"})
         self._files |= dict.fromkeys(files, name)

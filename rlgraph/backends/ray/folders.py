@@ -9,29 +9,29 @@ from pathlib import Path
 
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.ray import shards
-from rlgraph.backends.ray.failures import Request, shown
+from rlgraph.backends.ray.failures import CallContext, process_name
 from rlgraph.backends.ray.folder import parts
-from rlgraph.backends.ray.links import Holding
+from rlgraph.backends.ray.links import HeldWeights
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
-from rlgraph.backends.ray.transfers import BUCKET, meet, ranks
+from rlgraph.backends.ray.transfers import BUCKET, join_link, ranks_of
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.turns import Queues, seats
-from rlgraph.errors import NO_SPAN, Diagnostic, RunError, counted
+from rlgraph.backends.turns import DeviceQueues, seats
+from rlgraph.errors import NO_SPAN, Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Program
-from rlgraph.ir.layout import Local
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.transfer import TensorBox, Topology
-from rlgraph.passes.resharding.missing import lacking
+from rlgraph.passes.resharding.missing import missing_boxes
 from rlgraph.passes.resharding.reshard import reshard
 
 _HOST: Address = (HOST, 0)
 
 
-class Folders:
+class ModelFolders:
     """Saves the models of a plan."""
 
-    def __init__(self, program: Program, plan: Plan, processes: Processes, queues: Queues) -> None:
+    def __init__(self, program: Program, plan: Plan, processes: Processes, queues: DeviceQueues) -> None:
         """Is made after the models are loaded."""
         self.plan, self.processes, self.queues = plan, processes, queues
         self._tries = count()
@@ -41,12 +41,12 @@ class Folders:
         }
         """For each model, the layouts of the ranks of one replica, in order; empty for a replica of one rank."""
 
-    def _layouts(self, model: str, owner: Group) -> list[tuple[Local, ...]]:
+    def _layouts(self, model: str, owner: Group) -> list[tuple[LocalTensor, ...]]:
         copy = tuple((owner.name, rank) for rank in owner.copies()[0])
         if len(copy) == 1:
             # Any surviving rank has all of the model.
             return []
-        return [holding.layout for holding in self.processes.ask(Request(copy, "opening"), Worker.holding, model)]
+        return [holding.layout for holding in self.processes.ask(CallContext(copy, "opening"), Worker.holding, model)]
 
     def save(self, model: str, owner: Group, folder: Path) -> None:
         """Write a model. Raises RunError, also where parts of the model are lost."""
@@ -62,9 +62,9 @@ class Folders:
                         raise
 
     def _save(self, model: str, owner: Group, folder: Path) -> None:
-        request = Request(ranks(owner), f"saving `{model}`")
+        request = CallContext(ranks_of(owner), f"saving `{model}`")
 
-        def enough(answers: Mapping[Address, Holding]) -> bool:
+        def enough(answers: Mapping[Address, HeldWeights]) -> bool:
             complete = any(not missing for missing in self._lacking(model, answers).values())
             return complete or bool(self._gone(model, owner))
 
@@ -79,22 +79,22 @@ class Folders:
         held = {who: holding for who, holding in held.items() if not holding.torn and holding.changes == changes}
         if owner.mesh.size == owner.mesh.length("dp") and engine(owner.engine).saves:
             writer = next(iter(held))
-            self.processes.ask(Request((writer,), request.doing), Worker.save, model, str(folder))
+            self.processes.ask(CallContext((writer,), request.doing), Worker.save, model, str(folder))
         else:
             writer = self._writer(held)
             self._save_parts(model, held, writer, folder)
         if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
-            message = f"{shown(writer)} has written `{model}`, and it is not here"
+            message = f"{process_name(writer)} has written `{model}`, and it is not here"
             hint = "all machines need the folder on a file system that they share"
             raise RunError(Diagnostic("E0813", message, NO_SPAN, hint))
 
-    def _lacking(self, model: str, held: Mapping[Address, Holding]) -> dict[int, list[TensorBox]]:
+    def _lacking(self, model: str, held: Mapping[Address, HeldWeights]) -> dict[int, list[TensorBox]]:
         """For each count of changes, newest first, return what is missing of a model among the ranks with that
         count."""
         wanted = self._replica_layouts.get(model) or [holding.layout for holding in held.values()]
         intact = [holding for holding in held.values() if not holding.torn]
         return {
-            changes: lacking(wanted, [holding.layout for holding in intact if holding.changes == changes])
+            changes: missing_boxes(wanted, [holding.layout for holding in intact if holding.changes == changes])
             for changes in sorted({holding.changes for holding in intact}, reverse=True)
         }
 
@@ -107,41 +107,43 @@ class Folders:
             for rank, layout in zip(copy, layouts, strict=bool(layouts))
             if (owner.name, rank) not in self.processes.gone
         ]
-        return lacking(layouts, living)
+        return missing_boxes(layouts, living)
 
-    def _lost(self, model: str, owner: Group, held: Mapping[Address, Holding], parts: Sequence[TensorBox]) -> RunError:
+    def _lost(
+        self, model: str, owner: Group, held: Mapping[Address, HeldWeights], parts: Sequence[TensorBox]
+    ) -> RunError:
         """Return the error for a model that cannot be saved, which names the processes that had its missing parts."""
         reasons = []
-        for who in ranks(owner):
+        for who in ranks_of(owner):
             if who in self.processes.gone:
-                reasons.append(f"{shown(who)} is gone")
+                reasons.append(f"{process_name(who)} is gone")
             elif who not in held:
-                reasons.append(f"{shown(who)} does not answer")
+                reasons.append(f"{process_name(who)} does not answer")
             elif held[who].torn:
-                reasons.append(f"{shown(who)} was in the midst of an update")
-        more = f" and {counted(len(parts) - 1, 'more part')}" if len(parts) > 1 else ""
+                reasons.append(f"{process_name(who)} was in the midst of an update")
+        more = f" and {count_phrase(len(parts) - 1, 'more part')}" if len(parts) > 1 else ""
         missing = f"of {_shown(parts[0])}{more}" if parts else f"of `{model}`"
         hint = "more data-parallel copies, or `--save-every`, keep a model from being lost with a process"
         message = f"{', '.join(reasons) or 'copies have taken different updates'}, and nobody else has all {missing}"
         return RunError(Diagnostic("E0813", message, NO_SPAN, hint))
 
-    def _writer(self, held: Mapping[Address, Holding]) -> Address:
+    def _writer(self, held: Mapping[Address, HeldWeights]) -> Address:
         """Return the host, which runs where the folder is, or else a process on its machine, or any process."""
-        request = Request((_HOST,), "saving")
+        request = CallContext((_HOST,), "saving")
         if self.processes.free((_HOST,), bool, request, Worker.ready):
             return _HOST
-        here = shards.node()
+        here = shards.node_id()
         return min(held, key=lambda who: held[who].node != here)
 
-    def _save_parts(self, model: str, held: Mapping[Address, Holding], writer: Address, folder: Path) -> None:
+    def _save_parts(self, model: str, held: Mapping[Address, HeldWeights], writer: Address, folder: Path) -> None:
         """Save a model part by part: no process ever holds all of a split model."""
         doing = f"saving `{model}`"
-        everybody = Request(tuple(dict.fromkeys((*held, writer))), doing)
-        alone = Request((writer,), doing)
+        everybody = CallContext(tuple(dict.fromkeys((*held, writer))), doing)
+        alone = CallContext((writer,), doing)
         writer_place, dtype = everybody.who.index(writer), next(iter(held.values())).dtype
         self.processes.ask(alone, Worker.begin_folder, model, str(folder))
         link, call = f"{model} > {folder} {next(self._tries)}", self.processes.call
-        meet(self.processes, link, everybody)
+        join_link(self.processes, link, everybody)
         source = {place: holding.layout for place, holding in enumerate(held.values())}
         topology = Topology.separate(range(len(everybody.who)))
         for number, part in enumerate(parts([*held.values()], dtype.itemsize, BUCKET)):

@@ -7,21 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlgraph.backends.distributed.sharding import shares
-from rlgraph.backends.distributed.transport import Order
-from rlgraph.backends.executor import Made
+from rlgraph.backends.distributed.sharding import shard_rows
+from rlgraph.backends.distributed.transport import NodeRequest
+from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.ray.calls import Calls
-from rlgraph.backends.ray.failures import Request
-from rlgraph.backends.ray.orders import Receipt, packed, receipt_of
-from rlgraph.backends.ray.time_sharing import seated
-from rlgraph.backends.ray.transfers import meet
+from rlgraph.backends.ray.failures import CallContext
+from rlgraph.backends.ray.orders import Receipt, pickled, unpickled_receipt
+from rlgraph.backends.ray.time_sharing import pipeline_seats
+from rlgraph.backends.ray.transfers import join_link
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.errors import listed
+from rlgraph.errors import quoted_list
 from rlgraph.ir.plan import Group
 from rlgraph.ops.nodes import model_of
 
 if TYPE_CHECKING:
-    from rlgraph.backends.ray.dispatch import Dispatch, Sent
+    from rlgraph.backends.ray.dispatch import Dispatcher, RankMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class _Parcel:
     copy: int
     at: tuple[int, ...]
     """The indices of the requests of this group."""
-    parts: tuple[Sent, ...]
+    parts: tuple[RankMessage, ...]
     """The rows for each of these requests."""
 
 
-def fire_together(dispatch: Dispatch, orders: Sequence[Order]) -> list[Made]:
+def fire_together(dispatch: Dispatcher, orders: Sequence[NodeRequest]) -> list[NodeOutput]:
     """Do requests as one, for one group or for several whose processes take turns. Return what each request made."""
     first = orders[0]
     step = first.step
@@ -44,7 +44,7 @@ def fire_together(dispatch: Dispatch, orders: Sequence[Order]) -> list[Made]:
         for order in orders:
             dispatch.sleeping.shift(order.shifting, order.node, step)
         links = _links(dispatch, orders)
-        split = [shares(order, dispatch.axes) for order in orders]
+        split = [shard_rows(order, dispatch.axes) for order in orders]
         numbers = dispatch.numbers(len(orders))
         parcels: list[_Parcel] = []
         for group, at in _by_group(orders):
@@ -64,7 +64,7 @@ def fire_together(dispatch: Dispatch, orders: Sequence[Order]) -> list[Made]:
                 idle = split[index].frames[parcel.copy] is None
                 keeps = sent.speaks and not idle
                 to_rank = orders[index], parcel.copy, numbers[index], sent.delivery
-                requests.append(packed(dispatch.told(*to_rank, keeps, None, idle=idle)))
+                requests.append(pickled(dispatch.told(*to_rank, keeps, None, idle=idle)))
             sizes = [len(sent.delivery.arriving) for sent in parcel.parts]
             arriving = [wire for sent in parcel.parts for wire in sent.delivery.arriving]
             link = links.get((parcel.group.name, parcel.copy))
@@ -72,11 +72,11 @@ def fire_together(dispatch: Dispatch, orders: Sequence[Order]) -> list[Made]:
         for order in orders:
             order.arrived()
         names = [order.frame.values[model_of(order.node)] for order in orders]
-        replies = calls.get(f"the training of {listed(names, 'and')}", first.node)
+        replies = calls.get(f"the training of {quoted_list(names, 'and')}", first.node)
         seconds = time.perf_counter() - began
-    answers = [[[receipt_of(sent) for sent in rank_reply] for rank_reply in reply] for reply in replies]
+    answers = [[[unpickled_receipt(sent) for sent in rank_reply] for rank_reply in reply] for reply in replies]
     _trace(dispatch, orders, numbers, calls, parcels, answers)
-    made: list[dict[int, Made]] = [{} for _ in orders]
+    made: list[dict[int, NodeOutput]] = [{} for _ in orders]
     for parcel, receipts in zip(parcels, answers, strict=True):
         for position, (index, sent) in enumerate(zip(parcel.at, parcel.parts, strict=True)):
             if sent.speaks and split[index].frames[parcel.copy] is not None:
@@ -89,14 +89,14 @@ def fire_together(dispatch: Dispatch, orders: Sequence[Order]) -> list[Made]:
     return [shared.together(by_copy) for shared, by_copy in zip(split, made, strict=True)]
 
 
-def _by_group(orders: Sequence[Order]) -> Iterator[tuple[Group, tuple[int, ...]]]:
+def _by_group(orders: Sequence[NodeRequest]) -> Iterator[tuple[Group, tuple[int, ...]]]:
     """Yield each group of the requests, with the indices of its requests."""
     groups = {order.group.name: order.group for order in orders}
     for name, group in groups.items():
         yield group, tuple(index for index, order in enumerate(orders) if order.group.name == name)
 
 
-def _links(dispatch: Dispatch, orders: Sequence[Order]) -> dict[tuple[str, int], str]:
+def _links(dispatch: Dispatcher, orders: Sequence[NodeRequest]) -> dict[tuple[str, int], str]:
     """Return, for each replica of heterogeneously split groups, the link over which its processes take turns with
     others. The processes are told their peers once."""
     groups = [group for group, _ in _by_group(orders)]
@@ -108,15 +108,15 @@ def _links(dispatch: Dispatch, orders: Sequence[Order]) -> dict[tuple[str, int],
     return dispatch.links[key]
 
 
-def _joined(dispatch: Dispatch, orders: Sequence[Order], groups: Sequence[Group]) -> dict[tuple[str, int], str]:
+def _joined(dispatch: Dispatcher, orders: Sequence[NodeRequest], groups: Sequence[Group]) -> dict[tuple[str, int], str]:
     """Have the processes of each block of stages meet, and tell each its place."""
     [number] = dispatch.numbers(1)
     splits = {group.name: group.mesh for group in groups}
     links: dict[tuple[str, int], str] = {}
-    for block, seats in enumerate(seated(groups, [order.group.name for order in orders])):
+    for block, seats in enumerate(pipeline_seats(groups, [order.group.name for order in orders])):
         link = f"pipeline {number}.{block} of {' and '.join(splits)}"
-        request = Request(tuple(seats), f"the meeting for {link}", orders[0].node)
-        meet(dispatch.processes, link, request)
+        request = CallContext(tuple(seats), f"the meeting for {link}", orders[0].node)
+        join_link(dispatch.processes, link, request)
         sitting = [dispatch.processes.call(who, Worker.sit, link, seat, len(seats)) for who, seat in seats.items()]
         dispatch.processes.get(sitting, request)
         links |= {(name, splits[name].at(rank, "dp")): link for name, rank in seats}
@@ -124,8 +124,8 @@ def _joined(dispatch: Dispatch, orders: Sequence[Order], groups: Sequence[Group]
 
 
 def _trace(
-    dispatch: Dispatch,
-    orders: Sequence[Order],
+    dispatch: Dispatcher,
+    orders: Sequence[NodeRequest],
     numbers: Sequence[int],
     calls: Calls[list[bytes]],
     parcels: Sequence[_Parcel],

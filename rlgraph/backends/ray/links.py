@@ -9,23 +9,23 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.base import HasWeights
-from rlgraph.backends.engines.process_groups import attend
-from rlgraph.backends.exchange.exchange import Exchange, Moved, Pending
+from rlgraph.backends.engines.process_groups import connect
+from rlgraph.backends.exchange.exchange import Exchange, ExchangeCost, PendingMessage
 from rlgraph.backends.exchange.mailbox import Mailbox
 from rlgraph.backends.exchange.sites import open_links, site
-from rlgraph.ir.carriers import Site, Ways
-from rlgraph.ir.layout import Local
+from rlgraph.ir.carriers import PeerCarriers, Site
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.transfer import Transfer
 
-_BY_GLOO = Ways()
+_BY_GLOO = PeerCarriers()
 _HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Holding:
+class HeldWeights:
     """What a process reports of its part of a model."""
 
-    layout: tuple[Local, ...]
+    layout: tuple[LocalTensor, ...]
     dtype: torch.dtype
     node: str
     """The id of the machine that it runs on."""
@@ -37,12 +37,12 @@ class Holding:
     """Whether a change was interrupted, so that the weights are not usable."""
 
 
-def holding(engine: HasWeights, node: str) -> Holding:
+def holding(engine: HasWeights, node: str) -> HeldWeights:
     """Return what a process on a machine reports of an engine's weights."""
     first = next(iter(engine.tensors().values()), None)
     if first is None:
-        return Holding(tuple(engine.layout()), torch.float32, node)
-    return Holding(tuple(engine.layout()), first.dtype, node, site(first.device))
+        return HeldWeights(tuple(engine.layout()), torch.float32, node)
+    return HeldWeights(tuple(engine.layout()), first.dtype, node, site(first.device))
 
 
 class Links:
@@ -56,7 +56,7 @@ class Links:
 
     def meet(self, link: str, place: int, places: int, address: str) -> None:
         """Join the processes of a link, one of which listens at the address."""
-        store = attend(address, self._seconds)
+        store = connect(address, self._seconds)
         self._mailboxes[link] = Mailbox(place, range(places), store, name=link, seconds=self._seconds)
 
     def mailbox(self, link: str) -> Mailbox:
@@ -67,11 +67,11 @@ class Links:
         link: str,
         name: str,
         transfer: Transfer,
-        source: Sequence[Local],
-        destination: Sequence[Local],
+        source: Sequence[LocalTensor],
+        destination: Sequence[LocalTensor],
         dtype: torch.dtype,
         delta: bool = False,
-        ways: Ways = _BY_GLOO,
+        ways: PeerCarriers = _BY_GLOO,
         device: torch.device = _HOST,
     ) -> None:
         """Work out this process's part of a transfer. delta: only changed weights travel. ways: the carriers to and
@@ -90,10 +90,10 @@ class Links:
 
     def run(
         self, name: str, source: Mapping[str, Tensor], destination: Mapping[str, Tensor], ema: float | None
-    ) -> Moved:
+    ) -> ExchangeCost:
         return self._exchanges[name].run(source, destination, ema=ema)
 
-    def pending(self) -> tuple[Pending, ...]:
+    def pending(self) -> tuple[PendingMessage, ...]:
         """Return the messages that the transfers are at. May be called from any thread."""
         pending = (exchange.pending for exchange in list(self._exchanges.values()))
         return tuple(message for message in pending if message is not None)

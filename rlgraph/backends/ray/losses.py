@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from rlgraph.backends.distributed.transport import Order
+from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.in_flight import Things
-from rlgraph.backends.ray.failures import doing, shown
+from rlgraph.backends.ray.failures import doing, process_name
 from rlgraph.backends.ray.processes import Losing
-from rlgraph.backends.ray.remote import Address, recorded_as
-from rlgraph.backends.ray.retries import replaceable
-from rlgraph.backends.replayed import once
+from rlgraph.backends.ray.remote import Address, recording_name
+from rlgraph.backends.ray.retries import can_replace
+from rlgraph.backends.replayed import drop_resampled_rows
 from rlgraph.backends.step import Step
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan
@@ -21,7 +21,7 @@ from rlgraph.ir.types import is_model
 from rlgraph.ops.nodes import NODES
 
 
-class Losses:
+class LostReplicas:
     """Knows which replicas are alive, and whether a run can go on without some of them."""
 
     def __init__(self, program: Program, plan: Plan, record: Path | None = None) -> None:
@@ -59,14 +59,14 @@ class Losses:
         """Record that other replicas have done the rows that the lost ones had in a step."""
         if self.record is not None:
             lost = [
-                recorded_as((name, rank))
+                recording_name((name, rank))
                 for name, copies in self._without.items()
                 for copy in copies
                 for rank in self.plan.group(name).copies()[copy]
             ]
-            once(self.record, step.number, lost)
+            drop_resampled_rows(self.record, step.number, lost)
 
-    def losing(self, order: Order, worked: Callable[[], Collection[Address]]) -> Losing | None:
+    def losing(self, order: NodeRequest, worked: Callable[[], Collection[Address]]) -> Losing | None:
         """For a request whose rows are sharded over replicas, return what to do with processes that end meanwhile; None
         if nobody else can do their rows. worked: returns the processes that have made rows in the steps in flight,
         which they still hold."""
@@ -92,7 +92,7 @@ class Losses:
             self.lost(group)
             who, why = next(iter(sorted(dead.items())))
             self.say(
-                f"{shown(who)} is gone: {why}; it was asked for {doing(node)}: the rows of its copy are done by "
+                f"{process_name(who)} is gone: {why}; it was asked for {doing(node)}: the rows of its copy are done by "
                 f"{'the others' if len(left) > 1 else 'the other one'}, and the run goes on with "
                 f"{len(left)} of {group.mesh.length('dp')} copies of `{group.name}`"
             )
@@ -103,4 +103,4 @@ class Losses:
     def _spare(self, group: Group) -> bool:
         """Return whether a group has nothing that others lack, and no replica of it is bound to certain rows."""
         unbound = not self.plan.blocks and not any(holding.replica for holding in self.plan.holdings)
-        return unbound and replaceable(self.plan, {group.name}, self.changing, self.things)
+        return unbound and can_replace(self.plan, {group.name}, self.changing, self.things)

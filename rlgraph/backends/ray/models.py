@@ -13,42 +13,42 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import HalfChanged, Saves, Sleeps
-from rlgraph.backends.engines.offload import Switched
-from rlgraph.backends.exchange.exchange import Moved
+from rlgraph.backends.engines.base import Offloads, PartialUpdate, Saves
+from rlgraph.backends.engines.offload import OffloadRecord
+from rlgraph.backends.exchange.exchange import ExchangeCost
 from rlgraph.backends.ray import shards
-from rlgraph.backends.ray.activity import Doing
-from rlgraph.backends.ray.arrivals import Arrivals
-from rlgraph.backends.ray.folder import AdapterFolder, ModelFolder, empty, folder_of
-from rlgraph.backends.ray.links import Holding, Links, holding
+from rlgraph.backends.ray.activity import ActivityLog
+from rlgraph.backends.ray.arrivals import WeightArrivals
+from rlgraph.backends.ray.folder import AdapterFolder, ModelFolder, empty_tensors, open_folder
+from rlgraph.backends.ray.links import HeldWeights, Links, holding
 from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.nodes import take_over
 from rlgraph.backends.worker.saving import (
-    Left,
-    Part,
-    Stock,
-    Written,
+    ModelPart,
+    ModelSnapshot,
+    WrittenBoxes,
+    WrittenFiles,
     hold,
-    left_of,
+    model_part,
     read_part,
-    release,
-    stock_of,
+    release_model,
+    snapshot_of,
     write_part,
 )
 from rlgraph.backends.worker.session import Session
-from rlgraph.ir.carriers import Ways
+from rlgraph.ir.carriers import PeerCarriers
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ir.layout import Local
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.transfer import Transfer
 
-_BY_GLOO = Ways()
+_BY_GLOO = PeerCarriers()
 _SOONER = 0.9
 """Fraction of the longest wait for a process: a process that waits for a peer then reports which one before the
 controller gives up on all of them."""
 
 
-class Models:
+class RankModels:
     """The shards of a group's models that one rank holds."""
 
     session: Session
@@ -59,26 +59,26 @@ class Models:
         self.saves = saves
         self.nodes: list[tuple[str, Node]] = list(program.walk())
         self.links = Links(_SOONER * seconds)
-        self.doing = Doing()
-        self.arrivals = {model.name: Arrivals() for model in program.models}
+        self.doing = ActivityLog()
+        self.arrivals = {model.name: WeightArrivals() for model in program.models}
         self.changes = Counter[str]()
         """How often each model was changed. Ranks of a group with the same count have parts of the same weights."""
         self.folder: ModelFolder | AdapterFolder
-        self.left: dict[str, Left] = {}
+        self.left: dict[str, ModelSnapshot] = {}
         """What the last change has left of each model, in a run that is saved."""
-        self.held: dict[str, Left] = {}
+        self.held: dict[str, ModelSnapshot] = {}
         """What is being written of them."""
 
     # Weights
 
-    def holding(self, model: str) -> Holding:
+    def holding(self, model: str) -> HeldWeights:
         """Return what this rank has of a model."""
         state = self.session.models[model]
         try:
-            report = holding(state.engine, shards.node())
-        except HalfChanged:
+            report = holding(state.engine, shards.node_id())
+        except PartialUpdate:
             # Weights of its last update did not arrive from another replica, which shows only when they are read.
-            report, state.torn = Holding(tuple(state.engine.layout()), torch.float32, shards.node()), True
+            report, state.torn = HeldWeights(tuple(state.engine.layout()), torch.float32, shards.node_id()), True
         return replace(report, changes=self.changes[model], torn=state.torn)
 
     def meet(self, link: str, place: int, places: int, address: str) -> None:
@@ -92,22 +92,22 @@ class Models:
         name: str,
         transfer: Transfer,
         source: str | None,
-        destination: str | Sequence[Local] | None,
+        destination: str | Sequence[LocalTensor] | None,
         dtype: torch.dtype,
         delta: bool = False,
-        ways: Ways = _BY_GLOO,
+        ways: PeerCarriers = _BY_GLOO,
     ) -> None:
         """Work out this process's part of a transfer from a model here, to a model here or to tensors of its own.
         delta: only changed weights travel. ways: the carriers to and from each peer."""
         sides = self._layout(source), self._layout(destination)
         self.links.prepare(link, name, transfer, *sides, dtype, delta, ways, self._device(source, destination))
 
-    def _device(self, *sides: str | Sequence[Local] | None) -> torch.device:
+    def _device(self, *sides: str | Sequence[LocalTensor] | None) -> torch.device:
         """Return the device of the models here that take part in a transfer."""
         tensors = (self.session.models[side].engine.tensors() for side in sides if isinstance(side, str))
         return next((tensor.device for by_name in tensors for tensor in by_name.values()), torch.device("cpu"))
 
-    def _layout(self, side: str | Sequence[Local] | None) -> Sequence[Local]:
+    def _layout(self, side: str | Sequence[LocalTensor] | None) -> Sequence[LocalTensor]:
         """Return the layout of a model here, or of the given tensors."""
         if side is None:
             return ()
@@ -121,7 +121,7 @@ class Models:
         version: int | None = None,
         average: float | None = None,
         update: Step | None = None,
-    ) -> Moved:
+    ) -> ExchangeCost:
         """Take part in a transfer: send a model's weights, current or of a version, and write received ones to a model
         here. update: the step in which this changes the model; None if it is only copied here."""
         sent: Mapping[str, Tensor] = {}
@@ -142,10 +142,10 @@ class Models:
             self._left(destination)
         return moved
 
-    def refresh(self, name: str, model: str, version: int, number: int) -> Moved:
+    def refresh(self, name: str, model: str, version: int, number: int) -> ExchangeCost:
         """Take part in a transfer to a model that samples, before its next token or in `settle`."""
 
-        def receive() -> Moved:
+        def receive() -> ExchangeCost:
             engine = self.session.models[model].engine
             with self.doing(f"the transfer {name}"), self._written(model):
                 moved = self.links.run(name, {}, engine.tensors(), None)
@@ -164,28 +164,30 @@ class Models:
 
     # Sleep
 
-    def sleep(self, model: str, keep: bool) -> Switched:
+    def sleep(self, model: str, keep: bool) -> OffloadRecord:
         """Offload a model from the device. keep: its weights are needed again."""
         return self.resting(model).sleep(keep)
 
-    def wake(self, model: str, kept: bool = True) -> Switched:
+    def wake(self, model: str, kept: bool = True) -> OffloadRecord:
         """Bring an offloaded model back to the device."""
         return self.resting(model).wake()
 
-    def resting(self, model: str) -> Sleeps:
-        return cast(Sleeps, self.session.models[model].engine)
+    def resting(self, model: str) -> Offloads:
+        return cast(Offloads, self.session.models[model].engine)
 
     # Folders
 
     def begin_folder(self, model: str, folder: str) -> None:
         """Begin a folder for a model whose weights arrive part by part."""
         engine: Any = self.session.models[model].engine
-        self.folder = folder_of(engine.spec, Path(folder))
+        self.folder = open_folder(engine.spec, Path(folder))
 
-    def write_part(self, name: str, part: Sequence[Local], dtype: torch.dtype, model: str | None = None) -> Moved:
+    def write_part(
+        self, name: str, part: Sequence[LocalTensor], dtype: torch.dtype, model: str | None = None
+    ) -> ExchangeCost:
         """Receive tensors and write them as one file of the folder. model: one of which this process has parts
         itself."""
-        tensors = empty(part, dtype)
+        tensors = empty_tensors(part, dtype)
         sent = {} if model is None else self.session.models[model].engine.tensors()
         with self.doing(f"the transfer {name}"):
             moved = self.links.run(name, sent, tensors, None)
@@ -223,7 +225,7 @@ class Models:
 
     def _left(self, model: str) -> None:
         if self.saves:
-            self.left[model] = left_of(self.session.models[model], self.left.get(model))
+            self.left[model] = snapshot_of(self.session.models[model], self.left.get(model))
 
     # Checkpoints
 
@@ -231,20 +233,20 @@ class Models:
         """Return the last step that changed a model here, or began to. Is answered while a step runs."""
         return max((state.past.changed for state in self.session.models.values()), default=0)
 
-    def stock(self, model: str) -> Stock:
+    def stock(self, model: str) -> ModelPart:
         """Return what this rank has of a model."""
-        return stock_of(self.session.models[model])
+        return model_part(self.session.models[model])
 
-    def hold(self, model: str, number: int) -> Stock:
+    def hold(self, model: str, number: int) -> ModelPart:
         """Return what step `number` left of a model here, and keep it from being changed until `checkpoint` has written
         it, or `free`. Is answered while later steps run."""
         state = self.session.models[model]
         if not state.past.changed:
-            return Stock(0, 0, (), (), ())
+            return ModelPart(0, 0, (), (), ())
         self.held[model] = hold(state, self.left[model], number)
         return self.held[model].stock
 
-    def checkpoint(self, model: str, place: str, part: Part) -> Written:
+    def checkpoint(self, model: str, place: str, part: WrittenBoxes) -> WrittenFiles:
         """Write a part of a held model into a checkpoint's folder, in a thread of its own."""
         try:
             return write_part(self.session.models[model], self.held[model], Path(place), part)
@@ -254,7 +256,7 @@ class Models:
     def free(self, model: str) -> None:
         """Stop holding a model."""
         self.held.pop(model, None)
-        release(self.session.models[model])
+        release_model(self.session.models[model])
 
     def restore(self, model: str, saved: SavedModel) -> None:
         """Load this rank's part of a model, which may be offloaded: at the start, all that the plan offloads are."""

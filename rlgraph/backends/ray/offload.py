@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlgraph.backends.distributed.offload import Bed, Shifting
-from rlgraph.backends.engines.offload import Switched
+from rlgraph.backends.distributed.offload import OffloadedReplica, Shifting
+from rlgraph.backends.engines.offload import OffloadRecord
 from rlgraph.backends.ray.calls import Calls, copies
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.worker import Worker
@@ -14,12 +14,12 @@ from rlgraph.backends.steps import Observer
 from rlgraph.ir.graph import Node
 
 
-class Sleeping:
+class OffloadCoordinator:
     """Tells processes to offload models or bring them back, and waits until the device memory is free for others."""
 
     def __init__(self, processes: Processes, observer: Observer) -> None:
         self.processes, self.observer = processes, observer
-        self._switched: dict[int, list[Switched]] = {}
+        self._switched: dict[int, list[OffloadRecord]] = {}
         """For each step in flight, the cost of its switches."""
 
     def shift(self, shifting: Shifting, node: Node, step: Step) -> None:
@@ -28,12 +28,14 @@ class Sleeping:
             self._switch_all("sleep", [bed for bed, _ in shift.sleep], [keep for _, keep in shift.sleep], node, step)
             self._switch_all("wake", shift.wake, [True] * len(shift.wake), node, step)
 
-    def _switch_all(self, what: str, beds: Sequence[Bed], keeps: Sequence[bool], node: Node, step: Step) -> None:
+    def _switch_all(
+        self, what: str, beds: Sequence[OffloadedReplica], keeps: Sequence[bool], node: Node, step: Step
+    ) -> None:
         if not beds:
             return
-        calls = Calls[Switched](self.processes)
-        method: Callable[[Worker, str, bool], Switched] = Worker.sleep if what == "sleep" else Worker.wake
-        asked_beds: list[Bed] = []
+        calls = Calls[OffloadRecord](self.processes)
+        method: Callable[[Worker, str, bool], OffloadRecord] = Worker.sleep if what == "sleep" else Worker.wake
+        asked_beds: list[OffloadedReplica] = []
         for bed, keep in zip(beds, keeps, strict=True):
             calls.copy(copies(bed.group)[bed.copy], method, bed.model, keep)
             asked_beds += [bed] * (len(calls.asked) - len(asked_beds))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.notes import Note
+from rlgraph.backends.notes import TraceNote
 from rlgraph.backends.ray.remote import Key
 from rlgraph.backends.ray.store import Places
 from rlgraph.backends.step import Step
@@ -19,7 +19,7 @@ PieceRows = tuple[Key, Places, int | None]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedRows:
     """Rows of one value, from pieces that the process has or that are sent with the request."""
 
     parts: tuple[PieceRows, ...]
@@ -29,14 +29,14 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholePiece:
     """A value without rows, which is all of the piece with this key."""
 
     key: Key
 
 
 @dataclass(frozen=True)
-class Given:
+class ControllerValue:
     """A value that the controller knows: a model's name, a count."""
 
     value: Any
@@ -44,18 +44,18 @@ class Given:
 
 
 @dataclass(frozen=True)
-class RowsOf:
+class AxisRows:
     """The rows of an axis: their number, their parents, and their identities."""
 
     axis: str
     size: int
     counts: np.ndarray | None
     """How many rows each row of the parent has, in the parent's order; None for a root."""
-    ids: Wanted | None
+    ids: WantedRows | None
 
 
 @dataclass(frozen=True)
-class RankOrder:
+class RankRequest:
     """A request to one process to do the work of a node on these rows."""
 
     number: int
@@ -63,8 +63,8 @@ class RankOrder:
     node: int
     """The node's number in the program."""
     step: Step
-    inputs: dict[str, Wanted | Whole | Given]
-    rows: tuple[RowsOf, ...]
+    inputs: dict[str, WantedRows | WholePiece | ControllerValue]
+    rows: tuple[AxisRows, ...]
     """Outer axes come first."""
     idle: bool
     """Whether there are no rows for it; it still takes part in an update."""
@@ -92,7 +92,7 @@ class Receipt:
     start: float
     end: float
     """Both are of the process's clock, in seconds since 1970."""
-    rows: tuple[RowsOf, ...] = ()
+    rows: tuple[AxisRows, ...] = ()
     """Rows of new axes."""
     named: tuple[str, ...] = ()
     """New axes whose rows have identities, which are kept as pieces named `ids:AXIS`."""
@@ -107,7 +107,7 @@ class Receipt:
     """How many tokens were sampled."""
     came: tuple[int, ...] = ()
     """Bytes of the rows that were sent with the request, for each sender."""
-    notes: tuple[Note, ...] = ()
+    notes: tuple[TraceNote, ...] = ()
     """Notes on its rows, for the trace."""
     beside: int = 0
     """The most rows of other requests that its engine had in the batch."""
@@ -119,19 +119,19 @@ class Receipt:
     """The parts that were given up: nothing more is reported of the request."""
 
 
-def packed(told: RankOrder | Receipt) -> bytes:
+def pickled(told: RankRequest | Receipt) -> bytes:
     """Pickle a message. Ray sends bytes as they are; its own pickler takes several times as long for such small
     objects."""
     return pickle.dumps(told, pickle.HIGHEST_PROTOCOL)
 
 
-def order_of(sent: bytes) -> RankOrder:
+def unpickled_request(sent: bytes) -> RankRequest:
     """Unpickle a request."""
-    request: RankOrder = pickle.loads(sent)
+    request: RankRequest = pickle.loads(sent)
     return request
 
 
-def receipt_of(sent: bytes) -> Receipt:
+def unpickled_receipt(sent: bytes) -> Receipt:
     """Unpickle a receipt."""
     receipt: Receipt = pickle.loads(sent)
     return receipt

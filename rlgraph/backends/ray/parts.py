@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlgraph.backends.distributed.admission import blocks
-from rlgraph.backends.distributed.race import Race
-from rlgraph.backends.distributed.sharding import part, split_axis
-from rlgraph.backends.distributed.tails import Ending
-from rlgraph.backends.distributed.transport import Order
+from rlgraph.backends.distributed.admission import blocks_by_replica
+from rlgraph.backends.distributed.race import LengthLimit
+from rlgraph.backends.distributed.sharding import shard_axis, slice_rows
+from rlgraph.backends.distributed.tails import TailMoves
+from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.executor import Part
-from rlgraph.backends.ray.batching import Place
+from rlgraph.backends.ray.batching import BatchPlace
 from rlgraph.backends.ray.calls import Calls
 from rlgraph.backends.ray.orders import Receipt
 from rlgraph.backends.ray.processes import Reference
 from rlgraph.backends.ray.rows import Delivery
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.turns import Turn, seats
-from rlgraph.ops.nodes import model_of, rows_each
+from rlgraph.backends.turns import HeldDevices, seats
+from rlgraph.ops.nodes import model_of, rows_per_input
 
 if TYPE_CHECKING:
-    from rlgraph.backends.ray.dispatch import Dispatch
+    from rlgraph.backends.ray.dispatch import Dispatcher
 
 Asked = tuple[Calls[bytes], list[Delivery]]
 """Calls, and the rows that were sent with them."""
 
 
 @dataclass(frozen=True)
-class Begun:
+class AbandonedParts:
     """Parts of a request that other replicas have begun and given up."""
 
     before: tuple[int, ...]
@@ -60,10 +60,12 @@ class _Share:
     failure."""
 
 
-class InParts:
+class PartwiseRequest:
     """A request that is being done part by part."""
 
-    def __init__(self, dispatch: Dispatch, order: Order, sizes: Sequence[int], turn: Turn, places: ExitStack) -> None:
+    def __init__(
+        self, dispatch: Dispatcher, order: NodeRequest, sizes: Sequence[int], turn: HeldDevices, places: ExitStack
+    ) -> None:
         self.dispatch, self.order, self.sizes, self.turn, self.places = dispatch, order, sizes, turn, places
         self.copies = dispatch.copies(order.group)
         self.bounds = list(pairwise(accumulate(sizes, initial=0)))
@@ -72,11 +74,11 @@ class InParts:
         self.going: list[_Share] = []
         self.leaving: list[int] = []
         """Replicas that were told to give up their rows and have not reported which parts."""
-        self.dealt = blocks(order.expected, sizes, len(self.copies))
+        self.dealt = blocks_by_replica(order.expected, sizes, len(self.copies))
         """The parts of each replica."""
-        rows = [size * rows_each(order.node) for size in sizes]
-        self.ending = Ending.of(order, turn, rows, self.dealt) if order.key is not None else None
-        self.race = None if order.race is None else Race(order.race)
+        rows = [size * rows_per_input(order.node) for size in sizes]
+        self.ending = TailMoves.of(order, turn, rows, self.dealt) if order.key is not None else None
+        self.race = None if order.race is None else LengthLimit(order.race)
 
     def told(self) -> Iterator[Part]:
         """Yield each part as soon as it is done."""
@@ -88,7 +90,7 @@ class InParts:
         with place.sending:
             self.send(busy, place)
         dispatch.begun(self.order)
-        began += arrived(self.order)
+        began += wait_for_weights(self.order)
         while self.going:
             heads = [unfinished.coming[0][0] for unfinished in self.going]
             beside = [answer for calls in heads for answer in calls.beside]
@@ -114,10 +116,10 @@ class InParts:
             yield index, dispatch.made(node, self.numbers[index], receipt, calls.who[0])
         dispatch.observer.fired(node, time.perf_counter() - began, tokens, self.order.group.pool)
 
-    def send(self, shares: Mapping[int, Sequence[int]], place: Place, begun: Begun | None = None) -> None:
+    def send(self, shares: Mapping[int, Sequence[int]], place: BatchPlace, begun: AbandonedParts | None = None) -> None:
         """Send replicas their parts."""
         dispatch, order = self.dispatch, self.order
-        node, frame, wanted, axis = order.node, order.frame, dispatch.needs(order), split_axis(order.node)
+        node, frame, wanted, axis = order.node, order.frame, dispatch.needs(order), shard_axis(order.node)
         assert axis is not None
         numbers = dispatch.numbers(sum(map(len, shares.values())))
         for index in sorted(index for indices in shares.values() for index in indices):
@@ -125,7 +127,7 @@ class InParts:
         for copy, share_parts in shares.items():
             ranks = self.copies[copy]
             rows = np.concatenate([np.arange(*self.bounds[index]) for index in share_parts])
-            body, _ = part(frame, axis, rows, node.inputs)
+            body, _ = slice_rows(frame, axis, rows, node.inputs)
             parts = tuple((self.numbers[index], self.sizes[index]) for index in share_parts)
             sent = list(dispatch.addressed(order, copy, body, wanted))
             dispatch.ledger.send([message.delivery for message in sent])
@@ -212,7 +214,7 @@ class InParts:
         for copy, indices in shares.items():
             before = tuple(self.numbers[index] for index in indices)
             with place.sending:
-                self.send({copy: indices}, place, Begun(before, tuple(left)))
+                self.send({copy: indices}, place, AbandonedParts(before, tuple(left)))
             self.limit(self.going[-1:])
         self.free()
 
@@ -231,14 +233,14 @@ class InParts:
                 self.turn.leave(seats(self.order.group, copy))
 
 
-def arrived(order: Order) -> float:
+def wait_for_weights(order: NodeRequest) -> float:
     """Wait for the weights that were sent before a request, and return the seconds that this took."""
     began = time.perf_counter()
     order.arrived()
     return time.perf_counter() - began
 
 
-def sampled_model(order: Order) -> str:
+def sampled_model(order: NodeRequest) -> str:
     """Return the name of the model that samples."""
     name: str = order.frame.values[model_of(order.node)]
     return name

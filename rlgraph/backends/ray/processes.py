@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.backends.ray.failures import Request, refused
+from rlgraph.backends.ray.failures import CallContext, engine_refused_error
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.store import Wire, Wish
 from rlgraph.backends.ray.worker import Worker, WorkerSpec
@@ -54,7 +54,7 @@ class Processes(ABC):
             places = {"group": 0} | {str(copy): ranks[0] for copy, ranks in enumerate(group.copies())}
             who = tuple((group.name, rank) for rank in places.values())
             addresses = self.get(
-                [self.call(address, Worker.address) for address in who], Request(who, "the start of the process")
+                [self.call(address, Worker.address) for address in who], CallContext(who, "the start of the process")
             )
             meeting[group.name] = dict(zip(places, addresses, strict=True))
         holdings = {
@@ -70,7 +70,7 @@ class Processes(ABC):
                 self.call(address, Worker.open, meeting[address[0]], holdings[address[0]], turned[address[0]])
                 for address in who
             ]
-            opened += self.get(opening, Request(who, "opening"))
+            opened += self.get(opening, CallContext(who, "opening"))
         if names is None:
             self._reach(plan)
         return [name for things in opened for name in things]
@@ -97,7 +97,7 @@ class Processes(ABC):
                         callers.append((group.name, rank))
                         answers.append(self.call(callers[-1], Worker.reach, name, handles, len(callers)))
         if callers:
-            self.get(answers, Request(tuple(callers), "opening"))
+            self.get(answers, CallContext(tuple(callers), "opening"))
 
     def sending(self, group: str) -> AbstractContextManager[object]:
         """Return a lock to hold while all ranks of a replica are called one by one, so that every rank gets the calls
@@ -133,7 +133,7 @@ class Processes(ABC):
     def get(
         self,
         references: Sequence[Reference[T]],
-        request: Request,
+        request: CallContext,
         beside: Sequence[Reference[Any]] = (),
         *,
         alone: bool = False,
@@ -149,7 +149,7 @@ class Processes(ABC):
         index."""
 
     def ask(
-        self, request: Request, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
+        self, request: CallContext, method: Callable[Concatenate[Worker, P], T], *args: P.args, **named: P.kwargs
     ) -> list[T]:
         """Call the same method of all processes of a request, and wait."""
         return self.get([self.call(who, method, *args, **named) for who in request.who], request)
@@ -158,7 +158,7 @@ class Processes(ABC):
         self,
         who: Sequence[Address],
         enough: Callable[[Mapping[Address, T]], bool],
-        request: Request,
+        request: CallContext,
         method: Callable[Concatenate[Worker, P], T],
         *args: P.args,
         **named: P.kwargs,
@@ -205,7 +205,7 @@ _WHILE_IT_WAITS: tuple[object, ...] = (Worker.checkpoint, Worker.free)
 """Calls that a process may run in the middle of another one."""
 
 
-class InThisProcess(Processes):
+class InlineProcesses(Processes):
     """For `--debug`: each process is an object here, and calls are plain function calls, so that breakpoints work."""
 
     def __init__(self, specs: Mapping[Address, WorkerSpec]) -> None:
@@ -254,7 +254,7 @@ class InThisProcess(Processes):
     def get(
         self,
         references: Sequence[Reference[T]],
-        request: Request,
+        request: CallContext,
         beside: Sequence[Reference[Any]] = (),
         *,
         alone: bool = False,
@@ -263,7 +263,7 @@ class InThisProcess(Processes):
         answers = [reference.result() if isinstance(reference, Future) else reference for reference in references]
         for answer in answers:
             if isinstance(answer, EngineError):
-                raise refused(answer, request)
+                raise engine_refused_error(answer, request)
         return cast("list[T]", answers)
 
     def first(self, references: Sequence[Reference[Any]], beside: Sequence[Reference[Any]] = ()) -> int:

@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from rlgraph.backends.distributed.transport import StandIn
-from rlgraph.backends.rows import Elsewhere
+from rlgraph.backends.distributed.transport import RemoteRows
+from rlgraph.backends.rows import RemoteEntries
 
 Address = tuple[str, int]
 """A process: its group's name and its rank there."""
@@ -18,7 +18,7 @@ Key = tuple[int, int, str]
 """A piece: the number of the request that made it, the rank that did, and the value's name."""
 
 
-def recorded_as(who: Address) -> str:
+def recording_name(who: Address) -> str:
     """Return the name of a process in a recording."""
     return f"{who[0]}-{who[1]}"
 
@@ -33,7 +33,7 @@ class PieceRef:
 
 
 @dataclass(frozen=True)
-class Remote(StandIn):
+class RowRefs(RemoteRows):
     """A value, row by row: the piece that each row is in, and its place there. What lies inside a row travels with
     it."""
 
@@ -47,26 +47,26 @@ class Remote(StandIn):
     the reader, or where the rows are."""
 
     @classmethod
-    def of(cls, ref: PieceRef) -> Remote:
+    def of(cls, ref: PieceRef) -> RowRefs:
         """Return a reference to all rows of one piece."""
         return cls((ref,), np.zeros(ref.rows, dtype=np.int32), np.arange(ref.rows))
 
-    def pick(self, places: np.ndarray) -> Remote:
+    def pick(self, places: np.ndarray) -> RowRefs:
         return replace(self, piece=self.piece[places], place=self.place[places])
 
-    def select(self, column: int) -> Remote:
+    def select(self, column: int) -> RowRefs:
         return replace(self, column=column)
 
-    def join(self, others: Sequence[Elsewhere]) -> Remote:
+    def join(self, others: Sequence[RemoteEntries]) -> RowRefs:
         # A value grows block by block: pieces that already have a number are not numbered again.
         pieces = dict(self.numbers)
         numbers, places = [self.piece], [self.place]
         for part in others:
-            assert isinstance(part, Remote)
+            assert isinstance(part, RowRefs)
             renumbered = np.array([pieces.setdefault(ref, len(pieces)) for ref in part.pieces], dtype=np.int32)
             numbers.append(renumbered[part.piece] if len(part.pieces) else part.piece)
             places.append(part.place)
-        joined = Remote(tuple(pieces), np.concatenate(numbers), np.concatenate(places), self.column)
+        joined = RowRefs(tuple(pieces), np.concatenate(numbers), np.concatenate(places), self.column)
         joined.__dict__["numbers"] = pieces
         return joined
 
@@ -103,7 +103,7 @@ def column_key(key: Key, column: int) -> Key:
 
 
 @dataclass(frozen=True)
-class Single:
+class ValueRef:
     """A reference to a value without rows, in one process: a number, a cursor, a state, a buffer."""
 
     ref: PieceRef

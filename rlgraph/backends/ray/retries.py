@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Set
 
 from rlgraph.backends.frame import Surplus
 from rlgraph.backends.in_flight import Coming, Things
-from rlgraph.backends.ray.rows import live
+from rlgraph.backends.ray.rows import live_pieces
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.ops.nodes import NODES
 
 
-class Remembered:
+class RepeatableSteps:
     """Steps to come, of which those that have not ended can be had again."""
 
     def __init__(self, coming: Iterable[Coming]) -> None:
@@ -32,7 +32,7 @@ class Remembered:
         self._begun.popleft()
 
 
-def replaceable(plan: Plan, lost: Set[str], changing: Set[str], things: Things) -> bool:
+def can_replace(plan: Plan, lost: Set[str], changing: Set[str], things: Things) -> bool:
     """Return whether groups have nothing that others lack: what they sample can be sampled again, and their weights
     come from the group that trains them.
 
@@ -42,7 +42,7 @@ def replaceable(plan: Plan, lost: Set[str], changing: Set[str], things: Things) 
         return False
     if lost & {owner for model, owner in plan.owners if model in changing}:
         return False
-    if any(who[0] in lost for who in live(things.values())):
+    if any(who[0] in lost for who in live_pieces(things.values())):
         # Rows that a `collect` carries over are where they were sampled.
         return False
     if any(isinstance(thing, Surplus) and thing.going for thing in things.values()):

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.distributed.sharding import Needs
+from rlgraph.backends.distributed.sharding import RequestNeeds
 from rlgraph.backends.frame import Frame, Surplus
-from rlgraph.backends.ray.orders import Given, PieceRows, RowsOf, Wanted, Whole
+from rlgraph.backends.ray.orders import AxisRows, ControllerValue, PieceRows, WantedRows, WholePiece
 from rlgraph.backends.ray.processes import Processes, Reference
-from rlgraph.backends.ray.remote import Address, Key, PieceRef, Remote, Single, column_key
-from rlgraph.backends.ray.store import Places, Wire, Wish, flat, short
+from rlgraph.backends.ray.remote import Address, Key, PieceRef, RowRefs, ValueRef, column_key
+from rlgraph.backends.ray.store import Places, Wire, Wish, as_range, to_sendable
 from rlgraph.backends.step import Step
 from rlgraph.ir.types import Axis
 
-Source = Wanted | Whole | Given
+Source = WantedRows | WholePiece | ControllerValue
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Delivery:
     """What one process is told of its inputs, and references to the rows that it lacks."""
 
     inputs: dict[str, Source]
-    rows: tuple[RowsOf, ...]
+    rows: tuple[AxisRows, ...]
     lacking: dict[Address, list[Wish]] = field(default_factory=dict)
     """The rows that it lacks, by the process that has them."""
     arriving: list[Any] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Delivery:
         return [(holder, max(key[0] for key, _, _ in wishes)) for holder, wishes in self.lacking.items()]
 
 
-class Ledger:
+class RowLedger:
     """Records which rows each process has got in every step in flight. Requests to a group are sent in the order in
     which their rows were recorded: who records for a group has its pool meanwhile."""
 
@@ -46,13 +46,13 @@ class Ledger:
         self._came: dict[int, dict[Address, dict[Key, np.ndarray]]] = {}
         """For each step, process and piece of another process, which rows have arrived, bool [rows]."""
 
-    def deliver(self, to: Sequence[Address], frame: Frame, needs: Needs) -> list[Delivery]:
+    def deliver(self, to: Sequence[Address], frame: Frame, needs: RequestNeeds) -> list[Delivery]:
         """Return for each process what it lacks of a frame's values. All of them need the same. A process also stands
         for others that always get what it gets, and make nothing that others read."""
         # Columns come after tables: a column of rows that have arrived or been sent need not be sent again.
         names = sorted(
             needs.names,
-            key=lambda name: isinstance(frame.values[name], Remote) and frame.values[name].column is not None,
+            key=lambda name: isinstance(frame.values[name], RowRefs) and frame.values[name].column is not None,
         )
         values = {name: _split(frame.values[name]) for name in names}
         identities = {axis.key: frame.rows[axis.key].ids for axis in needs.axes if needs.ids}
@@ -86,7 +86,7 @@ class Ledger:
                 del came[who]
 
 
-def live(values: Iterable[Any]) -> dict[Address, set[Key]]:
+def live_pieces(values: Iterable[Any]) -> dict[Address, set[Key]]:
     """Return the pieces that values need, by the process that has them."""
     keys_of: dict[Address, set[Key]] = {}
     for value in values:
@@ -96,14 +96,14 @@ def live(values: Iterable[Any]) -> dict[Address, set[Key]]:
             inner = [value.rows, *(batch.needed for batch in value.going)]
         elif isinstance(value, Frame):
             inner = [*value.values.values(), *(rows.ids for rows in value.rows.values())]
-        for who, keys in live(inner).items() if inner else ():
+        for who, keys in live_pieces(inner).items() if inner else ():
             keys_of.setdefault(who, set()).update(keys)
         if isinstance(value, Surplus | Frame):
             continue
-        if isinstance(value, Remote):
+        if isinstance(value, RowRefs):
             for ref in value.pieces:
                 keys_of.setdefault(ref.holder, set()).add(ref.key)
-        elif isinstance(value, Single):
+        elif isinstance(value, ValueRef):
             keys_of.setdefault(value.ref.holder, set()).add(value.ref.key)
     return keys_of
 
@@ -116,19 +116,19 @@ class _Split:
     """Pieces, the places in them as an array, and the same in the form that is sent."""
     column: int | None
     order: np.ndarray | None
-    """The same as in `Wanted`."""
+    """The same as in `WantedRows`."""
 
 
-_Located = _Split | Single | Given
+_Located = _Split | ValueRef | ControllerValue
 """What the controller knows of a value."""
 
 
 def _split(value: Any) -> _Located:
-    if isinstance(value, Single):
+    if isinstance(value, ValueRef):
         return value
-    if not isinstance(value, Remote):
-        return Given(flat(value))
-    parts = [(ref, places, short(places)) for ref, places in value.by_piece()]
+    if not isinstance(value, RowRefs):
+        return ControllerValue(to_sendable(value))
+    parts = [(ref, places, as_range(places)) for ref, places in value.by_piece()]
     if value.in_turn:
         return _Split(parts, value.column, None)
     sorted_to = value.piece.argsort(kind="stable")
@@ -147,14 +147,14 @@ class _Lacking:
 
     def source(self, value: _Located) -> Source:
         """Return how the process finds a value among what it has and what it will be sent."""
-        if isinstance(value, Single):
+        if isinstance(value, ValueRef):
             if value.ref.holder != self.who and value.ref.key not in self.came:
                 self.came[value.ref.key] = np.ones(0, dtype=bool)
                 self.found.setdefault(value.ref.holder, []).append((value.ref.key, None, None))
-            return Whole(value.ref.key)
-        if isinstance(value, Given):
+            return WholePiece(value.ref.key)
+        if isinstance(value, ControllerValue):
             return value
-        return Wanted(tuple(self.part(*part, value.column) for part in value.parts), value.order)
+        return WantedRows(tuple(self.part(*part, value.column) for part in value.parts), value.order)
 
     def part(self, ref: PieceRef, places: np.ndarray, sent_places: Places, column: int | None) -> PieceRows:
         table_came = self.came.get(ref.key)
@@ -168,30 +168,30 @@ class _Lacking:
             if came is not None:
                 lacking &= ~came
             self.came[key] = lacking if came is None else came | lacking
-            self.found.setdefault(ref.holder, []).append((ref.key, short(np.flatnonzero(lacking)), column))
+            self.found.setdefault(ref.holder, []).append((ref.key, as_range(np.flatnonzero(lacking)), column))
         return key, sent_places, None
 
 
 def _delivery(
-    lacking: _Lacking, values: Mapping[str, _Located], rows: Sequence[RowsOf], ids: Mapping[str, _Located]
+    lacking: _Lacking, values: Mapping[str, _Located], rows: Sequence[AxisRows], ids: Mapping[str, _Located]
 ) -> Delivery:
     inputs = {name: lacking.source(value) for name, value in values.items()}
-    named: list[RowsOf] = []
+    named: list[AxisRows] = []
     for axis_rows in rows:
         identities = ids.get(axis_rows.axis)
         source = None if identities is None else lacking.source(identities)
-        assert source is None or isinstance(source, Wanted)
+        assert source is None or isinstance(source, WantedRows)
         named.append(axis_rows if source is None else replace(axis_rows, ids=source))
     return Delivery(inputs, tuple(named), lacking.found)
 
 
-def _rows_of(frame: Frame, axis: Axis) -> RowsOf:
+def _rows_of(frame: Frame, axis: Axis) -> AxisRows:
     """Return the rows of an axis without their identities."""
     rows = frame.rows[axis.key]
     counts = None
     if rows.parent is not None and axis.parent is not None:
         counts = np.bincount(rows.parent, minlength=frame.size(axis.parent.key))
-    return RowsOf(axis.key, rows.size, counts, None)
+    return AxisRows(axis.key, rows.size, counts, None)
 
 
 def _mark(wishes: Sequence[Wish]) -> tuple[Any, ...]:

@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.batches import Batch
+from rlgraph.backends.batches import CollectBatch
 from rlgraph.backends.frame import Frame, Surplus
 from rlgraph.backends.history import Known
-from rlgraph.backends.ray.failures import Request, shown
+from rlgraph.backends.ray.failures import CallContext, process_name
 from rlgraph.backends.ray.processes import Processes, Reference
-from rlgraph.backends.ray.remote import Address, PieceRef, Remote, Single
-from rlgraph.backends.ray.store import Piece, Wire, Wish, from_wire, inner_axes, short, to_wire
-from rlgraph.backends.ray.transfers import ranks
+from rlgraph.backends.ray.remote import Address, PieceRef, RowRefs, ValueRef
+from rlgraph.backends.ray.store import Piece, Wire, Wish, as_range, from_wire, inner_axes, to_wire
+from rlgraph.backends.ray.transfers import ranks_of
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
-from rlgraph.backends.saved import Diverged, Kept, SavedModel, Torn
+from rlgraph.backends.saved import HalfUpdatedModel, NonFiniteWeights, PendingSave, SavedModel
 from rlgraph.backends.worker.sampling import inner_rows
-from rlgraph.backends.worker.saving import Part, Stock, Written, need_same, parts
+from rlgraph.backends.worker.saving import ModelPart, WrittenBoxes, WrittenFiles, check_same, parts
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.types import Handle, axes_of, axis_of
 from rlgraph.ir.types import Tensor as TensorType
@@ -29,45 +29,45 @@ from rlgraph.ir.types import Tensor as TensorType
 _HOST: Address = (HOST, 0)
 
 
-class Saves:
+class ClusterCheckpoints:
     """Takes the state of a plan's processes into a checkpoint and back."""
 
     def __init__(self, plan: Plan, processes: Processes) -> None:
         self.plan, self.processes = plan, processes
-        self._parts: dict[str, tuple[list[Stock], list[Part]]] = {}
+        self._parts: dict[str, tuple[list[ModelPart], list[WrittenBoxes]]] = {}
         """For each model, what its ranks had when their parts were planned, and these parts."""
 
     def rows(self) -> dict[str, int | None]:
-        [rows] = self.processes.ask(Request((_HOST,), "saving"), Worker.rows)
+        [rows] = self.processes.ask(CallContext((_HOST,), "saving"), Worker.rows)
         return rows
 
     def judged(self) -> list[str]:
-        [sentences] = self.processes.ask(Request((_HOST,), "opening"), Worker.judged)
+        [sentences] = self.processes.ask(CallContext((_HOST,), "opening"), Worker.judged)
         return sentences
 
     def changed(self) -> int:
         """Return the last step that changed weights, finished or not. Raises RunError where a process does not
         answer."""
         owners = {owner: self.plan.group(owner) for _, owner in self.plan.owners}
-        who = tuple(rank for group in owners.values() for rank in ranks(group))
-        return max(self.processes.ask(Request(who, "saving"), Worker.last_changed), default=0) if who else 0
+        who = tuple(rank for group in owners.values() for rank in ranks_of(group))
+        return max(self.processes.ask(CallContext(who, "saving"), Worker.last_changed), default=0) if who else 0
 
     # Models
 
-    def keep(self, model: str, owner: Group, number: int, version: int) -> Kept | None:
+    def keep(self, model: str, owner: Group, number: int, version: int) -> PendingSave | None:
         """Hold what step `number` left of a model, with that version, on each of its ranks; None if it is as it was
         loaded. Raises Torn, RunError."""
-        request = Request(ranks(owner), f"saving `{model}`")
+        request = CallContext(ranks_of(owner), f"saving `{model}`")
         stocks = self.processes.ask(request, Worker.hold, model, number)
         changed = max(stock.changed for stock in stocks)
         held = _Kept(self.processes, model, request, stocks[0], version, self._planned(model, stocks))
         if changed > number:
             # Some ranks have begun to change it, and the others are about to.
             held.free()
-            raise Torn(model)
+            raise HalfUpdatedModel(model)
         return held if changed else None
 
-    def _planned(self, model: str, stocks: list[Stock]) -> list[Part]:
+    def _planned(self, model: str, stocks: list[ModelPart]) -> list[WrittenBoxes]:
         planned = self._parts.get(model)
         same = planned is not None and all(
             (old.weights, old.moments) == (new.weights, new.moments)
@@ -79,31 +79,31 @@ class Saves:
 
     def restore(self, model: str, owner: Group, saved: SavedModel) -> None:
         """Have each rank read its part. Raises EngineError for weights of another model, RunError."""
-        request = Request(ranks(owner), f"going on with `{model}`")
-        need_same([stock.weights for stock in self.processes.ask(request, Worker.stock, model)], saved)
+        request = CallContext(ranks_of(owner), f"going on with `{model}`")
+        check_same([stock.weights for stock in self.processes.ask(request, Worker.stock, model)], saved)
         self.processes.ask(request, Worker.restore, model, saved)
 
     # Values that live across steps
 
     def history(self) -> Known:
         """Return how long the answers to prompts were."""
-        [lengths] = self.processes.ask(Request((_HOST,), "saving"), Worker.lengths)
+        [lengths] = self.processes.ask(CallContext((_HOST,), "saving"), Worker.lengths)
         return lengths
 
     def remember(self, known: Known) -> None:
-        self.processes.ask(Request((_HOST,), "going on"), Worker.remember, known)
+        self.processes.ask(CallContext((_HOST,), "going on"), Worker.remember, known)
 
     def fetched(self, value: Any) -> Any:
         """Return a value with all that other processes have of it."""
-        if isinstance(value, Single):
+        if isinstance(value, ValueRef):
             return self._value(value)
-        if isinstance(value, Remote):
+        if isinstance(value, RowRefs):
             return self._rows(value).value
         if isinstance(value, Frame):
             return self._frame(value)
         if isinstance(value, Surplus):
             rows = None if value.rows is None else self._frame(value.rows)
-            return Surplus(rows, tuple(Batch.again(self._frame(batch.needed)) for batch in value.going))
+            return Surplus(rows, tuple(CollectBatch.again(self._frame(batch.needed)) for batch in value.going))
         return value
 
     def _frame(self, frame: Frame) -> Frame:
@@ -113,7 +113,7 @@ class Saves:
                 ids = None if rows.ids is None else self.fetched(rows.ids)
                 fetched.add_rows(Rows(rows.axis, rows.size, rows.parent, ids))
         for name, value in frame.values.items():
-            if not isinstance(value, Remote):
+            if not isinstance(value, RowRefs):
                 fetched.values[name] = self.fetched(value)
                 continue
             piece = self._rows(value)
@@ -123,14 +123,14 @@ class Saves:
                     fetched.add_rows(inner_rows(axis, counts))
         return fetched
 
-    def _value(self, value: Single) -> Any:
+    def _value(self, value: ValueRef) -> Any:
         return self._asked(value.ref.holder, [(value.ref.key, None, None)])[0].value
 
-    def _rows(self, value: Remote) -> Piece:
+    def _rows(self, value: RowRefs) -> Piece:
         wanted: dict[Address, list[tuple[int, Wish]]] = {}
         split = value.by_piece()
         for number, (ref, places) in enumerate(split):
-            wanted.setdefault(ref.holder, []).append((number, (ref.key, short(places), value.column)))
+            wanted.setdefault(ref.holder, []).append((number, (ref.key, as_range(places), value.column)))
         pieces_of: dict[int, Piece] = {}
         for holder, wishes in wanted.items():
             pieces = self._asked(holder, [wish for _, wish in wishes])
@@ -144,18 +144,18 @@ class Saves:
         return piece.take(order)
 
     def _asked(self, holder: Address, wishes: list[Wish]) -> list[Piece]:
-        [wire] = self.processes.get(self.processes.pack(holder, [wishes]), Request((holder,), "saving"))
+        [wire] = self.processes.get(self.processes.pack(holder, [wishes]), CallContext((holder,), "saving"))
         return [from_wire(sent) for *_, sent in wire]
 
     def placed(self, name: str, value: Any, first: Any) -> Any:
         """Give a value that lives across steps to the host, and return its remote form. first: that form before the
         first step."""
-        if isinstance(first, Single):
+        if isinstance(first, ValueRef):
             return self._put([(name, Piece(Handle("buffer", name), value))])[0]
         if isinstance(value, Surplus):
             rows = None if value.rows is None else self._placed_frame(name, value.rows)
             going = [self._placed_frame(f"{name}/{index}", batch.given) for index, batch in enumerate(value.going)]
-            return Surplus(rows, tuple(map(Batch.again, going)))
+            return Surplus(rows, tuple(map(CollectBatch.again, going)))
         return self._placed_frame(name, value) if isinstance(value, Frame) else value
 
     def _placed_frame(self, name: str, frame: Frame) -> Frame:
@@ -181,9 +181,9 @@ class Saves:
             PieceRef((0, 0, name), _HOST, 0 if axis_of(piece.kind) is None else piece.rows) for name, piece in pieces
         ]
         wire: Wire = [(ref.key, range(0), to_wire(piece)) for ref, (_, piece) in zip(refs, pieces, strict=True)]
-        self.processes.ask(Request((_HOST,), "going on"), Worker.put, wire)
+        self.processes.ask(CallContext((_HOST,), "going on"), Worker.put, wire)
         return [
-            Single(ref) if axis_of(piece.kind) is None else Remote.of(ref)
+            ValueRef(ref) if axis_of(piece.kind) is None else RowRefs.of(ref)
             for ref, (_, piece) in zip(refs, pieces, strict=True)
         ]
 
@@ -192,12 +192,18 @@ class _Kept:
     """A model that is held for a checkpoint, of which each rank writes a part."""
 
     def __init__(
-        self, processes: Processes, model: str, request: Request, stock: Stock, version: int, planned: list[Part]
+        self,
+        processes: Processes,
+        model: str,
+        request: CallContext,
+        stock: ModelPart,
+        version: int,
+        planned: list[WrittenBoxes],
     ) -> None:
         self.processes, self.model, self.request = processes, model, request
         self.stock, self.version, self.planned = stock, version, planned
         self.place = Path()
-        self.calls: list[Reference[Written]] = []
+        self.calls: list[Reference[WrittenFiles]] = []
 
     def begin(self, place: Path) -> None:
         self.place = place
@@ -211,16 +217,17 @@ class _Kept:
         written = self.processes.get(self.calls, self.request, alone=True)
         for who, part in zip(self.request.who, written, strict=True):
             if part.failure:
-                raise OSError(0, f"{part.failure} ({shown(who)})")
+                raise OSError(0, f"{part.failure} ({process_name(who)})")
             for name, file in part.files.items():
                 if not (self.place / name).is_file() or (self.place / name).stat().st_size != file.bytes:
                     raise OSError(
                         0,
-                        f"`{name}`, which {shown(who)} has written, is not here: all machines need the run's folder on "
+                        f"`{name}`, which {process_name(who)} has written, is not here: all "
+                        f"machines need the run's folder on "
                         "a file system that they share",
                     )
             if part.odd:
-                raise Diverged(part.odd)
+                raise NonFiniteWeights(part.odd)
         files = {name: file for part in written for name, file in part.files.items()}
         return SavedModel(self.place, self.stock.updates, self.stock.changed, self.version, self.stock.past, files)
 

@@ -25,7 +25,7 @@ number."""
 
 
 @contextmanager
-def own_signals() -> Iterator[None]:
+def keep_signal_handlers() -> Iterator[None]:
     """Restore the signal handlers that Ray replaces: it would end the process on SIGTERM, and the one before saves the
     models first. A signal that arrives meanwhile is delivered afterwards."""
     before = signal.getsignal(signal.SIGTERM)

@@ -10,9 +10,9 @@ from typing import Any
 import torch.distributed
 
 from rlgraph.backends.engines.base import Rank
-from rlgraph.backends.engines.offload import Arenas
+from rlgraph.backends.engines.offload import MemoryCounters
 from rlgraph.backends.engines.process_groups import join
-from rlgraph.backends.engines.sources import ModelSpec, load_codec, positions
+from rlgraph.backends.engines.sources import ModelSpec, load_codec, max_positions
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.enginespec.registry import engine, opener
 from rlgraph.backends.worker.session import Session
@@ -21,7 +21,7 @@ from rlgraph.ir.plan import HOST, Group, Holding
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenizerOnly:
     """The tokenizer of a model that is in other processes."""
 
     codec: Codec
@@ -30,11 +30,11 @@ class Tokens:
     @property
     def longest(self) -> int | None:
         """The most tokens of a row, by the model's configuration."""
-        return positions(self.spec)
+        return max_positions(self.spec)
 
 
 @dataclass
-class Opener:
+class EngineOpener:
     """Makes the engines of one rank of a group."""
 
     group: Group
@@ -44,14 +44,14 @@ class Opener:
     addresses: Mapping[str, str]
     """Where the ranks meet: those of the whole group under `group`, of a replica under its number."""
     seconds: float
-    arenas: Arenas
+    arenas: MemoryCounters
     """The arenas of this process."""
     turned: Collection[str] = ()
     """The models whose pipeline stages are reversed."""
 
     def open(self, model: Model, spec: ModelSpec, session: Session) -> Any:
         if self.group.name == HOST or model.name not in self.group.models:
-            return Tokens(load_codec(spec), spec)
+            return TokenizerOnly(load_codec(spec), spec)
         mesh, spec_of_engine = self.group.mesh, engine(self.group.engine)
         # A base model that several models share cannot be offloaded for one of them.
         shares = spec_of_engine.lends(mesh) and not any(holding.offload for holding in self.holdings.values())
@@ -77,7 +77,7 @@ class Opener:
             join(self.rank, self.group.mesh.size, self.addresses["group"], self.seconds)
 
 
-def ask(worker: Any, environment: str, *request: Any) -> Any:
+def call_environment(worker: Any, environment: str, *request: Any) -> Any:
     """Call an environment of another process, which is a Ray actor or an object in this process."""
     if not hasattr(worker.answer, "remote"):
         return worker.answer(environment, *request)
@@ -86,13 +86,13 @@ def ask(worker: Any, environment: str, *request: Any) -> Any:
     return ray.get(worker.answer.remote(environment, *request))
 
 
-def host() -> str:
+def host_address() -> str:
     """Return this machine's address for other machines."""
     ray = _cluster()
     return str(ray.util.get_node_ip_address()) if ray else "127.0.0.1"
 
 
-def node() -> str:
+def node_id() -> str:
     """Return Ray's id of the machine that this process runs on."""
     ray = _cluster()
     return str(ray.get_runtime_context().get_node_id()) if ray else ""

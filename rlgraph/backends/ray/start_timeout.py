@@ -14,7 +14,7 @@ _POLL = 0.1
 
 
 @contextmanager
-def patient(seconds: float = PATIENCE) -> Iterator[None]:
+def longer_start_timeout(seconds: float = PATIENCE) -> Iterator[None]:
     """Give a Ray that is started in this block so many seconds.
 
     Its control process has a variable for that. For the daemon, Ray asks in a loop of hard-coded 30 seconds whether it

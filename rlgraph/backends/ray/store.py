@@ -28,14 +28,14 @@ Wire = list[tuple[Key, Places, tuple[Any, ...]]]
 """Rows of pieces in transit: for each piece its key, the places, and the content."""
 
 
-def short(places: np.ndarray) -> Places:
+def as_range(places: np.ndarray) -> Places:
     """Return consecutive places as a range."""
     if places.shape[0] and places[-1] - places[0] + 1 == places.shape[0] and (np.diff(places) == 1).all():
         return range(int(places[0]), int(places[-1]) + 1)
     return places
 
 
-def long(places: Places) -> np.ndarray:
+def as_array(places: Places) -> np.ndarray:
     """Return places as an array."""
     return np.arange(places.start, places.stop) if isinstance(places, range) else places
 
@@ -152,13 +152,13 @@ class Store:
 
 def to_wire(piece: Piece) -> tuple[Any, ...]:
     """Return a piece in the form that is sent."""
-    return piece.kind, flat(piece.value), piece.counts
+    return piece.kind, to_sendable(piece.value), piece.counts
 
 
 def from_wire(wire: tuple[Any, ...]) -> Piece:
     """Return a piece that was sent."""
     kind, value, counts = wire
-    return Piece(kind, full(value), counts)
+    return Piece(kind, from_sendable(value), counts)
 
 
 def size(wire: Any) -> int:
@@ -194,7 +194,7 @@ class _Array:
     values: np.ndarray
 
 
-def flat(value: Any) -> Any:
+def to_sendable(value: Any) -> Any:
     """Return a value in the form that is sent."""
     if isinstance(value, Tensor):
         return _Array(value.detach().cpu().numpy())
@@ -204,12 +204,12 @@ def flat(value: Any) -> Any:
         if sequences is not None:
             # Token ids fit in 32 bits.
             tokens = (sequences.tokens.numpy().astype(np.int32), sequences.lengths.numpy(), sequences.scored.numpy())
-        columns = {name: flat(column) for name, column in value.columns.items()}
+        columns = {name: to_sendable(column) for name, column in value.columns.items()}
         return _Table(value.data, value.prompts, tokens, columns, value.owner)
     return value
 
 
-def full(value: Any) -> Any:
+def from_sendable(value: Any) -> Any:
     """Return a sent value in its original form."""
     if isinstance(value, _Array):
         return _tensor(value.values)
@@ -218,7 +218,7 @@ def full(value: Any) -> Any:
         if value.sequences is not None:
             tokens, lengths, scored = value.sequences
             sequences = Sequences(torch.from_numpy(tokens.astype(np.int64)), _tensor(lengths), _tensor(scored))
-        columns = {name: full(column) for name, column in value.columns.items()}
+        columns = {name: from_sendable(column) for name, column in value.columns.items()}
         return TableData(value.data, value.prompts, sequences, columns, value.owner)
     return value
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from rlgraph.backends.exchange.mailbox import Mailbox
 from rlgraph.backends.ray.remote import Address
 from rlgraph.ir.plan import Group
-from rlgraph.ir.shared_pipelines import common
+from rlgraph.ir.shared_pipelines import shared_stages
 from rlgraph.passes.pipelines.problem import Model
-from rlgraph.passes.pipelines.time_sharing import Turn, entries_of, turns_of
+from rlgraph.passes.pipelines.time_sharing import ProcessTurn, device_entries, process_turns
 
 _FIELDS = ("count", "stages", "forward", "backward", "memory", "chunks", "reverse")
 """What a process tells the others of a model: its micro-batches, and what `counted` says of it with one."""
@@ -31,10 +31,10 @@ class Seat:
     """For each model, the place of the process that has it on the same device."""
 
 
-def seated(groups: Sequence[Group], of: Sequence[str]) -> list[dict[Address, Seat]]:
+def pipeline_seats(groups: Sequence[Group], of: Sequence[str]) -> list[dict[Address, Seat]]:
     """Return for each block of stages its processes, in the order of their places, and their seats. of: for each model
     of the pipeline the name of its group."""
-    pipeline = common([group.mesh for group in groups])
+    pipeline = shared_stages([group.mesh for group in groups])
     blocks: list[list[tuple[Group, int, int]]] = [[] for _ in range(groups[0].mesh.size // pipeline.size)]
     for group in groups:
         for rank, place in enumerate(pipeline.places(group.mesh)):
@@ -56,15 +56,16 @@ def _seat(group: Group, rank: int, stage: int, block: Sequence[tuple[Group, int,
     return Seat(stage, models, tuple(place_of[name] for name in of))
 
 
-class Beside:
-    """Takes turns with the other processes of a block. Implements `rlgraph.backends.engines.base.Beside`."""
+class PipelineTurns:
+    """Takes turns with the other processes of a block. Implements
+    `rlgraph.backends.engines.base.PipelineNeighbours`."""
 
     def __init__(self, mailbox: Mailbox, seat: Seat, places: int) -> None:
         """mailbox: that of all processes of a block of stages."""
         self._mailbox, self._seat, self._places = mailbox, seat, places
         self._word = torch.zeros(1)
 
-    def turns(self, models: Sequence[Model], counts: Sequence[int]) -> list[Turn]:
+    def turns(self, models: Sequence[Model], counts: Sequence[int]) -> list[ProcessTurn]:
         """Work out the turns of this process. Only its processes know a replica's number of micro-batches: all tell the
         first place, which tells all."""
         models_here = torch.zeros(len(self._seat.there), len(_FIELDS), dtype=torch.float64)
@@ -74,7 +75,7 @@ class Beside:
         seen = [_model(gathered[place, index].tolist()) for index, place in enumerate(self._seat.there)]
         stages = max(model.stages for model in seen)
         line_of = {index: line for line, index in enumerate(self._seat.own)}
-        entries = entries_of(
+        entries = device_entries(
             [replace(model, copies=stages // model.stages) for model in seen],
             self._seat.stage,
             [int(count) for count in gathered[:, :, 0].amax(0).tolist()],
@@ -82,7 +83,7 @@ class Beside:
         )
         return [
             replace(turn, entry=turn.entry._replace(line=line_of[turn.entry.line]))
-            for turn in turns_of(entries, line_of)
+            for turn in process_turns(entries, line_of)
         ]
 
     def wait(self, model: int) -> None:

@@ -7,20 +7,20 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
 
-from rlgraph.backends.distributed.transport import Coming, Move, Moved
+from rlgraph.backends.distributed.transport import Coming, TransferCost, WeightTransfer
 from rlgraph.backends.exchange import exchange
 from rlgraph.backends.ray.calls import Calls, Copy, copies
-from rlgraph.backends.ray.failures import Request, doing, shown
-from rlgraph.backends.ray.links import Holding
-from rlgraph.backends.ray.losses import Losses
-from rlgraph.backends.ray.offload import Sleeping
+from rlgraph.backends.ray.failures import CallContext, doing, process_name
+from rlgraph.backends.ray.links import HeldWeights
+from rlgraph.backends.ray.losses import LostReplicas
+from rlgraph.backends.ray.offload import OffloadCoordinator
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Observer
-from rlgraph.backends.turns import Queues, seats
-from rlgraph.ir.carriers import GLOO, ways
-from rlgraph.ir.layout import Local
+from rlgraph.backends.turns import DeviceQueues, seats
+from rlgraph.ir.carriers import GLOO, peer_carriers
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.transfer import Topology
 from rlgraph.passes.resharding.reshard import reshard
@@ -36,10 +36,10 @@ class Transfers:
         self,
         plan: Plan,
         processes: Processes,
-        queues: Queues,
+        queues: DeviceQueues,
         observer: Observer,
-        sleeping: Sleeping,
-        losses: Losses,
+        sleeping: OffloadCoordinator,
+        losses: LostReplicas,
     ) -> None:
         self.losses = losses
         self.plan, self.processes, self.queues, self.observer = plan, processes, queues, observer
@@ -48,7 +48,7 @@ class Transfers:
         self._planned: dict[str, dict[tuple[Address, Address], tuple[int, str]]] = {}
         """For each transfer, the bytes from each process to each other one, and their carrier."""
 
-    def adopt(self, move: Move) -> None:
+    def adopt(self, move: WeightTransfer) -> None:
         assert move.node.id is not None and move.update is not None
         with self.queues.turn(seats(move.receiver), rank=move.update.number):
             calls = Calls[None](self.processes)
@@ -56,7 +56,7 @@ class Transfers:
                 calls.copy(copy, Worker.take_over, move.update, move.node.id, move.target, move.source)
             calls.get(doing(move.node), move.node)
 
-    def move(self, move: Move) -> Coming:
+    def move(self, move: WeightTransfer) -> Coming:
         with self.queues.turn(*move.seats):
             self._plan(move)
             self.sleeping.shift(move.shifting, move.node, move.step)
@@ -67,17 +67,17 @@ class Transfers:
             # A process works sequentially: later requests for its devices are queued behind this transfer.
             return coming
 
-    def _shared(self, move: Move) -> bool:
+    def _shared(self, move: WeightTransfer) -> bool:
         """Return whether a process of a third group uses devices of one end: it would begin meanwhile."""
         places = [seats(group) for group in self.plan.groups]
         return any(sum(end.meets(place) for place in places) > 1 for end in move.seats)
 
-    def connect(self, move: Move) -> None:
+    def connect(self, move: WeightTransfer) -> None:
         if _name(move) not in self._planned:
             with self.queues.turn(*move.seats):
                 self._plan(move)
 
-    def refresh(self, move: Move, going: AbstractContextManager[int | None]) -> Moved | None:
+    def refresh(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
         assert move.sampling is not None
         move.sampling.sent.result()
         # The receiver samples, and so has the turn of its pool already.
@@ -89,12 +89,12 @@ class Transfers:
         replaced."""
         self._planned.clear()
 
-    def receiving(self, move: Move) -> list[Copy]:
+    def receiving(self, move: WeightTransfer) -> list[Copy]:
         """Return the living replicas that get the weights."""
         return [copy for index, copy in receiving(move).items() if index in self.losses.living(move.receiver)]
 
-    def _go(self, move: Move) -> Coming:
-        name, calls = _name(move), Calls[exchange.Moved](self.processes)
+    def _go(self, move: WeightTransfer) -> Coming:
+        name, calls = _name(move), Calls[exchange.ExchangeCost](self.processes)
         arguments = move.version, move.average, move.update
         for copy in copies(move.sender):
             calls.copy(copy, Worker.exchange, name, move.source, None, *arguments)
@@ -112,20 +112,20 @@ class Transfers:
                 settling.copy(copy, Worker.settle, move.target, number)
             calls.beside += settling.answers
 
-        def arrived() -> Moved:
+        def arrived() -> TransferCost:
             moved = [rank_moved for answer in calls.get(_doing(move), move.node) for rank_moved in answer]
             self.trace(f"sync {move.source}", name, calls.who, moved)
             # Processes that start first wait for the others.
             seconds = max(rank_moved.start + rank_moved.seconds for rank_moved in moved) - max(
                 rank_moved.start for rank_moved in moved
             )
-            return Moved(
+            return TransferCost(
                 seconds, sum(rank_moved.sent for rank_moved in moved), max(rank_moved.peak for rank_moved in moved)
             )
 
         return arrived
 
-    def trace(self, title: str, name: str, who: Sequence[Address], moved: Sequence[exchange.Moved]) -> None:
+    def trace(self, title: str, name: str, who: Sequence[Address], moved: Sequence[exchange.ExchangeCost]) -> None:
         """Tell the observer who took part in a transfer, and what was sent from which process to which."""
         spans = {
             (group, rank): self.observer.span(
@@ -144,25 +144,25 @@ class Transfers:
         for (source, destination), (size, carrier) in self._planned[name].items():
             self.observer.flow(spans[source], spans[destination], f"weights over {carrier}", size)
 
-    def _plan(self, move: Move) -> None:
+    def _plan(self, move: WeightTransfer) -> None:
         """Plan a transfer once, from what the ranks themselves report to have."""
         name, sender, receiver = _name(move), move.sender, move.receiver
         if name in self._planned:
             return
         taking = tuple(who for speaker, others in self.receiving(move) for who in (speaker, *others))
-        request = Request((*ranks(sender), *sorted(taking)), _doing(move), move.node)
+        request = CallContext((*ranks_of(sender), *sorted(taking)), _doing(move), move.node)
         who = request.who
         models = {sender.name: move.source, receiver.name: move.target}
         asked = [self.processes.call(address, Worker.holding, models[address[0]]) for address in who]
         holdings = self.processes.get(asked, request)
-        sides: tuple[dict[int, tuple[Local, ...]], dict[int, tuple[Local, ...]]] = ({}, {})
+        sides: tuple[dict[int, tuple[LocalTensor, ...]], dict[int, tuple[LocalTensor, ...]]] = ({}, {})
         for place, (group, _) in enumerate(who):
             sides[group == receiver.name][place] = holdings[place].layout
         dtype = min((holding.dtype for holding in holdings), key=lambda option: option.itemsize)
         topology = self.topology([self.plan.group(group).devices[rank] for group, rank in who], who, holdings)
         forward = move.average is None
         transfer = reshard(*sides, itemsize=dtype.itemsize, topology=topology, bucket=BUCKET, forward=forward)
-        meet(self.processes, name, request)
+        join_link(self.processes, name, request)
         places_parts = transfer.parts(range(len(who)))
         delta = move.update is None and self.plan.holding(move.target, receiver.name).delta
         # To find what changed, both ends keep copies in host memory.
@@ -170,7 +170,9 @@ class Transfers:
             {} if delta else {place: holding.site for place, holding in enumerate(holdings) if holding.site is not None}
         )
         pairs = transfer.pairs()
-        ways_of = ways(pairs, sites, f"the weights of `{move.source}`", dict(enumerate(map(shown, who))))
+        ways_of = peer_carriers(
+            pairs, sites, f"the weights of `{move.source}`", dict(enumerate(map(process_name, who)))
+        )
         preparing = [
             self.processes.call(
                 address,
@@ -194,7 +196,7 @@ class Transfers:
             for (sender_place, receiver_place), size in pairs.items()
         }
 
-    def topology(self, devices: Sequence[int], who: Sequence[Address], held: Sequence[Holding]) -> Topology:
+    def topology(self, devices: Sequence[int], who: Sequence[Address], held: Sequence[HeldWeights]) -> Topology:
         """Return the devices and machines of the processes."""
         pools = [self.plan.group(group).pool for group, _ in who]
         numbers: dict[tuple[str, int], int] = {}
@@ -208,27 +210,27 @@ class Transfers:
         )
 
 
-def meet(processes: Processes, link: str, request: Request) -> None:
+def join_link(processes: Processes, link: str, request: CallContext) -> None:
     """Join the processes of a request, the first of which listens."""
-    first = Request(request.who[:1], request.doing, request.node)
+    first = CallContext(request.who[:1], request.doing, request.node)
     [address] = processes.ask(first, Worker.address)
     places = len(request.who)
     joining = [processes.call(who, Worker.meet, link, place, places, address) for place, who in enumerate(request.who)]
     processes.get(joining, request)
 
 
-def _name(move: Move) -> str:
+def _name(move: WeightTransfer) -> str:
     """Return the name of a transfer, which is planned once for all moves like it."""
     name = f"{move.source}@{move.sender.name} > {move.target}@{move.receiver.name}"
     name += "" if move.copy is None else f" {move.copy}"
     return name if move.average is None else f"{name} (average)"
 
 
-def _doing(move: Move) -> str:
+def _doing(move: WeightTransfer) -> str:
     return f"the transfer of `{move.source}` from {move.sender.name} to {move.receiver.name}"
 
 
-def _ends(who: Address, move: Move) -> tuple[str | None, str | None]:
+def _ends(who: Address, move: WeightTransfer) -> tuple[str | None, str | None]:
     """Return the model that a process sends, and the one that it receives."""
     return (
         move.source if who[0] == move.sender.name else None,
@@ -236,12 +238,12 @@ def _ends(who: Address, move: Move) -> tuple[str | None, str | None]:
     )
 
 
-def receiving(move: Move) -> dict[int, Copy]:
+def receiving(move: WeightTransfer) -> dict[int, Copy]:
     """Return the replicas that get the weights, by number."""
     replicas = dict(enumerate(copies(move.receiver)))
     return replicas if move.copy is None else {move.copy: replicas[move.copy]}
 
 
-def ranks(group: Group) -> tuple[Address, ...]:
+def ranks_of(group: Group) -> tuple[Address, ...]:
     """Return the processes of a group."""
     return tuple((group.name, rank) for rank in range(group.mesh.size))

@@ -8,24 +8,24 @@ from pathlib import Path
 
 import numpy as np
 
-from rlgraph.backends.distributed.transport import Coming, Move, Moved, Order
-from rlgraph.backends.executor import Made, Part
-from rlgraph.backends.frame import all_over
+from rlgraph.backends.distributed.transport import Coming, NodeRequest, TransferCost, WeightTransfer
+from rlgraph.backends.executor import NodeOutput, Part
+from rlgraph.backends.frame import last_settled_step
 from rlgraph.backends.in_flight import Things
-from rlgraph.backends.notes import Notes
+from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.ray.calls import Calls, copies
-from rlgraph.backends.ray.dispatch import Dispatch
-from rlgraph.backends.ray.folders import Folders
+from rlgraph.backends.ray.dispatch import Dispatcher
+from rlgraph.backends.ray.folders import ModelFolders
 from rlgraph.backends.ray.fused import fire_together
-from rlgraph.backends.ray.losses import Losses
-from rlgraph.backends.ray.offload import Sleeping
+from rlgraph.backends.ray.losses import LostReplicas
+from rlgraph.backends.ray.offload import OffloadCoordinator
 from rlgraph.backends.ray.processes import Processes
-from rlgraph.backends.ray.rows import live
+from rlgraph.backends.ray.rows import live_pieces
 from rlgraph.backends.ray.transfers import Transfers
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
-from rlgraph.backends.turns import Queues
+from rlgraph.backends.turns import DeviceQueues
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan
 
@@ -38,62 +38,62 @@ class RayTransport:
         program: Program,
         plan: Plan,
         processes: Processes,
-        queues: Queues,
+        queues: DeviceQueues,
         observer: Observer,
-        notes: Notes,
+        notes: TraceNotes,
         record: Path | None = None,
     ) -> None:
         self.plan, self.processes = plan, processes
-        self.sleeping = Sleeping(processes, observer)
-        self.losses = Losses(program, plan, record)
-        self.dispatch = Dispatch(program, plan, processes, queues, observer, notes, self.sleeping, self.losses)
+        self.sleeping = OffloadCoordinator(processes, observer)
+        self.losses = LostReplicas(program, plan, record)
+        self.dispatch = Dispatcher(program, plan, processes, queues, observer, notes, self.sleeping, self.losses)
         self.transfers = Transfers(plan, processes, queues, observer, self.sleeping, self.losses)
         self.losses.lost = lambda group: self.transfers.forget()
-        self.folders = Folders(program, plan, processes, queues)
+        self.folders = ModelFolders(program, plan, processes, queues)
         self._forgetting: Calls[None] | None = None
         """Calls to forget the rows of the last finished step."""
         self._over: list[Step] = []
         """Finished steps whose rows have not been forgotten."""
 
-    def fire(self, order: Order) -> Made:
+    def fire(self, order: NodeRequest) -> NodeOutput:
         return self.dispatch.fire(order)
 
-    def fire_together(self, orders: Sequence[Order]) -> Sequence[Made]:
+    def fire_together(self, orders: Sequence[NodeRequest]) -> Sequence[NodeOutput]:
         return fire_together(self.dispatch, orders)
 
-    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
+    def parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
         return self.dispatch.parts(order, sizes)
 
-    def choose(self, order: Order) -> np.ndarray:
+    def choose(self, order: NodeRequest) -> np.ndarray:
         return self.dispatch.choose(order)
 
-    def weigh(self, order: Order) -> Sequence[float]:
+    def weigh(self, order: NodeRequest) -> Sequence[float]:
         return self.dispatch.weigh(order)
 
-    def move(self, move: Move) -> Coming:
+    def move(self, move: WeightTransfer) -> Coming:
         return self.transfers.move(move)
 
-    def connect(self, move: Move) -> None:
+    def connect(self, move: WeightTransfer) -> None:
         self.transfers.connect(move)
 
-    def refresh(self, move: Move, going: AbstractContextManager[int | None]) -> Moved | None:
+    def refresh(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
         return self.transfers.refresh(move, going)
 
-    def adopt(self, move: Move) -> None:
+    def adopt(self, move: WeightTransfer) -> None:
         self.transfers.adopt(move)
 
     def finish(self, step: Step, things: Things) -> dict[str, float]:
         self.losses.things = things
         metrics = self.sleeping.finish(step)
         self._over.append(step)
-        step = all_over(step, things)
+        step = last_settled_step(step, things)
         for finished in [finished for finished in self._over if finished.number <= step.number]:
             self.dispatch.finish(finished)
             self._over.remove(finished)
         if self._forgetting is not None:
             # Processes that were lost since then have forgotten everything anyway.
             self._forgetting.get("the end of the step before", losing=lambda dead: None)
-        needed, calls = live(things.values()), Calls[None](self.processes)
+        needed, calls = live_pieces(things.values()), Calls[None](self.processes)
         for group in self.plan.groups:
             for leader, others in [copies(group)[replica] for replica in self.losses.living(group)]:
                 calls.one(leader, Worker.retain, step, sorted(needed.get(leader, ())))

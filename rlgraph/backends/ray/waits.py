@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.backends.engines.collectives import Collective
-from rlgraph.backends.ray.activity import At
-from rlgraph.backends.ray.failures import shown
+from rlgraph.backends.ray.activity import ActivityReport
+from rlgraph.backends.ray.failures import process_name
 from rlgraph.backends.ray.remote import Address
-from rlgraph.errors import NO_SPAN, Related, counted
+from rlgraph.errors import NO_SPAN, Related, count_phrase
 
 _MOST = 8
 """The most sentences of a message."""
@@ -26,18 +26,18 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Waits:
+class WaitGraph:
     """What is known of processes that wait."""
 
-    found: Mapping[Address, At]
+    found: Mapping[Address, ActivityReport]
     """The reports of those that answer."""
     silent: Collection[Address]
     """The processes that do not answer."""
     each: tuple[Wait, ...]
 
     @classmethod
-    def of(cls, found: Mapping[Address, At], silent: Collection[Address]) -> Waits:
-        called = {shown(who): who for who in (*found, *silent)}
+    def of(cls, found: Mapping[Address, ActivityReport], silent: Collection[Address]) -> WaitGraph:
+        called = {process_name(who): who for who in (*found, *silent)}
         waits: list[Wait] = []
         for who, at in found.items():
             for collective, ranks in at.open():
@@ -61,27 +61,27 @@ class Waits:
         for wait in self.each:
             alike.setdefault((wait.what, wait.peers), []).append(wait.who)
         sentences = [
-            f"{everybody(who)} {'wait' if len(who) > 1 else 'waits'} for {everybody(peers)} in {what}"
+            f"{processes_name(who)} {'wait' if len(who) > 1 else 'waits'} for {processes_name(peers)} in {what}"
             for (what, peers), who in sorted(alike.items(), key=lambda item: item[1])
         ]
         waiting, wanted = {wait.who for wait in self.each}, {peer for wait in self.each for peer in wait.peers}
         sentences += [_does(who, at) for who in sorted({*wanted, *unanswered} - waiting) if (at := self.found.get(who))]
         sentences += [
-            f"{shown(who)} says nothing at all: its process, or its machine, stands still"
+            f"{process_name(who)} says nothing at all: its process, or its machine, stands still"
             for who in sorted(self.silent)
         ]
         if len(sentences) > _MOST:
-            sentences[_MOST - 1 :] = [f"and {counted(len(sentences) - _MOST + 1, 'more sentence')} like these"]
+            sentences[_MOST - 1 :] = [f"and {count_phrase(len(sentences) - _MOST + 1, 'more sentence')} like these"]
         return tuple(Related(NO_SPAN, sentence) for sentence in sentences)
 
 
-def everybody(who: Sequence[Address]) -> str:
+def processes_name(who: Sequence[Address]) -> str:
     """Return the name of several processes in messages."""
     groups: dict[str, list[int]] = {}
     for group, rank in who:
         groups.setdefault(group, []).append(rank)
     names = [
-        shown((group, ranks[0])) if len(ranks) == 1 else f"ranks {_numbers(ranks)} of {group}"
+        process_name((group, ranks[0])) if len(ranks) == 1 else f"ranks {_numbers(ranks)} of {group}"
         for group, ranks in groups.items()
     ]
     return " and ".join(names)
@@ -98,18 +98,18 @@ def _numbers(ranks: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, run)) for run in runs)
 
 
-def _came(peer: Address, collective: Collective, reports: Mapping[Address, At]) -> bool:
+def _came(peer: Address, collective: Collective, reports: Mapping[Address, ActivityReport]) -> bool:
     """Return whether a process has entered a collective, as far as it reports."""
     return peer in reports and reports[peer].entered.last.get(collective.group, 0) >= collective.number
 
 
 def _called(collective: Collective, ranks: Sequence[Address]) -> str:
-    size = f", with {counted(collective.elements, 'number')}" if collective.elements else ""
-    return f"`{collective.name}`, number {collective.number} of {everybody(ranks)}{size}"
+    size = f", with {count_phrase(collective.elements, 'number')}" if collective.elements else ""
+    return f"`{collective.name}`, number {collective.number} of {processes_name(ranks)}{size}"
 
 
-def _does(who: Address, at: At) -> str:
+def _does(who: Address, at: ActivityReport) -> str:
     if not at.work:
-        return f"{shown(who)} does nothing: what it was asked for has not come to it, or has gone from it"
+        return f"{process_name(who)} does nothing: what it was asked for has not come to it, or has gone from it"
     longest = max(at.work, key=lambda work: work.seconds)
-    return f"{shown(who)} does {longest.what}, for {longest.seconds:.0f} s, at {longest.place}"
+    return f"{process_name(who)} does {longest.what}, for {longest.seconds:.0f} s, at {longest.place}"

@@ -14,41 +14,50 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from rlgraph.backends.engines.base import Admission, Admits, Begun
-from rlgraph.backends.engines.offload import Arenas
-from rlgraph.backends.engines.process_groups import LOOPBACK, Meeting, listen
-from rlgraph.backends.executor import Made
+from rlgraph.backends.engines.base import Admission, Admits, PartialRow
+from rlgraph.backends.engines.offload import MemoryCounters
+from rlgraph.backends.engines.process_groups import LOOPBACK, RendezvousStore, listen
+from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.history import Known
-from rlgraph.backends.notes import Note
+from rlgraph.backends.notes import TraceNote
 from rlgraph.backends.ray import shards
-from rlgraph.backends.ray.activity import At
-from rlgraph.backends.ray.arrivals import Came
+from rlgraph.backends.ray.activity import ActivityReport
+from rlgraph.backends.ray.arrivals import ArrivedRequests
 from rlgraph.backends.ray.failures import doing
-from rlgraph.backends.ray.models import Models
-from rlgraph.backends.ray.orders import Given, RankOrder, Receipt, RowsOf, Wanted, Whole, order_of, packed
-from rlgraph.backends.ray.remote import Key, column_key, recorded_as
+from rlgraph.backends.ray.models import RankModels
+from rlgraph.backends.ray.orders import (
+    AxisRows,
+    ControllerValue,
+    RankRequest,
+    Receipt,
+    WantedRows,
+    WholePiece,
+    pickled,
+    unpickled_request,
+)
+from rlgraph.backends.ray.remote import Key, column_key, recording_name
 from rlgraph.backends.ray.store import (
     Piece,
     Places,
     Store,
     Wire,
     Wish,
+    as_array,
+    from_sendable,
     from_wire,
-    full,
     inner_axes,
-    long,
     size,
     to_wire,
 )
-from rlgraph.backends.ray.time_sharing import Beside, Seat
+from rlgraph.backends.ray.time_sharing import PipelineTurns, Seat
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.nodes import chosen_places, column_of, work
+from rlgraph.backends.worker.nodes import chosen_places, column_of, do_work
 from rlgraph.backends.worker.sampling import generate_parts, inner_rows, longest_answers, sampled_tokens
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.backends.worker.training import TRAINING, train_together
-from rlgraph.errors import listed
+from rlgraph.errors import quoted_list
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import HOST, Group
 from rlgraph.ir.plan import Holding as Held
@@ -86,7 +95,7 @@ class WorkerSpec:
     """Whether all processes of the run are on one machine."""
 
 
-class Worker(Models):
+class Worker(RankModels):
     """Holds models and rows. Every public method may be called by the controller."""
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -97,26 +106,26 @@ class Worker(Models):
         self.store = Store()
         self.parts: dict[int, Iterator[Receipt]] = {}
         """For each request by number, the receipts of parts that it has not reported yet."""
-        self.begun: dict[int, Sequence[Begun]] = {}
+        self.begun: dict[int, Sequence[PartialRow]] = {}
         """For each request by number, what others have made of its rows."""
-        self.given_up: dict[int, Mapping[int, Sequence[Begun]]] = {}
+        self.given_up: dict[int, Mapping[int, Sequence[PartialRow]]] = {}
         """For each request by number, what there is of the parts that it gave up."""
-        self.came = Came()
-        self.besides: dict[str, Beside] = {}
+        self.came = ArrivedRequests()
+        self.besides: dict[str, PipelineTurns] = {}
         """For each link, how this process takes turns with others in a shared pipeline."""
-        self.meetings: list[Meeting] = []
-        self.arenas = Arenas()
+        self.meetings: list[RendezvousStore] = []
+        self.arenas = MemoryCounters()
         """The memory of its models on the device and, while they are offloaded, on the host."""
         self.others: Mapping[int, Any] = {}
         """Handles of the other ranks of this replica, by rank, if this one leads it."""
-        self.passed = Came()
+        self.passed = ArrivedRequests()
         """Which requests to these have been sent."""
 
     # Opening
 
     def address(self) -> str:
         """Listen for a rendezvous from now on, and return the address, with the secret that lets others in."""
-        self.meetings.append(listen(LOOPBACK if self.spec.alone else shards.host()))
+        self.meetings.append(listen(LOOPBACK if self.spec.alone else shards.host_address()))
         return self.meetings[-1].address
 
     def lead(self, others: Mapping[int, Any]) -> None:
@@ -153,7 +162,7 @@ class Worker(Models):
         values without rows that live here."""
         spec = self.spec
         torch.set_num_threads(spec.settings.threads)
-        opener = shards.Opener(spec.group, spec.rank, holdings, addresses, spec.seconds, self.arenas, turned)
+        opener = shards.EngineOpener(spec.group, spec.rank, holdings, addresses, spec.seconds, self.arenas, turned)
         with self.doing("the opening of its models"):
             self.session = Session(
                 spec.program,
@@ -161,7 +170,7 @@ class Worker(Models):
                 open_engine=opener.open,
                 outside=spec.outside,
                 spread=not spec.group.code,
-                who=recorded_as((spec.group.name, spec.rank)),
+                who=recording_name((spec.group.name, spec.rank)),
             )
         if spec.group.name != HOST:
             return []
@@ -174,7 +183,9 @@ class Worker(Models):
     def reach(self, environment: str, workers: Sequence[Any], caller: int) -> None:
         """Connect to an environment that runs in other processes, of which `workers` are handles. caller: a distinct
         number for each process that uses it there."""
-        self.session.reach(environment, [partial(shards.ask, worker, environment) for worker in workers], caller)
+        self.session.reach(
+            environment, [partial(shards.call_environment, worker, environment) for worker in workers], caller
+        )
 
     def answer(
         self, environment: str, generation: int, operation: str, arguments: tuple[Any, ...], limit_s: float
@@ -190,7 +201,7 @@ class Worker(Models):
     def pid(self) -> int:
         return os.getpid()
 
-    def at(self) -> At:
+    def at(self) -> ActivityReport:
         """Return what this process is doing and whom it waits for. Is answered meanwhile."""
         group, rank = self.spec.group, self.spec.rank
         ranks: Sequence[int] = range(group.mesh.size)
@@ -232,17 +243,17 @@ class Worker(Models):
     def fire(self, order: bytes, *arrived: Wire) -> bytes:
         """Do a node's work, by a packed request, and return a packed receipt. arrived: the rows that were not here
         yet."""
-        request = order_of(order)
+        request = unpickled_request(order)
         with self.doing(doing(self.nodes[request.node][1])):
-            return packed(self.do(request, *arrived))
+            return pickled(self.do(request, *arrived))
 
     def sample(self, model: str, order: bytes, *arrived: Wire) -> bytes:
         """Do the same for a request whose rows are sampled together with those of others, by `drive`."""
-        request = order_of(order)
+        request = unpickled_request(order)
         try:
             with self.doing(f"the rows of {doing(self.nodes[request.node][1])}"):
                 self.came.wait(request.after)
-                return packed(self.do(request, *arrived))
+                return pickled(self.do(request, *arrived))
         except BaseException:
             self.parts.pop(request.number, None)
             raise
@@ -253,7 +264,7 @@ class Worker(Models):
     def go_on(self, model: str, order: bytes, before: Sequence[int], sources: int, *given: Any) -> bytes:
         """Do the same for rows that others have begun. before: the number that each part had there; given: what they
         have made of their parts, by these numbers, followed by the rows that were not here yet."""
-        request, rows_of_part = order_of(order), dict[int, Sequence[Begun]]()
+        request, rows_of_part = unpickled_request(order), dict[int, Sequence[PartialRow]]()
         for rows_of_source in given[:sources]:
             rows_of_part |= rows_of_source
         self.begun[request.number] = [row for number in before for row in rows_of_part[number]]
@@ -267,7 +278,7 @@ class Worker(Models):
         """Have such a request give up its unfinished rows of at least so many tokens, which nobody wants."""
         self.admitting(model).limit(number, tokens)
 
-    def unfinished(self, number: int) -> Mapping[int, Sequence[Begun]]:
+    def unfinished(self, number: int) -> Mapping[int, Sequence[PartialRow]]:
         """Return what there is of the parts that a request has given up, by their numbers."""
         return self.given_up.pop(number)
 
@@ -296,7 +307,7 @@ class Worker(Models):
 
     def sit(self, link: str, seat: Seat, places: int) -> None:
         """Take a seat in a pipeline shared with the processes of a link, of which there are `places`."""
-        self.besides[link] = Beside(self.links.mailbox(link), seat, places)
+        self.besides[link] = PipelineTurns(self.links.mailbox(link), seat, places)
 
     def fire_together(
         self, orders: Sequence[bytes], sizes: Sequence[int], link: str | None, *arrived: Wire
@@ -304,12 +315,12 @@ class Worker(Models):
         """Do trainings that share a pipeline, and return a packed receipt for each. sizes: how many of the arrived
         parcels are for each request. link: to processes of heterogeneously split models, if any."""
         start, wires = time.time(), iter(arrived)
-        requests = [order_of(order_bytes) for order_bytes in orders]
+        requests = [unpickled_request(order_bytes) for order_bytes in orders]
         came = [self.arrive(order, [*islice(wires, count)]) for order, count in zip(requests, sizes, strict=True)]
         nodes = [self.nodes[order.node][1] for order in requests]
         frames = [self.frame(self.nodes[order.node][0], order) for order in requests]
         beside = None if link is None else self.besides[link]
-        with torch.no_grad(), self.doing(f"the training of {listed([node.name for node in nodes], 'and')}"):
+        with torch.no_grad(), self.doing(f"the training of {quoted_list([node.name for node in nodes], 'and')}"):
             made = train_together(nodes, frames, self.session, [order.idle for order in requests], beside)
         for node, frame in zip(nodes, frames, strict=True):
             self.trained(frame.values[model_of(node)])
@@ -321,18 +332,18 @@ class Worker(Models):
         for order, node, frame, result, sent in zip(requests, nodes, frames, made, came, strict=True):
             receipts.append(self.receipt(order.number, order.keeps, node, frame, result, start, sent, notes))
             notes = () if order.keeps else notes
-        return [packed(receipt) for receipt in receipts]
+        return [pickled(receipt) for receipt in receipts]
 
-    def arrive(self, order: RankOrder, arrived: Sequence[Wire]) -> tuple[int, ...]:
+    def arrive(self, order: RankRequest, arrived: Sequence[Wire]) -> tuple[int, ...]:
         """Store the rows that were not here yet, and return how many bytes each sender sent."""
         came = tuple(sum(size(sent) for _, _, sent in wire) for wire in arrived)
         for wire in arrived:
             for key, places, sent in wire:
-                self.store.arrive(order.step.number, key, long(places), from_wire(sent))
+                self.store.arrive(order.step.number, key, as_array(places), from_wire(sent))
         self.came.add(order.number)
         return came
 
-    def do(self, order: RankOrder, *arrived: Wire) -> Receipt:
+    def do(self, order: RankRequest, *arrived: Wire) -> Receipt:
         """Do a request."""
         start = time.time()
         came = self.arrive(order, arrived)
@@ -344,7 +355,7 @@ class Worker(Models):
                 chosen = chosen_places(node, frame, session)
                 return Receipt(start, time.time(), chosen=chosen, came=came, notes=self.noted(order.step, order.keeps))
             if NODES[node.op].weighs:
-                numbers = work(node, frame, session).values[node.name]
+                numbers = do_work(node, frame, session).values[node.name]
                 return Receipt(start, time.time(), numbers=numbers, came=came)
             if order.parts:
                 parts = self.in_parts(order, node, frame, start, came)
@@ -359,20 +370,20 @@ class Worker(Models):
                     self.trained(frame.values[model_of(node)])
             else:
                 self.refreshing(order, node, frame)
-                made = work(node, frame, session)
+                made = do_work(node, frame, session)
         return self.receipt(order.number, order.keeps, node, frame, made, start, came)
 
     def next_part(self, number: int) -> bytes:
         """Go on with a request until its next part is done, and return a packed receipt."""
         try:
             with torch.no_grad(), self.doing("the next rows of what it samples"):
-                return packed(next(self.parts[number]))
+                return pickled(next(self.parts[number]))
         except BaseException:
             del self.parts[number]
             raise
 
     def in_parts(
-        self, order: RankOrder, node: Node, frame: Frame, start: float, came: tuple[int, ...]
+        self, order: RankRequest, node: Node, frame: Frame, start: float, came: tuple[int, ...]
     ) -> Iterator[Receipt]:
         """Yield a receipt for each part of a request as it is done, and one for the parts that were given up."""
         sizes = [rows for _, rows in order.parts]
@@ -393,7 +404,7 @@ class Worker(Models):
                 self.given_up[order.number] = {order.parts[part][0]: rows for part, rows in left.items()}
             yield Receipt(start, time.time(), came=came, left=tuple(left))
 
-    def refreshing(self, order: RankOrder, node: Node, frame: Frame) -> None:
+    def refreshing(self, order: RankRequest, node: Node, frame: Frame) -> None:
         """Let newer weights arrive while a request is done, if it says so."""
         if order.refreshes:
             frame.refresh = self.arrivals[frame.values[model_of(node)]]
@@ -407,10 +418,10 @@ class Worker(Models):
         keeps: bool,
         node: Node,
         frame: Frame,
-        made: Made,
+        made: NodeOutput,
         start: float,
         came: tuple[int, ...],
-        notes: tuple[Note, ...] | None = None,
+        notes: tuple[TraceNote, ...] | None = None,
     ) -> Receipt:
         """Return a receipt. notes: those on its rows; None takes all of the step."""
         tokens = sampled_tokens(node, made)
@@ -424,12 +435,12 @@ class Worker(Models):
         )
         return replace(receipt, beside=frame.admission.beside) if frame.admission else receipt
 
-    def noted(self, step: Step, keeps: bool) -> tuple[Note, ...]:
+    def noted(self, step: Step, keeps: bool) -> tuple[TraceNote, ...]:
         """Return the notes that were made for a step, on the rank that reports for its replica."""
         notes = self.session.notes.take(step.number)
         return notes if keeps else ()
 
-    def frame(self, phase: str, order: RankOrder) -> Frame:
+    def frame(self, phase: str, order: RankRequest) -> Frame:
         """Return a frame with the rows and values that a request names."""
         admission = None
         if order.joins is not None:
@@ -444,23 +455,25 @@ class Worker(Models):
             ids = None if axis_rows.ids is None else self.wanted(axis_rows.ids, number).value
             frame.add_rows(Rows(self.axes[axis_rows.axis], axis_rows.size, parent, ids))
         for name, source in order.inputs.items():
-            if isinstance(source, Given):
-                frame.values[name] = full(source.value)
+            if isinstance(source, ControllerValue):
+                frame.values[name] = from_sendable(source.value)
                 continue
-            piece = self.store.get(source.key, number) if isinstance(source, Whole) else self.wanted(source, number)
+            piece = (
+                self.store.get(source.key, number) if isinstance(source, WholePiece) else self.wanted(source, number)
+            )
             frame.values[name] = piece.value
             for axis, counts in inner_axes(frame.types[name], piece.counts):
                 if axis.key not in frame.rows:
                     frame.add_rows(inner_rows(axis, counts))
         return frame
 
-    def wanted(self, wanted: Wanted, step: int) -> Piece:
+    def wanted(self, wanted: WantedRows, step: int) -> Piece:
         piece = Piece.join([self.part(*part, step) for part in wanted.parts])
         return piece if wanted.order is None else piece.take(wanted.order)
 
     def part(self, key: Key, places: Places, column: int | None, step: int | None = None) -> Piece:
         """Return rows of a piece that was made here or sent for a step, or a column of them."""
-        piece = self.store.take(key, long(places), step)
+        piece = self.store.take(key, as_array(places), step)
         if column is None:
             return piece
         _, node = self.nodes[column]
@@ -476,8 +489,8 @@ class Worker(Models):
         return Piece(TensorType("any", column_axis), value, (counts,))
 
     def keep(
-        self, number: int, node: Node, frame: Frame, made: Made
-    ) -> tuple[tuple[RowsOf, ...], tuple[str, ...], dict[str, int | None]]:
+        self, number: int, node: Node, frame: Frame, made: NodeOutput
+    ) -> tuple[tuple[AxisRows, ...], tuple[str, ...], dict[str, int | None]]:
         """Put what was made into the store, and count it."""
         new_rows, named = [], []
         for rows in made.rows:
@@ -487,7 +500,7 @@ class Worker(Models):
             counts = None
             if rows.parent is not None and rows.axis.parent is not None:
                 counts = np.bincount(rows.parent, minlength=frame.size(rows.axis.parent.key))
-            new_rows.append(RowsOf(rows.axis.key, rows.size, counts, None))
+            new_rows.append(AxisRows(rows.axis.key, rows.size, counts, None))
             if rows.ids is not None:
                 named.append(rows.axis.key)
                 ids = Piece(TensorType("any", rows.axis), rows.ids, (None,))

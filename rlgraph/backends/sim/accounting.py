@@ -13,7 +13,7 @@ from rlgraph.ops import NODES
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class PoolWait:
     """What a pool waited for while it was idle."""
 
     kind: Literal["rows", "weights", "turn", "order", "credit", "start", "copies"]
@@ -49,7 +49,7 @@ class PoolTime:
     busy: float
     """Seconds, as all times."""
     idle: float
-    waited: tuple[tuple[Wait, float], ...]
+    waited: tuple[tuple[PoolWait, float], ...]
     """What it waited for while it was idle, the longest wait first."""
 
 
@@ -63,7 +63,7 @@ def worker_time(
         for name in workers.keys() & set(work.groups):
             for place in workers[name]:
                 works_by_place[place].append(work)
-    waited: dict[Wait, float] = {}
+    waited: dict[PoolWait, float] = {}
     busy, all_works = 0.0, _AllWorks.of(works, ended)
     # Many places have done the same works, as all that answer an agent side by side.
     for place_works, count in Counter(map(tuple, works_by_place.values())).items():
@@ -101,7 +101,7 @@ class _AllWorks:
 def _time(pool: str, works: Sequence[Work], all_works: _AllWorks, began: float, ended: float) -> PoolTime:
     """Return the time of one pool, or of one of its workers, that did these works."""
     moment, busy = began, 0.0
-    waited: dict[Wait, float] = {}
+    waited: dict[PoolWait, float] = {}
     works = sorted(works, key=lambda work: work.end)
     for number, work in enumerate(works):
         if work.end > began and moment < ended:
@@ -114,12 +114,12 @@ def _time(pool: str, works: Sequence[Work], all_works: _AllWorks, began: float, 
             since = max(began, moment)
             idle = work.idle_within(since, ended)
             if idle:
-                wait = Wait("copies", work.name, pool)
+                wait = PoolWait("copies", work.name, pool)
                 waited[wait] = waited.get(wait, 0.0) + idle
             busy, moment = busy + work.within(since, ended) - idle, work.end
     if moment < ended:
         assert all_works.last is not None
-        wait = Wait("rows", all_works.last.name, all_works.last.pools[0])
+        wait = PoolWait("rows", all_works.last.name, all_works.last.pools[0])
         waited[wait] = waited.get(wait, 0.0) + ended - moment
     longest_first = sorted(waited.items(), key=lambda item: -item[1])
     return PoolTime(pool, busy, max(0.0, ended - began - busy), tuple(longest_first))
@@ -139,7 +139,9 @@ def _updates(work: Work | None) -> bool:
     return work is not None and work.op in NODES and NODES[work.op].updates
 
 
-def _waits(work: Work, pool: str, since: float, until: float, ends: dict[int, float]) -> Iterator[tuple[Wait, float]]:
+def _waits(
+    work: Work, pool: str, since: float, until: float, ends: dict[int, float]
+) -> Iterator[tuple[PoolWait, float]]:
     """Yield what kept a work of a pool that was idle: first its last input, then another pool that it needs."""
     ready = min(max(work.fired, since), until)
     if ready > since:
@@ -150,27 +152,27 @@ def _waits(work: Work, pool: str, since: float, until: float, ends: dict[int, fl
             (other_pool for other_pool in work.pools if other_pool != pool and other_pool in work.after.pools),
             work.after.pools[0],
         )
-        yield Wait("turn", work.after.name, busy), until - ready
+        yield PoolWait("turn", work.after.name, busy), until - ready
 
 
-def _input(work: Work, since: float, ends: dict[int, float]) -> Wait:
+def _input(work: Work, since: float, ends: dict[int, float]) -> PoolWait:
     """Return the source of the last input of a work. Mathematics in between counts as nobody's wait, unless nothing
     else went on meanwhile."""
     cause = work.input
     while cause is not None and set(cause.pools) == {HOST} and cause.step == work.step and cause.start > since:
         if cause.input is None or cause.input.end <= since:
-            return Wait("rows", cause.name, HOST)
+            return PoolWait("rows", cause.name, HOST)
         work, cause = cause, cause.input
     if cause is None:
-        return Wait("start")
+        return PoolWait("start")
     steps_back, pool = work.step - cause.step, cause.pools[0]
     if work.op == "sync" and _updates(cause):
-        return Wait("weights", cause.name, pool, steps_back)
+        return PoolWait("weights", cause.name, pool, steps_back)
     if steps_back and cause.end == ends[cause.step]:
-        return Wait("order" if _updates(work) else "credit", cause.name, pool, steps_back)
+        return PoolWait("order" if _updates(work) else "credit", cause.name, pool, steps_back)
     if work.op == "sync":
-        return Wait("turn", cause.name, pool, steps_back)
-    return Wait("rows", cause.name, pool, steps_back)
+        return PoolWait("turn", cause.name, pool, steps_back)
+    return PoolWait("rows", cause.name, pool, steps_back)
 
 
 def step_ends(works: Iterable[Work]) -> dict[int, float]:
@@ -181,7 +183,7 @@ def step_ends(works: Iterable[Work]) -> dict[int, float]:
     return ends
 
 
-def under_way(works: Iterable[Work], began: float, ended: float) -> float:
+def steps_in_flight(works: Iterable[Work], began: float, ended: float) -> float:
     """Return how many steps were in flight, on average: from the beginning of their first work on a pool to the end of
     their last. Data that are read early do not count."""
     spans: dict[int, tuple[float, float]] = {}
@@ -193,7 +195,7 @@ def under_way(works: Iterable[Work], began: float, ended: float) -> float:
     return sum(max(0.0, min(last, ended) - max(first, began)) for first, last in spans.values()) / (ended - began)
 
 
-def untrained(works: Iterable[Work], began: float, ended: float) -> float:
+def untrained_rows(works: Iterable[Work], began: float, ended: float) -> float:
     """Return the rows that are being sampled, or were and wait until their step begins to train on them, on average
     over this time. They begin when it is decided which weights sample, and these may have to be brought first."""
     # Not all works are nodes: there are transfers of weights.

@@ -7,24 +7,24 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rlgraph.backends.clocks import Virtual
-from rlgraph.backends.distributed.backend import Placed
-from rlgraph.backends.in_flight import thing_name
-from rlgraph.backends.sim.fake_rows import Held
-from rlgraph.backends.sim.log import Log, Prediction
+from rlgraph.backends.clocks import VirtualClock
+from rlgraph.backends.distributed.backend import DistributedBackend
+from rlgraph.backends.in_flight import state_name
+from rlgraph.backends.sim.fake_rows import FakeRows
+from rlgraph.backends.sim.log import Prediction, WorkLog
 from rlgraph.backends.sim.transport import SimTransport
 from rlgraph.backends.sim.works import Work
-from rlgraph.backends.steps import Observer, Silent
-from rlgraph.backends.turns import Queues, Seats, Turn
-from rlgraph.ir.graph import Program, Value, numbered
+from rlgraph.backends.steps import Observer, SilentObserver
+from rlgraph.backends.turns import DeviceQueues, DeviceSet, HeldDevices
+from rlgraph.ir.graph import Program, Value, with_node_ids
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.ir.types import Handle
 from rlgraph.passes.cost.tasks import Workload
-from rlgraph.passes.rewrites.accumulate import accumulated
-from rlgraph.passes.rewrites.admit import admitted
+from rlgraph.passes.rewrites.accumulate import with_accumulation
+from rlgraph.passes.rewrites.admit import with_admission
 
 
-class SimBackend(Placed):
+class SimBackend(DistributedBackend):
     """Runs a program by a plan in virtual time. Its steps take the seconds that a predictor says."""
 
     def __init__(
@@ -38,13 +38,16 @@ class SimBackend(Placed):
         turns: bool = True,
     ) -> None:
         """turns: whether works of a pool take turns; without, a work waits only for what it needs."""
-        program, observer = numbered(admitted(accumulated(program, plan), plan)), observer or Silent()
-        self.clock = Virtual()
-        self.log = Log(self.clock, predictor, observer)
-        queues = Queues(plan, self.clock) if turns else Aside(plan, self.clock)
+        program, observer = (
+            with_node_ids(with_admission(with_accumulation(program, plan), plan)),
+            observer or SilentObserver(),
+        )
+        self.clock = VirtualClock()
+        self.log = WorkLog(self.clock, predictor, observer)
+        queues = DeviceQueues(plan, self.clock) if turns else NoQueues(plan, self.clock)
         transport = SimTransport(program, plan, queues, workload, seed, self.log)
         things = (value for phase in program.phases for value in phase.graph.inputs)
-        first = {thing_name(value): _first(value) for value in things}
+        first = {state_name(value): _first(value) for value in things}
         super().__init__(program, plan, transport, self.clock, observer, first, seed=seed)
 
     @property
@@ -56,12 +59,12 @@ class SimBackend(Placed):
         return self.clock.now
 
 
-class Aside(Queues):
+class NoQueues(DeviceQueues):
     """Queues that never wait: a pool does all works at the same time, as if each had devices of its own."""
 
     @contextmanager
-    def turn(self, *wanted: Seats, rank: int = 0, key: Hashable = None) -> Iterator[Turn]:
-        yield Turn({})
+    def turn(self, *wanted: DeviceSet, rank: int = 0, key: Hashable = None) -> Iterator[HeldDevices]:
+        yield HeldDevices({})
 
     @contextmanager
     def place(self, pool: str, rank: int = 0) -> Iterator[int]:
@@ -71,5 +74,5 @@ class Aside(Queues):
 def _first(thing: Value) -> Any:
     """Return the value of a thing that lives across steps before the first one."""
     if isinstance(thing.type, Handle):
-        return 0 if thing.type.kind == "cursor" else Held(thing.type.name, HOST)
-    return Held(thing.name, HOST)
+        return 0 if thing.type.kind == "cursor" else FakeRows(thing.type.name, HOST)
+    return FakeRows(thing.name, HOST)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rlgraph.backends.turns import Seats
-from rlgraph.passes.cost.sampled import Sampled
-from rlgraph.passes.cost.sampled import Together as Copy
+from rlgraph.backends.turns import DeviceSet
+from rlgraph.passes.cost.sampled import ContinuousBatch, SamplingResult
 
 Ends = Sequence[Sequence[float]]
 """For each replica of a group the seconds after which each of its rows has ended, since its request began to be
@@ -17,10 +16,10 @@ sampled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ReplicaRows:
     """The rows that one replica samples for a request."""
 
-    alone: Sampled
+    alone: SamplingResult
     """What they take, if there are no others."""
     prompts: Sequence[float]
     answers: Sequence[float]
@@ -28,11 +27,11 @@ class Rows:
 
 
 @dataclass(eq=False)
-class Member:
+class BatchedRequest:
     """A request that is sampled with others, or could be."""
 
     began: float
-    rows: Sequence[Rows]
+    rows: Sequence[ReplicaRows]
     """The rows of each replica."""
     moved: Callable[[Ends, bool, Mapping[str, float]], None]
     """Is told when its rows end, where that changes, whether others have come after it, and the reasons, each with its
@@ -43,11 +42,11 @@ class Member:
 class _Session:
     """Requests to the same devices, each of which began before the one before it was over."""
 
-    members: list[Member] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
-    calls: dict[Member, int] = field(default_factory=dict)
+    members: list[BatchedRequest] = field(default_factory=list)
+    copies: list[ContinuousBatch] = field(default_factory=list)
+    calls: dict[BatchedRequest, int] = field(default_factory=dict)
 
-    def add(self, member: Member) -> None:
+    def add(self, member: BatchedRequest) -> None:
         """Let the rows of a member join those of its replicas."""
         for copy, rows in zip(self.copies, member.rows, strict=True):
             if rows.alone.pace is not None:
@@ -58,7 +57,7 @@ class _Session:
         if any(rows.alone.pace is None for member in self.members for rows in member.rows):
             return False
         if not self.copies:
-            self.copies = [Copy() for _ in self.members[0].rows]
+            self.copies = [ContinuousBatch() for _ in self.members[0].rows]
         for member in self.members:
             if member not in self.calls:
                 self.add(member)
@@ -73,14 +72,14 @@ class _Session:
             member.moved([[end - member.began for end in row_ends[call]] for row_ends in ends], after, why)
 
 
-class Together:
+class SharedBatches:
     """The sessions on all devices."""
 
     def __init__(self) -> None:
-        self._sessions: dict[Seats, _Session] = {}
+        self._sessions: dict[DeviceSet, _Session] = {}
 
     @contextmanager
-    def sampled(self, seats: Seats, member: Member) -> Iterator[None]:
+    def sampled(self, seats: DeviceSet, member: BatchedRequest) -> Iterator[None]:
         """Sample a request on these devices in the context, with those that are sampled there."""
         session = self._sessions.setdefault(seats, _Session())
         session.members.append(member)
@@ -93,7 +92,7 @@ class Together:
             if not session.members:
                 del self._sessions[seats]
 
-    def going(self, seats: Seats, now: float) -> list[float] | None:
+    def going(self, seats: DeviceSet, now: float) -> list[float] | None:
         """Return for each row that is sampled on these devices at a moment the tokens that it has, with its prompt;
         None: this is not known."""
         session = self._sessions.get(seats)
@@ -107,7 +106,7 @@ class Together:
             for rows_of_call in [rows[call][number]]
         ]
 
-    def pause(self, seats: Seats, now: float, why: Mapping[str, float]) -> None:
+    def pause(self, seats: DeviceSet, now: float, why: Mapping[str, float]) -> None:
         """Sample nothing there for so many seconds. Only where `going` returns rows."""
         session = self._sessions[seats]
         for copy in session.copies:

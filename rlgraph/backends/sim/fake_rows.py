@@ -10,14 +10,14 @@ from statistics import NormalDist
 
 import numpy as np
 
-from rlgraph.backends.distributed.transport import StandIn
-from rlgraph.backends.rows import Elsewhere
+from rlgraph.backends.distributed.transport import RemoteRows
+from rlgraph.backends.rows import RemoteEntries
 from rlgraph.ir.types import Table, Tensor, Type
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.time import Batch
 
 
-def none() -> np.ndarray:
+def no_rows() -> np.ndarray:
     """Return the numbers of no row, int64 [0]."""
     return np.zeros(0, dtype=np.int64)
 
@@ -27,29 +27,29 @@ _FIELDS = ("numbers", "prompt", "response", "expected", "version", "given_up")
 
 
 @dataclass(frozen=True)
-class Held(StandIn):
+class FakeRows(RemoteRows):
     """Fake rows of a value; a single value has none."""
 
     name: str
     """The name of the value that a node made: rows of it that a group was sent once are there."""
     where: str
     """The group that has it."""
-    numbers: np.ndarray = field(default_factory=none)
+    numbers: np.ndarray = field(default_factory=no_rows)
     """int64 [rows]: which row of the run each is, whatever block or slice it came in."""
-    prompt: np.ndarray = field(default_factory=none)
+    prompt: np.ndarray = field(default_factory=no_rows)
     """int64 [rows]: tokens of its prompt."""
-    response: np.ndarray = field(default_factory=none)
+    response: np.ndarray = field(default_factory=no_rows)
     """int64 [rows]: tokens that carry loss."""
-    expected: np.ndarray = field(default_factory=none)
+    expected: np.ndarray = field(default_factory=no_rows)
     """float64 [rows]: tokens that it was expected to have when it was sampled; 0 where this was not known."""
-    version: np.ndarray = field(default_factory=none)
+    version: np.ndarray = field(default_factory=no_rows)
     """int64 [rows]: version of the weights which sampled it, or began to; 0 where none did."""
     period: int = 1
     """Rows of a whole batch: numbers of one batch begin with a multiple of it."""
     column: int | None = None
     """The number of the node that asks for only one column of this table, which lies where the table lies; None: all of
     it."""
-    given_up: np.ndarray = field(default_factory=none)
+    given_up: np.ndarray = field(default_factory=no_rows)
     """int64 [rows]: tokens with which it was given up, after which it has none; 0 where it was not."""
 
     @property
@@ -57,17 +57,17 @@ class Held(StandIn):
         """The number of rows."""
         return int(self.numbers.shape[0])
 
-    def pick(self, places: np.ndarray) -> Held:
+    def pick(self, places: np.ndarray) -> FakeRows:
         return replace(self, **{name: getattr(self, name)[places] for name in _FIELDS})
 
-    def select(self, column: int) -> Held:
+    def select(self, column: int) -> FakeRows:
         return replace(self, column=column)
 
-    def join(self, others: Sequence[Elsewhere]) -> Held:
-        parts = [self, *(rows for rows in others if isinstance(rows, Held))]
+    def join(self, others: Sequence[RemoteEntries]) -> FakeRows:
+        parts = [self, *(rows for rows in others if isinstance(rows, FakeRows))]
         return replace(self, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _FIELDS})
 
-    def first(self, count: int, of: int) -> Held:
+    def first(self, count: int, of: int) -> FakeRows:
         """Return of each `of` rows in turn the `count` shortest, the earlier among equals."""
         order = np.sort(self.response.reshape(-1, of).argsort(1, kind="stable")[:, :count])
         return self.pick((order + np.arange(len(order))[:, None] * of).reshape(-1))
@@ -77,7 +77,7 @@ class Held(StandIn):
         longest: np.ndarray = self.response.reshape(-1, kept).max(axis=1, initial=0)
         return longest
 
-    def until(self, tokens: int) -> Held:
+    def until(self, tokens: int) -> FakeRows:
         """Return the rows, where those with more tokens are given up when they have so many."""
         over = self.response > tokens
         return replace(self, response=np.where(over, 0, self.response), given_up=np.where(over, tokens, 0))
@@ -131,23 +131,23 @@ class Held(StandIn):
     ) -> np.ndarray:
         """Return a length for each row, int64."""
         shares = self.shares(key, samples, alike, together)
-        tokens: np.ndarray = np.maximum(1, np.rint(at(lengths, shares))).astype(np.int64)
+        tokens: np.ndarray = np.maximum(1, np.rint(length_at(lengths, shares))).astype(np.int64)
         return tokens
 
 
-def at(lengths: Lengths, shares: np.ndarray) -> np.ndarray:
+def length_at(lengths: Lengths, shares: np.ndarray) -> np.ndarray:
     """Return for each share of the rows the length that it does not exceed, float64."""
     values = np.asarray(lengths.values)
     result: np.ndarray = np.interp(shares * len(values) - 0.5, np.arange(len(values)), values)
     return result
 
 
-def normal(shares: np.ndarray) -> np.ndarray:
+def normal_scores(shares: np.ndarray) -> np.ndarray:
     """Return how many standard deviations from the mean of a normal distribution each share lies, float64."""
     return np.array([_NORMAL.inv_cdf(share) for share in shares.tolist()])
 
 
-def share_of(scores: np.ndarray) -> np.ndarray:
+def normal_shares(scores: np.ndarray) -> np.ndarray:
     """Return the share of each score, the inverse of `normal`."""
     return np.array([_NORMAL.cdf(score) for score in scores.tolist()])
 

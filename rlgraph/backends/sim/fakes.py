@@ -9,32 +9,32 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.distributed.transport import Order
-from rlgraph.backends.executor import Made
+from rlgraph.backends.distributed.transport import NodeRequest
+from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import Rows
-from rlgraph.backends.sim.fake_rows import Held, at, normal, share_of
+from rlgraph.backends.sim.fake_rows import FakeRows, length_at, normal_scores, normal_shares
 from rlgraph.backends.step import Step
-from rlgraph.backends.versions import Versions
+from rlgraph.backends.versions import WeightVersions
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group
 from rlgraph.ir.types import Handle, Type, axes_of, axis_of
-from rlgraph.ops.nodes import NODES, expected_of, rows_each
+from rlgraph.ops.nodes import NODES, expected_lengths_of, rows_per_input
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.tasks import Workload
 
 
-class StandIns:
+class FakeValues:
     """Makes fake values for a program whose texts are as long as a workload says."""
 
-    def __init__(self, program: Program, workload: Workload, versions: Versions, seed: int) -> None:
+    def __init__(self, program: Program, workload: Workload, versions: WeightVersions, seed: int) -> None:
         self.program, self.workload, self.versions, self.seed = program, workload, versions, seed
         self.samplers = {
-            (phase.name, expected_of(node)): node
+            (phase.name, expected_lengths_of(node)): node
             for phase in program.phases
             for node in phase.graph.walk()
-            if expected_of(node)
+            if expected_lengths_of(node)
         }
         """Nodes that sample, by phase and the value that says how long their rows are expected to be."""
         self.prompts = f"{seed}/prompts"
@@ -46,7 +46,7 @@ class StandIns:
         """Return the key of what is random about a node in this step."""
         return f"{self.seed}/{step.number}/{node.name}"
 
-    def made(self, order: Order) -> Made:
+    def made(self, order: NodeRequest) -> NodeOutput:
         """Return the fake output of a node."""
         node, frame, group = order.node, order.frame, order.group
         if node.op == "read":
@@ -66,9 +66,9 @@ class StandIns:
             prompts = encoded.sampled(self.workload.prompt, f"{self.seed}/prompt")
             answers = encoded.sampled(self.workload.response or self.workload.prompt, f"{self.seed}/{name}")
             values[name] = replace(encoded, prompt=prompts, response=answers)
-        return Made(values)
+        return NodeOutput(values)
 
-    def read(self, node: Node, frame: Frame, group: Group) -> Made:
+    def read(self, node: Node, frame: Frame, group: Group) -> NodeOutput:
         """Return the next rows of the data. A cursor is the number of rows that were read."""
         table, cursor = node.outputs
         axis, first = axis_of(table.type), frame.values[node.inputs[0]]
@@ -79,9 +79,9 @@ class StandIns:
         batch = source.record.option("batch") or 1
         rows = _rows(table.name, group.name, np.arange(first, first + batch), batch)
         rows = replace(rows, prompt=rows.sampled(self.workload.prompt, f"{self.seed}/prompt"))
-        return Made({table.name: rows, cursor.name: first + batch}, [Rows(axis, batch)])
+        return NodeOutput({table.name: rows, cursor.name: first + batch}, [Rows(axis, batch)])
 
-    def sampled(self, order: Order) -> Made:
+    def sampled(self, order: NodeRequest) -> NodeOutput:
         """Return the fake rows that a model samples."""
         node, frame, group = order.node, order.frame, order.group
         asked, asked_axis = frame.values[node.inputs[1]], axis_of(frame.types[node.inputs[1]])
@@ -97,14 +97,14 @@ class StandIns:
             made = replace(made, expected=np.repeat(np.asarray(order.expected, dtype=float), count))
         answers, key = self.answers(node.attr("max_tokens")), self.key(node, frame.step)
         made = replace(made, response=made.sampled(answers, key, count, self.workload.alike, self.prompts))
-        rows, first = [], rows_each(node)
+        rows, first = [], rows_per_input(node)
         if first < count:
             made = made.first(first, count)
         if axis.key != asked_axis.key:
             rows.append(Rows(axis, made.rows, np.repeat(np.arange(asked.rows), first)))
-        return Made({node.name: made}, rows)
+        return NodeOutput({node.name: made}, rows)
 
-    def expected(self, order: Order) -> list[float]:
+    def expected(self, order: NodeRequest) -> list[float]:
         """Return how long the answers to each prompt are expected to be that is going to be asked: what they will be,
         as far as the workload says that one can know."""
         asked, step = order.frame.values[order.node.inputs[0]], order.step
@@ -113,14 +113,16 @@ class StandIns:
         numbers = (asked.numbers[:, None] * count + np.arange(count)).reshape(-1)
         rows = _rows(node.name, order.group.name, numbers, asked.period * count)
         scores = (
-            normal(rows.shares(self.key(node, step), count, self.workload.alike, self.prompts))
+            normal_scores(rows.shares(self.key(node, step), count, self.workload.alike, self.prompts))
             .reshape(-1, count)
             .mean(axis=1)
         )
         # Scale the means, so that they vary as much as the scores of single rows do.
         scores /= np.sqrt(self.workload.alike + (1 - self.workload.alike) / count)
-        chance = normal(asked.shares(f"{self.key(node, step)}/expected"))
-        lengths = at(self.answers(node.attr("max_tokens")), share_of(knows * scores + np.sqrt(1 - knows**2) * chance))
+        chance = normal_scores(asked.shares(f"{self.key(node, step)}/expected"))
+        lengths = length_at(
+            self.answers(node.attr("max_tokens")), normal_shares(knows * scores + np.sqrt(1 - knows**2) * chance)
+        )
         return [float(length) for length in lengths]
 
     def answers(self, limit: int) -> Lengths:
@@ -129,32 +131,32 @@ class StandIns:
             self._answers[limit] = self.workload.answers(limit)
         return self._answers[limit]
 
-    def sampled_from_buffer(self, node: Node, frame: Frame, group: Group) -> Made:
+    def sampled_from_buffer(self, node: Node, frame: Frame, group: Group) -> NodeOutput:
         """Return fake rows of a buffer."""
         held, axis = frame.values[node.inputs[0]], axis_of(node.outputs[0].type)
         assert axis is not None
         count = min(node.attr("rows"), held.rows)
         taken = random.Random(self.key(node, frame.step)).sample(range(held.rows), count)
-        return Made({node.name: replace(held.pick(np.sort(taken)), name=node.name)}, [Rows(axis, count)])
+        return NodeOutput({node.name: replace(held.pick(np.sort(taken)), name=node.name)}, [Rows(axis, count)])
 
     def handle(self, node: Node, frame: Frame, kind: Handle, group: Group) -> Any:
         """Return the value after a node of a thing that lives across steps."""
         if kind.kind == "model":
             return kind.name
         if node.op != "push":
-            return Held(kind.name, group.name)
+            return FakeRows(kind.name, group.name)
         rows, table = (frame.values[name] for name in node.inputs[:2])
         full = replace(rows.join([table]), name=kind.name, where=group.name)
         rule = next(thing for thing in self.program.outside if thing.name == kind.name)
         return full.pick(np.arange(full.rows)[-int(rule.record.option("capacity")) :])
 
-    def like(self, name: str, kind: Type, node: Node, frame: Frame, group: Group) -> Held:
+    def like(self, name: str, kind: Type, node: Node, frame: Frame, group: Group) -> FakeRows:
         """Return a value with the rows of an input that lies on the same axis, or else on the same rows."""
         axis = axis_of(kind)
         if axis is None:
-            return Held(name, group.name)
+            return FakeRows(name, group.name)
         given = [(axes_of(frame.types[input_name]), frame.values.get(input_name)) for input_name in node.inputs]
-        fakes = [(axes, value) for axes, value in given if isinstance(value, Held)]
+        fakes = [(axes, value) for axes, value in given if isinstance(value, FakeRows)]
         for near in (axis, axis.row):
             for axes, value in fakes:
                 if any(near.key == value_axis.key for value_axis in axes):
@@ -162,7 +164,7 @@ class StandIns:
         size = frame.size(axis.row.key)
         return _rows(name, group.name, np.arange(size), max(1, size))
 
-    def choose(self, order: Order) -> np.ndarray:
+    def choose(self, order: NodeRequest) -> np.ndarray:
         """Choose rows: a share of them for `keep`, one of each group for `pick`, for `recent` those that are, for
         `aged` all of them, the oldest first, and for `soonest` all of them, those first whose longest is the
         shortest."""
@@ -197,7 +199,7 @@ class StandIns:
         return positions
 
 
-def _rows(name: str, group: str, numbers: np.ndarray, period: int) -> Held:
+def _rows(name: str, group: str, numbers: np.ndarray, period: int) -> FakeRows:
     """Return rows without tokens."""
     zeros = np.zeros_like(numbers)
-    return Held(name, group, numbers, zeros, zeros, np.zeros(zeros.shape), zeros, period, given_up=zeros)
+    return FakeRows(name, group, numbers, zeros, zeros, np.zeros(zeros.shape), zeros, period, given_up=zeros)

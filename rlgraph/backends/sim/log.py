@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlgraph.backends.clocks import Virtual
-from rlgraph.backends.sim.works import Teller, Work
+from rlgraph.backends.clocks import VirtualClock
+from rlgraph.backends.sim.works import TimelineWriter, Work
 from rlgraph.backends.steps import Observer
 from rlgraph.ir.plan import Group
 from rlgraph.passes.cost.fusing import Fusion
-from rlgraph.passes.cost.sampled import Sampled
+from rlgraph.passes.cost.sampled import SamplingResult
 from rlgraph.passes.cost.time import Batch, Cost
 
 
@@ -29,7 +29,7 @@ class Prediction(Protocol):
 
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
-    ) -> Sampled:
+    ) -> SamplingResult:
         """Predict one replica that samples, with its rows alone: tokens of each row, so many samples for each
         prompt."""
         ...
@@ -57,7 +57,7 @@ class Prediction(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fired:
+class ReadyWork:
     """A work that has all its inputs, and waits for its turn."""
 
     at: float
@@ -65,17 +65,17 @@ class Fired:
     """The work that made the last of them."""
 
 
-class Log:
+class WorkLog:
     """Lets time pass, and keeps what was done in it."""
 
-    def __init__(self, clock: Virtual, predictor: Prediction, observer: Observer) -> None:
+    def __init__(self, clock: VirtualClock, predictor: Prediction, observer: Observer) -> None:
         self.clock, self.predictor, self.observer = clock, predictor, observer
         self.works: list[Work] = []
-        self._teller = Teller(observer)
+        self._teller = TimelineWriter(observer)
 
-    def fired(self) -> Fired:
+    def fired(self) -> ReadyWork:
         """Return a work whose inputs have just come."""
-        return Fired(self.clock.now, self._cause())
+        return ReadyWork(self.clock.now, self._cause())
 
     def _cause(self) -> Work | None:
         cause = self.clock.cause
@@ -88,7 +88,7 @@ class Log:
         op: str,
         groups: Sequence[Group],
         step: int,
-        fired: Fired,
+        fired: ReadyWork,
         parts: Mapping[str, float],
         counts: tuple[int, int] = (0, 0),
         later: dict[str, float] | None = None,

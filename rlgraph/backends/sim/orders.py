@@ -7,26 +7,26 @@ from functools import partial
 
 import numpy as np
 
-from rlgraph.backends.distributed.sharding import rows_of
-from rlgraph.backends.distributed.transport import Order
-from rlgraph.backends.executor import Made
+from rlgraph.backends.distributed.sharding import rows_by_replica
+from rlgraph.backends.distributed.transport import NodeRequest
+from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.sim.fake_rows import Held
-from rlgraph.backends.sim.log import Log
+from rlgraph.backends.sim.fake_rows import FakeRows
+from rlgraph.backends.sim.log import WorkLog
 from rlgraph.ir.graph import Node
-from rlgraph.ops.nodes import NODES, model_of, rows_each, table_of
+from rlgraph.ops.nodes import NODES, model_of, rows_per_input, table_of
 from rlgraph.passes.cost.fusing import Fusion
 from rlgraph.passes.cost.time import Batch, Cost
 
 
-def shared_out(rows: Held, order: Order) -> list[Held]:
+def shard_fake_rows(rows: FakeRows, order: NodeRequest) -> list[FakeRows]:
     """Return the rows of each replica of a group that samples them: those of a prompt stay together."""
-    copies, samples = order.copies or order.group.mesh.length("dp"), rows_each(order.node)
-    shards = rows_of(order, rows.rows // samples, copies)
+    copies, samples = order.copies or order.group.mesh.length("dp"), rows_per_input(order.node)
+    shards = rows_by_replica(order, rows.rows // samples, copies)
     return [rows.pick((shard[:, None] * samples + np.arange(samples)).reshape(-1)) for shard in shards]
 
 
-def title_of(node: Node) -> str:
+def work_title(node: Node) -> str:
     """Return the name of a work in a timeline: training by its model, all else by what it makes."""
     if not NODES[node.op].trains:
         return node.name
@@ -34,7 +34,7 @@ def title_of(node: Node) -> str:
     return f"train {model}" if node.regions else f"update {model}"
 
 
-def model_in(node: Node, frame: Frame) -> str | None:
+def model_used(node: Node, frame: Frame) -> str | None:
     """Return the model that a node works with."""
     if not NODES[node.op].with_model:
         return None
@@ -42,39 +42,39 @@ def model_in(node: Node, frame: Frame) -> str | None:
     return model
 
 
-def batches_of(node: Node, frame: Frame, made: Made) -> list[Batch]:
+def batches_of(node: Node, frame: Frame, made: NodeOutput) -> list[Batch]:
     """Return the rows that are sampled, or read; of an update, the tables that its calls read."""
     if NODES[node.op].generates:
-        return [made.values[node.name].sampling(rows_each(node), node.attr("n"))]
+        return [made.values[node.name].sampling(rows_per_input(node), node.attr("n"))]
     return [table.batch() for table in tables_of(node, frame)]
 
 
-def tables_of(node: Node, frame: Frame) -> list[Held]:
+def tables_of(node: Node, frame: Frame) -> list[FakeRows]:
     """Return the tables that an update, or a call of a model, reads."""
     nodes = [inner for region in node.regions for inner in region.nodes] if NODES[node.op].trains else [node]
     calls = [call for call in nodes if NODES[call.op].scores]
     return [frame.values[table] for table in dict.fromkeys(table_of(call) for call in calls)]
 
 
-def counts_of(node: Node, frame: Frame, made: Made) -> tuple[int, int]:
+def counts_of(node: Node, frame: Frame, made: NodeOutput) -> tuple[int, int]:
     """Return the rows that a node worked on, and the tokens that it sampled."""
     values = (*made.values.values(), *(frame.values.get(name) for name in node.inputs))
-    rows = max((value.rows for value in values if isinstance(value, Held)), default=0)
+    rows = max((value.rows for value in values if isinstance(value, FakeRows)), default=0)
     tokens = int(made.values[node.name].response.sum()) if NODES[node.op].generates else 0
     return rows, tokens
 
 
-def stages_of(order: Order, batches: Sequence[Batch], log: Log) -> Callable[[], Fusion] | None:
+def stages_of(order: NodeRequest, batches: Sequence[Batch], log: WorkLog) -> Callable[[], Fusion] | None:
     """Return what computes the work of the stages of a training that has several; no other node works stage by
     stage."""
-    node, model = order.node, model_in(order.node, order.frame)
+    node, model = order.node, model_used(order.node, order.frame)
     trained = node.regions and NODES[node.op].trains and sum(batch.rows for batch in batches)
     if not trained or order.group.mesh.length("pp") == 1 or model is None:
         return None
     return partial(log.predictor.fused, [(model, batches)])
 
 
-def parts_of(cost: Cost) -> dict[str, float]:
+def cost_parts(cost: Cost) -> dict[str, float]:
     """Return the parts of a cost that are not 0, in seconds."""
     named = ("compute", "memory", "communication", "bubble", "overhead")
     return {name: getattr(cost, name) for name in named if getattr(cost, name)}

@@ -8,18 +8,17 @@ from statistics import fmean
 
 import numpy as np
 
-from rlgraph.backends.distributed.transport import Order
-from rlgraph.backends.sim.batching import Ends
-from rlgraph.backends.sim.batching import Rows as CopyRows
-from rlgraph.backends.sim.fake_rows import Held, none
+from rlgraph.backends.distributed.transport import NodeRequest
+from rlgraph.backends.sim.batching import Ends, ReplicaRows
+from rlgraph.backends.sim.fake_rows import FakeRows, no_rows
 
 
 @dataclass
-class AtWork:
+class SamplingRequest:
     """A request that a group samples."""
 
-    order: Order
-    rows: Held
+    order: NodeRequest
+    rows: FakeRows
     began: float
     later: dict[str, float]
     """What newer weights add to its time, in seconds."""
@@ -29,7 +28,7 @@ class AtWork:
 class SampledRows:
     """Rows while they are sampled, and until when some of them are waited for. All seconds are since they began."""
 
-    copies: Sequence[CopyRows]
+    copies: Sequence[ReplicaRows]
     part: Callable[[Ends], float]
     """Returns when what is waited for has come, by when the rows of each replica end."""
     until: float = 0.0
@@ -72,16 +71,16 @@ class SampledRows:
         return fmean(self.until - min(self.until, max(self.there, end)) for end in self.over)
 
 
-class Dealt:
+class ReplicaParts:
     """What one replica does of a request that is done in parts."""
 
-    def __init__(self, parts: Sequence[int], made: Sequence[Held], kept: int) -> None:
+    def __init__(self, parts: Sequence[int], made: Sequence[FakeRows], kept: int) -> None:
         """parts: their numbers. made: the rows of each, of which so many belong to each prompt."""
         self.rows = made[0].join(made[1:]) if made else None
         first, self.places = 0, list[tuple[int, np.ndarray]]()
         """For each part the places of its prompts among all that the replica samples, in the order in which they
         begin."""
-        turn = self.rows.in_turn(kept).argsort() if self.rows else none()
+        turn = self.rows.in_turn(kept).argsort() if self.rows else no_rows()
         for part, rows in zip(parts, made, strict=True):
             last = first + rows.rows // kept
             self.places.append((part, turn[first:last]))
@@ -92,7 +91,7 @@ class PartEnds:
     """Computes the seconds after which each part of a request has ended, from those after which each row of each
     replica has."""
 
-    def __init__(self, dealt: Sequence[Dealt], kept: int, samples: int) -> None:
+    def __init__(self, dealt: Sequence[ReplicaParts], kept: int, samples: int) -> None:
         """dealt: what each replica does. Of so many samples of a prompt so many are kept."""
         self.dealt, self.kept, self.samples = dealt, kept, samples
         self._last: tuple[Ends, list[float]] | None = None
@@ -112,6 +111,6 @@ class PartEnds:
         return ends
 
 
-def last_of(ends: Ends) -> float:
+def last_end(ends: Ends) -> float:
     """Return when the last of all rows ends."""
     return max(max(row_ends, default=0.0) for row_ends in ends)

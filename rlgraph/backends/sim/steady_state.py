@@ -19,7 +19,7 @@ FEWEST = 4
 
 
 @dataclass(frozen=True)
-class Steps:
+class SimulatedSteps:
     """Some steps that came one after the other."""
 
     began: float
@@ -40,11 +40,13 @@ class Steps:
         return (self.ends[-1] - self.began) / len(self.ends)
 
 
-def run_steps(backend: SimBackend, steps: int, ended: Callable[[int, int], object] = lambda done, whole: None) -> Steps:
+def run_steps(
+    backend: SimBackend, steps: int, ended: Callable[[int, int], object] = lambda done, whole: None
+) -> SimulatedSteps:
     """Run so many steps in the middle of a run, or as many of them as are steady. backend: one that has not run. ended:
     is told after each step how many are done, and of how many."""
     phase = main_step(backend.program)
-    before = first_of(phase)
+    before = steps_before_middle(phase)
     coming = ((phase, number) for number in count(1))
     ends, told = [], []
     with closing(backend.run_steps(coming)) as running:
@@ -54,10 +56,10 @@ def run_steps(backend: SimBackend, steps: int, ended: Callable[[int, int], objec
             told.append(extra)
             ended(len(ends), before + steps + 1)
     seconds = [end - start for (start, _), (end, _) in pairwise(ends[before - 1 : -1])]
-    skipped = settled(seconds) if steps >= FEWEST else None
+    skipped = warm_up_steps(seconds) if steps >= FEWEST else None
     warm_up = before + (skipped or 0)
     (began, first), (_, after) = ends[warm_up - 1], ends[-2]
-    return Steps(
+    return SimulatedSteps(
         began,
         tuple(moment for moment, _ in ends[warm_up:-1]),
         tuple(told[warm_up:-1]),
@@ -67,7 +69,7 @@ def run_steps(backend: SimBackend, steps: int, ended: Callable[[int, int], objec
     )
 
 
-def settled(seconds: Sequence[float]) -> int | None:
+def warm_up_steps(seconds: Sequence[float]) -> int | None:
     """Return how many of the first steps do not count: the fewest after which the first and the second half of the rest
     take the same time on average, to 1%. None: there is no such number up to half of the steps."""
     for skipped in range(len(seconds) // 2 + 1):
@@ -78,7 +80,7 @@ def settled(seconds: Sequence[float]) -> int | None:
     return None
 
 
-def first_of(phase: Phase) -> int:
+def steps_before_middle(phase: Phase) -> int:
     """Return the steps after which a simulation is in the middle of a run: a first step has weights that need not be
     brought, and the next ones do not know yet what they lag behind."""
     return 1 + phase.staleness.steps
@@ -91,7 +93,7 @@ def longest_cycle(backend: SimBackend) -> float:
     backend: one without turns that has not run.
     """
     phase = main_step(backend.program)
-    burst = first_of(phase)
+    burst = steps_before_middle(phase)
     coming = ((phase, number) for number in count(1))
     with closing(backend.run_steps(coming)) as running:
         ends = [backend.now() for _ in islice(running, 4 * burst)]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rlgraph.backends.sim.batching import Ends, Rows
-from rlgraph.passes.cost.sampled import Pace, Sampled
-from rlgraph.passes.cost.sampled import Together as Copy
+from rlgraph.backends.sim.batching import Ends, ReplicaRows
+from rlgraph.passes.cost.sampled import ContinuousBatch, SamplingPace, SamplingResult
 
-Sampling = Callable[[int, Sequence[float], Sequence[float]], Sampled]
+Sampling = Callable[[int, Sequence[float], Sequence[float]], SamplingResult]
 """What a replica takes to sample rows: tokens of their prompts and of their answers."""
 
 
 def moved(
-    copies: Sequence[Rows], ends: Ends, now: float, to: Mapping[tuple[int, int], int], sampling: Sampling
+    copies: Sequence[ReplicaRows], ends: Ends, now: float, to: Mapping[tuple[int, int], int], sampling: Sampling
 ) -> list[list[float]]:
     """Return the seconds after which each row of each replica has ended, where some move to other replicas at a moment,
     and their tokens so far are read again there. copies: their rows; ends: when these would have ended; to: by
@@ -41,14 +40,14 @@ def moved(
     return new_ends
 
 
-def _followed(rows: Rows) -> Copy:
+def _followed(rows: ReplicaRows) -> ContinuousBatch:
     """Return a replica that is followed from the beginning of its rows on."""
-    copy = Copy()
-    copy.join(0.0, rows.alone.pace or Pace(0.0, 0.0, 1, lambda count: 0.0), rows.answers)
+    copy = ContinuousBatch()
+    copy.join(0.0, rows.alone.pace or SamplingPace(0.0, 0.0, 1, lambda count: 0.0), rows.answers)
     return copy
 
 
-def _left(copy: Copy, rows: Rows, now: float) -> list[float]:
+def _left(copy: ContinuousBatch, rows: ReplicaRows, now: float) -> list[float]:
     """Return for each row the tokens that are still to come, at least one."""
     going = {row: left for _, row, left in copy.going(now)}
     # Rows that have not begun are the last ones.

@@ -12,40 +12,39 @@ from pathlib import Path
 
 import numpy as np
 
-from rlgraph.backends.distributed.admission import blocks
-from rlgraph.backends.distributed.race import Race
-from rlgraph.backends.distributed.tails import Ending
-from rlgraph.backends.distributed.transport import Coming, Move, Moved, Order
-from rlgraph.backends.executor import Made, Part
+from rlgraph.backends.distributed.admission import blocks_by_replica
+from rlgraph.backends.distributed.race import LengthLimit
+from rlgraph.backends.distributed.tails import TailMoves
+from rlgraph.backends.distributed.transport import Coming, NodeRequest, TransferCost, WeightTransfer
+from rlgraph.backends.executor import NodeOutput, Part
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.in_flight import Things
-from rlgraph.backends.sim.batching import Ends, Member, Together
-from rlgraph.backends.sim.batching import Rows as CopyRows
-from rlgraph.backends.sim.fake_rows import Held, none
-from rlgraph.backends.sim.fakes import StandIns
-from rlgraph.backends.sim.log import Log
+from rlgraph.backends.sim.batching import BatchedRequest, Ends, ReplicaRows, SharedBatches
+from rlgraph.backends.sim.fake_rows import FakeRows, no_rows
+from rlgraph.backends.sim.fakes import FakeValues
+from rlgraph.backends.sim.log import WorkLog
 from rlgraph.backends.sim.orders import (
     batches_of,
+    cost_parts,
     counts_of,
-    model_in,
-    parts_of,
-    shared_out,
+    model_used,
+    shard_fake_rows,
     stages_of,
     tables_of,
-    title_of,
+    work_title,
 )
-from rlgraph.backends.sim.sampled import AtWork, Dealt, PartEnds, SampledRows, last_of
+from rlgraph.backends.sim.sampled import PartEnds, ReplicaParts, SampledRows, SamplingRequest, last_end
 from rlgraph.backends.sim.tails import moved
-from rlgraph.backends.sim.works import Work, worker
+from rlgraph.backends.sim.works import Work, worker_name
 from rlgraph.backends.step import Step
-from rlgraph.backends.turns import Queues, seats
-from rlgraph.backends.versions import Versions
+from rlgraph.backends.turns import DeviceQueues, seats
+from rlgraph.backends.versions import WeightVersions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import Handle
-from rlgraph.ops.nodes import NODES, code_of, model_of, needed, rows_each
+from rlgraph.ops.nodes import NODES, code_of, model_of, read_inputs, rows_per_input
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import NOTHING, Sampled
+from rlgraph.passes.cost.sampled import NOTHING, SamplingResult
 from rlgraph.passes.cost.tasks import Workload, turns_of
 from rlgraph.passes.cost.time import Batch, Cost
 
@@ -70,29 +69,31 @@ class _StepCounts:
 class SimTransport:
     """Does requests, and moves weights, in the time of a log's clock."""
 
-    def __init__(self, program: Program, plan: Plan, queues: Queues, workload: Workload, seed: int, log: Log) -> None:
+    def __init__(
+        self, program: Program, plan: Plan, queues: DeviceQueues, workload: Workload, seed: int, log: WorkLog
+    ) -> None:
         self.program, self.plan, self.queues, self.log = program, plan, queues, log
         self._asking = log.clock.lock()
         """Held while one of those that want several places of a pool at once takes them."""
-        self.versions = Versions(program)
-        self.standins = StandIns(program, workload, self.versions, seed)
+        self.versions = WeightVersions(program)
+        self.standins = FakeValues(program, workload, self.versions, seed)
         self._books: dict[int, _StepCounts] = {}
         """The counts of each step in flight."""
         self._over = 0
         """The last step that is over."""
-        self.together = Together()
-        self._sampling: list[AtWork] = []
+        self.together = SharedBatches()
+        self._sampling: list[SamplingRequest] = []
         """Requests to which newer weights come meanwhile."""
 
     # Orders
 
-    def fire(self, order: Order) -> Made:
+    def fire(self, order: NodeRequest) -> NodeOutput:
         made = self.standins.made(order)
         self.work(order, made)
         self.count(order, made)
         return made
 
-    def fire_together(self, orders: Sequence[Order]) -> Sequence[Made]:
+    def fire_together(self, orders: Sequence[NodeRequest]) -> Sequence[NodeOutput]:
         made = [self.standins.made(order) for order in orders]
         group, step = orders[0].group, orders[0].step.number
         fired = self.log.fired()
@@ -107,7 +108,7 @@ class SimTransport:
                         max(spent.get(name, 0.0), seconds) if name == "order" else spent.get(name, 0.0) + seconds
                     )
             fusion = self.log.predictor.fused(works)
-            spent |= parts_of(fusion.cost)
+            spent |= cost_parts(fusion.cost)
             rows = max(
                 counts_of(order.node, order.frame, output)[0] for order, output in zip(orders, made, strict=True)
             )
@@ -121,7 +122,7 @@ class SimTransport:
             self.count(order, output)
         return made
 
-    def count(self, order: Order, made: Made) -> None:
+    def count(self, order: NodeRequest, made: NodeOutput) -> None:
         """Count the rows and tokens of a request for its step."""
         node = order.node
         if NODES[node.op].generates or node.op == "encode":
@@ -138,7 +139,7 @@ class SimTransport:
             for table in tables_of(node, order.frame):
                 counts.trained.setdefault(table.name, []).append(table.numbers)
 
-    def work(self, order: Order, made: Made) -> None:
+    def work(self, order: NodeRequest, made: NodeOutput) -> None:
         """Wait for the group's pool, and until the work is done."""
         node, frame, group = order.node, order.frame, order.group
         fired = self.log.fired()
@@ -154,14 +155,16 @@ class SimTransport:
             spent = self.begun(order, batches)
             rows: SampledRows | None = None
             if NODES[node.op].generates:
-                replica_rows = self.sampling_copies(order, shared_out(made.values[node.name], order), order.copy or 0)
+                replica_rows = self.sampling_copies(
+                    order, shard_fake_rows(made.values[node.name], order), order.copy or 0
+                )
                 slowest = max((shard.alone.cost for shard in replica_rows), key=lambda cost: cost.seconds)
-                rows = SampledRows(replica_rows, last_of, slowest.seconds)
+                rows = SampledRows(replica_rows, last_end, slowest.seconds)
                 answering = self.answering(node, order, made)
-                alone = parts_of(slowest) | answering
+                alone = cost_parts(slowest) | answering
             else:
-                alone = parts_of(self.cost(order, made, batches))
-            worker_group = group if copy is None else replace(group, name=worker(group.name, copy))
+                alone = cost_parts(self.cost(order, made, batches))
+            worker_group = group if copy is None else replace(group, name=worker_name(group.name, copy))
             counts = counts_of(node, frame, made)
             with self.sampling(order, made, rows), self.beside(order, rows, sum(spent.values())):
                 if rows is not None and rows.later:
@@ -169,7 +172,7 @@ class SimTransport:
                     alone = {"sampling": rows.until} | answering
                     rows.later.clear()
                 idle, later = (rows.idle, rows.later) if rows is not None else (lambda: 0.0, None)
-                title, step, stages = title_of(node), order.step.number, stages_of(order, batches, self.log)
+                title, step, stages = work_title(node), order.step.number, stages_of(order, batches, self.log)
                 work = self.log.take(
                     title, node.op, [worker_group], step, fired, spent | alone, counts, later, idle, stages
                 )
@@ -178,50 +181,50 @@ class SimTransport:
             if runner is not None and NODES[node.op].with_model:
                 self.answered(order, runner, work)
 
-    def answering(self, node: Node, order: Order, made: Made) -> dict[str, float]:
+    def answering(self, node: Node, order: NodeRequest, made: NodeOutput) -> dict[str, float]:
         """Return the time of an environment that has no pool of its own: each replica has its rows answered by
         processes of its own."""
         turns = turns_of(node)
         if not turns or self.plan.runs(code_of(node)) is not None:
             return {}
-        rows = max(shared.rows for shared in shared_out(made.values[node.name], order))
+        rows = max(shared.rows for shared in shard_fake_rows(made.values[node.name], order))
         busiest = ceil(rows / self.program.workers(code_of(node)))
         return {"environment": self.log.predictor.host(node.op, turns * busiest).seconds}
 
-    def sampling_copies(self, order: Order, shared: Sequence[Held], first_copy: int) -> list[CopyRows]:
+    def sampling_copies(self, order: NodeRequest, shared: Sequence[FakeRows], first_copy: int) -> list[ReplicaRows]:
         """Return for each replica of a group, from one of them on, the rows that it samples, in the order in which they
         begin; replicas without rows take no time."""
-        node, replica_rows = order.node, list[CopyRows]()
-        model, kept, samples = order.frame.values[model_of(node)], rows_each(node), node.attr("n")
+        node, replica_rows = order.node, list[ReplicaRows]()
+        model, kept, samples = order.frame.values[model_of(node)], rows_per_input(node), node.attr("n")
         for copy, rows in enumerate(shared, first_copy):
             first = rows.in_turn(kept)
             prompts, answers = (tokens[first].reshape(-1).tolist() for tokens in rows.begun(kept, samples))
             alone = self.log.predictor.sampled(model, node.op, prompts, answers, samples, copy)
-            replica_rows.append(CopyRows(alone, prompts, answers))
+            replica_rows.append(ReplicaRows(alone, prompts, answers))
         return replica_rows
 
     @contextmanager
-    def beside(self, order: Order, rows: SampledRows | None, after: float) -> Iterator[None]:
+    def beside(self, order: NodeRequest, rows: SampledRows | None, after: float) -> Iterator[None]:
         """Sample rows of a request in the context, from so many seconds on, together with those of others."""
         if rows is None or order.key is None:
             yield
             return
-        with self.together.sampled(order.seats, Member(self.log.clock.now + after, rows.copies, rows.moved)):
+        with self.together.sampled(order.seats, BatchedRequest(self.log.clock.now + after, rows.copies, rows.moved)):
             yield
 
-    def answered(self, order: Order, runner: Group, acted: Work) -> None:
+    def answered(self, order: NodeRequest, runner: Group, acted: Work) -> None:
         """Do the work of an environment that has a pool of its own on the actions of all turns, as many as there may
         be. Replicas that act wait meanwhile: the answers of all turns are put together."""
         node, fired = order.node, self.log.fired()
         busy = min(acted.rows, runner.mesh.size)
         with self._asking.take(order.step.number), ExitStack() as stack:
             places = [stack.enter_context(self.queues.place(runner.pool, order.step.number)) for _ in range(busy)]
-            workers = [replace(runner, name=worker(runner.name, place)) for place in places]
+            workers = [replace(runner, name=worker_name(runner.name, place)) for place in places]
             actions = node.attr("max_turns") * -(-acted.rows // max(1, busy))
             spent = {"overhead": self.log.predictor.host(node.op, actions).seconds}
             self.log.take(node.attr("env"), "call", workers, order.step.number, fired, spent, (acted.rows, 0))
 
-    def parts(self, order: Order, sizes: Sequence[int]) -> Iterator[Part]:
+    def parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
         """Distribute parts to the group's replicas in turn; one is done when its last row has ended on its replica."""
         node, frame, group = order.node, order.frame, order.group
         fired = self.log.fired()
@@ -234,49 +237,58 @@ class SimTransport:
             slices = [self.slice(node, frame, *bound) for bound in bounds]
             made = [self.standins.made(replace(order, frame=part)) for part in slices]
             output, *made = self.given_up(order, [output, *made])
-            shares = blocks(order.expected, sizes, group.mesh.length("dp"))
+            shares = blocks_by_replica(order.expected, sizes, group.mesh.length("dp"))
             part_rows = [part.values[node.name] for part in made]
-            dealt = [Dealt(numbers, [part_rows[number] for number in numbers], rows_each(node)) for numbers in shares]
+            dealt = [
+                ReplicaParts(numbers, [part_rows[number] for number in numbers], rows_per_input(node))
+                for numbers in shares
+            ]
             copies = [
-                CopyRows(NOTHING, (), ()) if shard.rows is None else self.sampling_copies(order, [shard.rows], copy)[0]
+                ReplicaRows(NOTHING, (), ())
+                if shard.rows is None
+                else self.sampling_copies(order, [shard.rows], copy)[0]
                 for copy, shard in enumerate(dealt)
             ]
-            rows, ends = SampledRows(copies, last_of), PartEnds(dealt, rows_each(node), node.attr("n"))
+            rows, ends = SampledRows(copies, last_end), PartEnds(dealt, rows_per_input(node), node.attr("n"))
             sampling.enter_context(self.sampling(order, output, rows))
             sampling.enter_context(self.beside(order, rows, sum(spent.values())))
             left, groups = list(range(len(sizes))), [group]
-            ending = Ending.of(order, devices, [part.values[node.name].rows for part in made], shares)
+            ending = TailMoves.of(order, devices, [part.values[node.name].rows for part in made], shares)
             while left:
                 number = min(left, key=ends(rows.ends).__getitem__)
                 left.remove(number)
                 rows.begin(lambda row_ends, number=number: ends(row_ends)[number])  # type: ignore[misc]
                 spent["sampling"] = rows.until - rows.there
                 counts, step = counts_of(node, slices[number], made[number]), order.step.number
-                work = self.log.take(title_of(node), node.op, groups, step, fired, spent, counts, rows.later, rows.idle)
+                work = self.log.take(
+                    work_title(node), node.op, groups, step, fired, spent, counts, rows.later, rows.idle
+                )
                 rows.there, tokens = rows.until, tokens + work.tokens
                 # The next part goes on where this one ended.
                 spent, fired = {}, self.log.fired()
                 self.count(order, made[number])
                 if ending is not None and (destinations := ending.ended(number)) is not None:
                     rows.move(ending.here, self.moved(order, dealt, rows, destinations))
-                    groups = [replace(group, name=worker(group.name, copy)) for copy in ending.here]
+                    groups = [replace(group, name=worker_name(group.name, copy)) for copy in ending.here]
                 if not left:
                     sampling.close()
                 yield number, made[number]
             self.log.observer.fired(node, self.log.clock.now - began, tokens, group.pool)
 
-    def given_up(self, order: Order, made: list[Made]) -> list[Made]:
+    def given_up(self, order: NodeRequest, made: list[NodeOutput]) -> list[NodeOutput]:
         """Return the rows of a request, and of its parts, of which those are given up that are longer than what is
         wanted."""
         if order.race is None:
             return made
-        race, name = Race(order.race), order.node.name
-        race.ended(made[0].values[name].longest(rows_each(order.node)).tolist())
+        race, name = LengthLimit(order.race), order.node.name
+        race.ended(made[0].values[name].longest(rows_per_input(order.node)).tolist())
         if race.limit is None:
             return made
         return [replace(output, values={name: output.values[name].until(race.limit)}) for output in made]
 
-    def moved(self, order: Order, dealt: Sequence[Dealt], rows: SampledRows, to: Mapping[int, int]) -> Ends:
+    def moved(
+        self, order: NodeRequest, dealt: Sequence[ReplicaParts], rows: SampledRows, to: Mapping[int, int]
+    ) -> Ends:
         """Return when the rows of each replica end, where blocks of them go to other replicas now."""
         model, samples = order.frame.values[model_of(order.node)], order.node.attr("n")
         places: dict[tuple[int, int], int] = {}
@@ -286,7 +298,7 @@ class SimTransport:
                     going = (int(group) * samples + sample for group in groups for sample in range(samples))
                     places |= {(copy, row): to[part] for row in going if rows.ends[copy][row] > rows.there}
 
-        def sampling(copy: int, prompts: Sequence[float], answers: Sequence[float]) -> Sampled:
+        def sampling(copy: int, prompts: Sequence[float], answers: Sequence[float]) -> SamplingResult:
             return self.log.predictor.sampled(model, order.node.op, prompts, answers, 1, copy)
 
         return moved(rows.copies, rows.ends, rows.there, places, sampling)
@@ -296,12 +308,12 @@ class SimTransport:
         assert node.unit is not None and node.unit.axis is not None
         return frame.slice(node.unit.axis, np.arange(start, stop), node.inputs)[0]
 
-    def weigh(self, order: Order) -> Sequence[float]:
-        self.work(order, Made())
+    def weigh(self, order: NodeRequest) -> Sequence[float]:
+        self.work(order, NodeOutput())
         return self.standins.expected(order)
 
-    def choose(self, order: Order) -> np.ndarray:
-        self.work(order, Made())
+    def choose(self, order: NodeRequest) -> np.ndarray:
+        self.work(order, NodeOutput())
         return self.standins.choose(order)
 
     def counts_of_step(self, step: Step) -> _StepCounts:
@@ -320,7 +332,7 @@ class SimTransport:
 
     # Weights
 
-    def move(self, move: Move) -> Coming:
+    def move(self, move: WeightTransfer) -> Coming:
         fired = self.log.fired()
         with self.queues.turn(*move.seats):
             with move.shifting():
@@ -329,16 +341,16 @@ class SimTransport:
             seconds = self.log.predictor.sync(move.source, *ends, move.copies).seconds
             taking = move.receiver
             if move.copy is not None:
-                taking = replace(taking, name=worker(taking.name, move.copy))
+                taking = replace(taking, name=worker_name(taking.name, move.copy))
             groups = (move.sender, taking)
             work = self.log.take(f"sync {move.source}", "sync", groups, move.step.number, fired, {"sync": seconds})
-        moved = Moved(work.seconds)
+        moved = TransferCost(work.seconds)
         return lambda: moved
 
-    def connect(self, move: Move) -> None:
+    def connect(self, move: WeightTransfer) -> None:
         """Do nothing: a simulation has no connections."""
 
-    def refresh(self, move: Move, going: AbstractContextManager[int | None]) -> Moved | None:
+    def refresh(self, move: WeightTransfer, going: AbstractContextManager[int | None]) -> TransferCost | None:
         """Pause the group until the weights have come, and read its rows again."""
         fired = self.log.fired()
         with self.queues.turn(seats(move.sender)), going as version:
@@ -352,9 +364,9 @@ class SimTransport:
                 self.pause(at_work, seconds, self.plan.holding(move.target, move.receiver.name).keep)
             # For the receiver the transfer is part of its work.
             self.log.take(f"sync {move.source}", "sync", [move.sender], move.step.number, fired, {"sync": seconds})
-        return Moved(seconds)
+        return TransferCost(seconds)
 
-    def at_work(self, move: Move) -> list[AtWork]:
+    def at_work(self, move: WeightTransfer) -> list[SamplingRequest]:
         """Return the requests that are sampled where weights come."""
         receiver = move.seats[1]
         seated = [(sampling.order.seats, sampling) for sampling in self._sampling]
@@ -365,19 +377,19 @@ class SimTransport:
         ]
 
     @contextmanager
-    def sampling(self, order: Order, made: Made, rows: SampledRows | None) -> Iterator[None]:
+    def sampling(self, order: NodeRequest, made: NodeOutput, rows: SampledRows | None) -> Iterator[None]:
         """Let newer weights come while a request is done, where they can."""
         if order.sampling is None or rows is None:
             yield
             return
-        sampling = AtWork(order, made.values[order.node.name], self.log.clock.now, rows.later)
+        sampling = SamplingRequest(order, made.values[order.node.name], self.log.clock.now, rows.later)
         self._sampling.append(sampling)
         try:
             yield
         finally:
             self._sampling = [other for other in self._sampling if other is not sampling]
 
-    def pause(self, at_work: Sequence[AtWork], seconds: float, kept: bool) -> None:
+    def pause(self, at_work: Sequence[SamplingRequest], seconds: float, kept: bool) -> None:
         """Make requests wait for new weights, and read again what is not kept."""
         order = at_work[0].order
         going = self.together.going(order.seats, self.log.clock.now)
@@ -393,7 +405,7 @@ class SimTransport:
             for name, seconds_more in why.items():
                 sampling.later[name] = sampling.later.get(name, 0.0) + seconds_more
 
-    def rereading(self, order: Order, tokens: Sequence[float]) -> float:
+    def rereading(self, order: NodeRequest, tokens: Sequence[float]) -> float:
         """Return the seconds in which rows of so many tokens are read."""
         if not tokens:
             return 0.0
@@ -401,11 +413,11 @@ class SimTransport:
         model = order.frame.values[model_of(order.node)]
         return self.log.predictor.work(model, order.node.op, [batch], order.copies).seconds
 
-    def reading(self, sampling: AtWork) -> float:
+    def reading(self, sampling: SamplingRequest) -> float:
         """Return the seconds in which a group reads its rows that have not ended: all have as many tokens."""
         order, rows, past = sampling.order, sampling.rows, self.log.clock.now - sampling.began
         node, model = order.node, order.frame.values[model_of(order.node)]
-        batch = rows.sampling(rows_each(node), node.attr("n"))
+        batch = rows.sampling(rows_per_input(node), node.attr("n"))
 
         def until(tokens: int) -> float:
             cut = replace(batch, response=batch.response.capped(tokens))
@@ -418,7 +430,7 @@ class SimTransport:
         left = rows.response > least
         return self.rereading(order, (rows.prompt[left] + least).tolist())
 
-    def adopt(self, move: Move) -> None:
+    def adopt(self, move: WeightTransfer) -> None:
         assert move.update is not None
         with self.queues.turn(seats(move.receiver), rank=move.update.number):
             pass  # This takes no virtual time.
@@ -435,20 +447,20 @@ class SimTransport:
 
     # Time
 
-    def begun(self, order: Order, batches: Sequence[Batch]) -> dict[str, float]:
+    def begun(self, order: NodeRequest, batches: Sequence[Batch]) -> dict[str, float]:
         """Return what passes before the work itself: the request, the model's way back to the devices, the rows' way to
         the group."""
         node, frame, group = order.node, order.frame, order.group
-        predictor, model = self.log.predictor, model_in(node, frame)
+        predictor, model = self.log.predictor, model_used(node, frame)
         spent = {"order": predictor.order(group.name, order.copies).seconds}
         if model is not None:
             with order.shifting() as shift:
                 if shift.wake:
                     spent["onload"] = predictor.onload(model, group.name, node.op, batches).seconds
         sent: dict[str, float] = {}
-        for name in needed(node):
+        for name in read_inputs(node):
             value, kind = frame.values.get(name), frame.types[name]
-            if isinstance(value, Held) and value.where != group.name and not isinstance(kind, Handle):
+            if isinstance(value, FakeRows) and value.where != group.name and not isinstance(kind, Handle):
                 # What is computed for a row travels with it: a token's bytes are those of all of its values.
                 sent[value.where] = max(sent.get(value.where, 0.0), self.fresh(value, order).entries(kind))
         spent["transfer"] = sum(
@@ -458,18 +470,18 @@ class SimTransport:
         )
         return {name: seconds for name, seconds in spent.items() if seconds}
 
-    def fresh(self, value: Held, order: Order) -> Held:
+    def fresh(self, value: FakeRows, order: NodeRequest) -> FakeRows:
         """Return the rows that the group does not have yet; now it has them."""
         sent, key = self.counts_of_step(order.step).sent, (value.name, order.group.name)
-        earlier = sent.get(key, none())
+        earlier = sent.get(key, no_rows())
         new_rows = value.pick(~np.isin(value.numbers, earlier))
         sent[key] = np.concatenate([earlier, new_rows.numbers])
         return new_rows
 
-    def cost(self, order: Order, made: Made, batches: Sequence[Batch]) -> Cost:
+    def cost(self, order: NodeRequest, made: NodeOutput, batches: Sequence[Batch]) -> Cost:
         """Return the cost of the work itself."""
         node, frame = order.node, order.frame
-        model = model_in(node, frame)
+        model = model_used(node, frame)
         if model is None:
             rows = counts_of(node, frame, made)[0]
             if self.plan.runs(code_of(node)) is None:

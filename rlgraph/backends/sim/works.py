@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlgraph.passes.cost.fusing import Fusion
-from rlgraph.passes.pipelines.timetable import WAYS, pieces
+from rlgraph.passes.pipelines.timetable import WAYS, timed_entries
 
 BEGINS = ("order", "onload", "transfer")
 """Parts of a work that come before the work of its model."""
@@ -67,7 +67,7 @@ class Work:
         return self.start > self.fired
 
 
-class Watcher(Protocol):
+class TimelineWatcher(Protocol):
     """What a timeline is drawn by: an observer, a trace."""
 
     def span(
@@ -77,10 +77,10 @@ class Watcher(Protocol):
     def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None: ...
 
 
-class Teller:
+class TimelineWriter:
     """Tells a watcher of works: a slice for each group, and an arrow from what each work waited for."""
 
-    def __init__(self, watcher: Watcher, most: int = 0) -> None:
+    def __init__(self, watcher: TimelineWatcher, most: int = 0) -> None:
         """most: slices of pipelines, stage by stage, that are told of. A pipeline with more slices than are left of
         them is one slice, as all other work."""
         self.watcher, self._left = watcher, most
@@ -110,12 +110,12 @@ class Teller:
                 self.watcher.span(
                     pool, track, work.name, "pipeline", entered, entered + fusion.table.makespan, step=work.step
                 )
-            for piece in pieces(fusion.problem, fusion.lists, fusion.table):
+            for piece in timed_entries(fusion.problem, fusion.lists, fusion.table):
                 name, way = lines[piece.entry.line].model.name, WAYS[piece.entry.part]
                 times = entered + piece.start, entered + piece.end
                 self.watcher.span(pool, tracks[piece.stage], f"{name} {way} {piece.number + 1}", way, *times)
 
 
-def worker(group: str, place: int) -> str:
+def worker_name(group: str, place: int) -> str:
     """Return the name under which one replica of a group does work, or one of its cpus."""
     return f"{group} {place}"

@@ -37,10 +37,12 @@ def numbers_of(values: Sequence[Any], name: str, who: Who, span: Span, dtype: to
         return torch.tensor([bool(value) for value in values], dtype=torch.bool)
     if all(isinstance(value, Integral) for value in values):
         return torch.tensor([int(value) for value in values], dtype=torch.int64)
-    return finite([float(value) for value in values], lambda place: f"`{name}` of {who(place)}", span, dtype, "E0735")
+    return finite_numbers(
+        [float(value) for value in values], lambda place: f"`{name}` of {who(place)}", span, dtype, "E0735"
+    )
 
 
-def finite(values: Sequence[float], what: Who, span: Span, dtype: torch.dtype, code: str = "E0725") -> Tensor:
+def finite_numbers(values: Sequence[float], what: Who, span: Span, dtype: torch.dtype, code: str = "E0725") -> Tensor:
     """Return numbers in the dtype of the run, in which they have to be finite, too. what: names each in a message;
     code: the diagnostic, by default that of what the user's Python returns. Raises RunError."""
     numbers = torch.tensor(values, dtype=dtype)
@@ -135,7 +137,7 @@ def _is_text(expr: Expr, inputs: Mapping[str, Any]) -> bool | None:
     return False
 
 
-def arguments(
+def function_columns(
     data: Sequence[Mapping[str, Any]], rows: Rows, span: Span, takes: Callable[[str], bool]
 ) -> dict[str, list[Any]]:
     """Return the columns of rows of the data, for a function. takes: whether it is given a column of that name.
@@ -146,11 +148,11 @@ def arguments(
     for name in filter(takes, names):
         place = next((place for place, row in enumerate(data) if name not in row), None)
         if place is not None:
-            raise lacks(rows.who(place), name, span, ())
+            raise missing_column(rows.who(place), name, span, ())
     return {name: [row.get(name) for row in data] for name in names}
 
 
-def lacks(who: str, name: str, span: Span, has: Sequence[str]) -> RunError:
+def missing_column(who: str, name: str, span: Span, has: Sequence[str]) -> RunError:
     """Return the error for a row without a column that is asked for: others have it, or none is known to, where `has`
     names the row's own columns."""
     if has:

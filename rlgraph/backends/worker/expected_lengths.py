@@ -6,38 +6,38 @@ from typing import Any
 
 import torch
 
-from rlgraph.backends.executor import Made
+from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.rows import TableData, show_id
-from rlgraph.backends.worker.columns import arguments, numbers_of
+from rlgraph.backends.rows import TableData, row_label
+from rlgraph.backends.worker.columns import function_columns, numbers_of
 from rlgraph.backends.worker.sampling import asked_rows, data_column
 from rlgraph.backends.worker.session import Session
 from rlgraph.ir.graph import Node
-from rlgraph.ops.nodes import attr
+from rlgraph.ops.nodes import attribute_value
 
 
-def expect(node: Node, frame: Frame, session: Session) -> Made:
+def expect(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return a length for each row: by the history of its prompt, a column of its data, or a function of the user's,
     which is called as a reward function is, with empty answers."""
     rows, data, prompts = asked_rows(node, frame, 0)
     lengths: Any
-    if column := attr(node, "column"):
+    if column := attribute_value(node, "column"):
         lengths = data_column(TableData(tuple(data)), column, rows, node)
         lengths = numbers_of(lengths, column, rows.who, node.span, session.dtype).tolist()
-    elif func := attr(node, "func"):
-        columns = arguments(data, rows, node.span, session.functions[func].takes)
+    elif func := attribute_value(node, "func"):
+        columns = function_columns(data, rows, node.span, session.functions[func].takes)
         count = len(prompts)
-        ids = [show_id(row) for row in rows.known]
+        ids = [row_label(row) for row in rows.known]
         lengths = session.functions[func](list(prompts), [""] * count, [[]] * count, columns, ids)
     else:
         lengths = session.history.expected(node.attr("table"), rows.known)
-    return Made({node.outputs[0].name: [float(length) for length in lengths]})
+    return NodeOutput({node.outputs[0].name: [float(length) for length in lengths]})
 
 
-def learn(node: Node, frame: Frame, session: Session) -> Made:
+def learn(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Add the lengths of rows to the history of their prompts."""
     lengths: torch.Tensor = frame.values[node.inputs[0]]
     kind: Any = frame.types[node.inputs[0]]
     rows = frame.rows[kind.axis.key].known
-    session.history.learn(node.attr("table"), rows, lengths.tolist(), attr(node, "samples"))
-    return Made()
+    session.history.learn(node.attr("table"), rows, lengths.tolist(), attribute_value(node, "samples"))
+    return NodeOutput()

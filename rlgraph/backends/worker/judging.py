@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.columns import most_bytes
+from rlgraph.columns import utf8_bytes_bound
 from rlgraph.data import Reader, Row
-from rlgraph.data.base import NO_ROWS, DataSource, Fitted, enough, in_order
-from rlgraph.dsl.columns import Asked, asked
-from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, counted
+from rlgraph.data.base import NO_ROWS, DataSource, TransformedRows, numbered_rows, require_batch
+from rlgraph.dsl.columns import PromptUse, find_prompt_uses
+from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, count_phrase
 from rlgraph.ir.graph import Program
 
 TOO_LONG = "E0748"
@@ -28,7 +28,7 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Limit:
+class PromptLimit:
     """How long the prompts in a column of the data may be."""
 
     column: str
@@ -50,7 +50,7 @@ class Limit:
         return self.most // self.codec.most_tokens_a_byte - 16
 
 
-class Opened(Protocol):
+class OpenedModel(Protocol):
     """A model of the run, or a proxy of one in another process."""
 
     @property
@@ -64,16 +64,18 @@ class Opened(Protocol):
         ...
 
 
-def limits(program: Program, readers: Mapping[str, Reader], models: Mapping[str, Opened]) -> dict[str, list[Limit]]:
+def limits(
+    program: Program, readers: Mapping[str, Reader], models: Mapping[str, OpenedModel]
+) -> dict[str, list[PromptLimit]]:
     """Return how long the prompts of each data source may be, if there is a limit: for each column and tokenizer the
     lowest. A source whose rows come one after the other has none, since it cannot be read ahead."""
     columns = {name: reader.source.columns for name, reader in readers.items()}
-    asks = asked(program, columns)
-    limits_of: dict[str, list[Limit]] = {}
+    asks = find_prompt_uses(program, columns)
+    limits_of: dict[str, list[PromptLimit]] = {}
     for name, reader in readers.items():
         if reader.source.numbers is None:
             continue
-        lowest: dict[tuple[str, str, str], Limit] = {}
+        lowest: dict[tuple[str, str, str], PromptLimit] = {}
         for limit, model in _limits(program, reader.source, [ask for ask in asks if ask.source == name], models):
             key = limit.column, limit.answer, program.original(program.model(model)).name
             if key not in lowest or limit.most < lowest[key].most:
@@ -84,26 +86,26 @@ def limits(program: Program, readers: Mapping[str, Reader], models: Mapping[str,
 
 
 def _limits(
-    program: Program, source: DataSource, asks: Sequence[Asked], models: Mapping[str, Opened]
-) -> Iterator[tuple[Limit, str]]:
+    program: Program, source: DataSource, asks: Sequence[PromptUse], models: Mapping[str, OpenedModel]
+) -> Iterator[tuple[PromptLimit, str]]:
     """Yield each limit with the name of the model whose tokens are counted."""
     max_prompt, span = source.max_prompt, source.spec.at("max_prompt")
     for ask in asks:
         codec = models[ask.model].engine.codec
         if max_prompt is not None:
-            yield Limit(ask.column, codec, max_prompt, span), ask.model
+            yield PromptLimit(ask.column, codec, max_prompt, span), ask.model
         # A program that leaves rows out may leave out those that are too long.
         longest = None if ask.chosen else models[ask.model].longest
         if longest is not None:
             most = longest - ask.node.attr("max_tokens", 0)
-            yield Limit(ask.column, codec, most, ask.node.span, ask.model, longest, ask.answer), ask.model
+            yield PromptLimit(ask.column, codec, most, ask.node.span, ask.model, longest, ask.answer), ask.model
     if max_prompt is not None and not asks and program.models:
         # Prompts that no model is asked are encoded, with the tokenizer of the first model.
         first = program.models[0].name
-        yield Limit("prompt", models[first].engine.codec, max_prompt, span), first
+        yield PromptLimit("prompt", models[first].engine.codec, max_prompt, span), first
 
 
-def judge(readers: Mapping[str, Reader], limits: Mapping[str, Sequence[Limit]], note: Note) -> list[str]:
+def apply_limits(readers: Mapping[str, Reader], limits: Mapping[str, Sequence[PromptLimit]], note: Note) -> list[str]:
     """Apply the limits of each data source, by name. Returns what was left out or cut, a sentence for each source.
     Raises `ProgramError`, with an error for each source whose rows are too long."""
     sentences: list[str] = []
@@ -119,7 +121,7 @@ def judge(readers: Mapping[str, Reader], limits: Mapping[str, Sequence[Limit]], 
     return sentences
 
 
-def _judge(reader: Reader, limits: Sequence[Limit], note: Note) -> list[str]:
+def _judge(reader: Reader, limits: Sequence[PromptLimit], note: Note) -> list[str]:
     """Apply the limits of one data source."""
     source, name = reader.source, reader.name
     assert source.numbers is not None
@@ -127,7 +129,7 @@ def _judge(reader: Reader, limits: Sequence[Limit], note: Note) -> list[str]:
     rows = sorted({number for lengths in longer.values() for number in lengths})
     if not rows:
         return []
-    share = f"{len(rows):,} of the {counted(len(source.numbers), 'row')} of `{name}`"
+    share = f"{len(rows):,} of the {count_phrase(len(source.numbers), 'row')} of `{name}`"
     if source.overlong == "drop":
         left = set(rows)
         rows_left = [number for number in source.numbers if number not in left]
@@ -135,11 +137,12 @@ def _judge(reader: Reader, limits: Sequence[Limit], note: Note) -> list[str]:
             message = f"the prompts of all rows of `{name}` are too long, and none is left"
             hint = "take a model of a longer context, fewer `max_tokens`, a larger `max_prompt`, or `overlong=cut`"
             raise ProgramError(Diagnostic(NO_ROWS, message, source.spec.span, hint))
-        reader.source = enough(replace(source, kept=rows_left), f"`{name}`, without {share},")
+        reader.source = require_batch(replace(source, kept=rows_left), f"`{name}`, without {share},")
         return [f"left out {share}: their prompts are too long"]
     if source.overlong == "cut":
         rules = {limit: frozenset(lengths) for limit, lengths in longer.items()}
-        reader.source = replace(source, rows=Fitted(source.rows, lambda number, row: _cut(name, rules, number, row)))  # type: ignore[arg-type]
+        shortened = TransformedRows(source.rows, lambda number, row: _cut(name, rules, number, row))  # type: ignore[arg-type]
+        reader.source = replace(source, rows=shortened)
         for number in rows:
             reader.source.rows[number]  # type: ignore[index]  # Prompts that cannot be cut raise now.
         return [f"cut the prompts of {share}, which are too long"]
@@ -147,7 +150,7 @@ def _judge(reader: Reader, limits: Sequence[Limit], note: Note) -> list[str]:
     raise ProgramError(_too_long(name, limit, lengths, share))
 
 
-def _may_be_longer(source: DataSource, limit: Limit) -> bool:
+def _may_be_longer(source: DataSource, limit: PromptLimit) -> bool:
     """Whether the rows have to be read: the longest text of the column may be too long."""
     longest = 0
     for name in filter(None, (limit.column, limit.answer)):
@@ -158,7 +161,7 @@ def _may_be_longer(source: DataSource, limit: Limit) -> bool:
     return longest > limit.fits_unread
 
 
-def _longer(source: DataSource, name: str, limit: Limit, note: Note) -> dict[int, int]:
+def _longer(source: DataSource, name: str, limit: PromptLimit, note: Note) -> dict[int, int]:
     """Return the numbers of the rows that are too long, and how many tokens their prompts have."""
     assert source.numbers is not None
     lengths: dict[int, int] = {}
@@ -166,18 +169,18 @@ def _longer(source: DataSource, name: str, limit: Limit, note: Note) -> dict[int
         for number, tokens in zip(part, _tokens(name, limit, part), strict=True):
             if tokens > limit.most:
                 lengths[number] = tokens
-        note(f"counting the tokens of `{name}`: {done:,} of {counted(len(source.numbers), 'row')}")
+        note(f"counting the tokens of `{name}`: {done:,} of {count_phrase(len(source.numbers), 'row')}")
     return lengths
 
 
-def _parts(source: DataSource, limit: Limit) -> Iterator[tuple[dict[int, tuple[Any, str]], int]]:
+def _parts(source: DataSource, limit: PromptLimit) -> Iterator[tuple[dict[int, tuple[Any, str]], int]]:
     """Yield prompts to count, with the answers that follow them, by the number of their row, so many at a time; and how
     many rows were read."""
     assert source.numbers is not None
     part: dict[int, tuple[Any, str]] = {}
-    for done, (number, row) in enumerate(in_order(source), 1):
+    for done, (number, row) in enumerate(numbered_rows(source), 1):
         prompt, answer = row.get(limit.column), _answer(limit, row)
-        size = most_bytes(prompt) + most_bytes(answer) if isinstance(prompt, str) else None
+        size = utf8_bytes_bound(prompt) + utf8_bytes_bound(answer) if isinstance(prompt, str) else None
         if isinstance(prompt, list) or size is not None and size > limit.fits_unread:
             part[number] = prompt, answer
         if len(part) == _PROMPTS_AT_A_TIME or done == len(source.numbers):
@@ -185,18 +188,18 @@ def _parts(source: DataSource, limit: Limit) -> Iterator[tuple[dict[int, tuple[A
             part = {}
 
 
-def _answer(limit: Limit, row: Row) -> str:
+def _answer(limit: PromptLimit, row: Row) -> str:
     """Return what follows a row's prompt; nothing, where the model makes it."""
     answer = row.get(limit.answer) if limit.answer else ""
     return answer if isinstance(answer, str) else ""
 
 
-def _answer_tokens(limit: Limit, answer: str) -> int:
+def _answer_tokens(limit: PromptLimit, answer: str) -> int:
     """Return the number of tokens of what follows a prompt."""
     return len(limit.codec.encode_response(answer)) if limit.answer else 0
 
 
-def _tokens(name: str, limit: Limit, part: Mapping[int, tuple[Any, str]]) -> list[int]:
+def _tokens(name: str, limit: PromptLimit, part: Mapping[int, tuple[Any, str]]) -> list[int]:
     """Return the number of tokens of each prompt, with what follows it."""
     try:
         prompts = limit.codec.prompt_lengths([prompt for prompt, _ in part.values()])
@@ -208,7 +211,7 @@ def _tokens(name: str, limit: Limit, part: Mapping[int, tuple[Any, str]]) -> lis
         return [_tokens_of_row(name, limit, number, *texts) for number, texts in part.items()]
 
 
-def _tokens_of_row(name: str, limit: Limit, number: int, prompt: Any, answer: str) -> int:
+def _tokens_of_row(name: str, limit: PromptLimit, number: int, prompt: Any, answer: str) -> int:
     """Return the number of tokens of one prompt. Raises ProgramError where it cannot be used."""
     try:
         return len(limit.codec.encode_prompt(prompt)) + _answer_tokens(limit, answer)
@@ -217,17 +220,17 @@ def _tokens_of_row(name: str, limit: Limit, number: int, prompt: Any, answer: st
         raise ProgramError(Diagnostic("E0731", message, limit.span)) from None
 
 
-def _too_long(name: str, limit: Limit, lengths: Mapping[int, int], share: str) -> Diagnostic:
+def _too_long(name: str, limit: PromptLimit, lengths: Mapping[int, int], share: str) -> Diagnostic:
     """Return the error for prompts that are too long."""
     number, tokens = next(iter(lengths.items()))
     more = f" ({share} are too long)" if len(lengths) > 1 else ""
-    row_length = f"the prompt of {name} row {number} has {counted(tokens, 'token')}"
+    row_length = f"the prompt of {name} row {number} has {count_phrase(tokens, 'token')}"
     ways = f"say what becomes of such rows, with `overlong=drop` or `overlong=cut` in `data {name}`"
     if not limit.model:
         message = f"{row_length}, more than the {limit.most:,} of `max_prompt`{more}"
         return Diagnostic(TOO_LONG, message, limit.span, ways)
     if limit.answer:
-        row_length = f"{name} row {number} has {counted(tokens, 'token')} in `{limit.column}` and `{limit.answer}`"
+        row_length = f"{name} row {number} has {count_phrase(tokens, 'token')} in `{limit.column}` and `{limit.answer}`"
         message = f"{row_length}, more than the {limit.longest:,} that a row of `{limit.model}` may have{more}"
         return Diagnostic(TOO_LONG, message, limit.span, ways)
     room = limit.longest - limit.most
@@ -238,7 +241,7 @@ def _too_long(name: str, limit: Limit, lengths: Mapping[int, int], share: str) -
     return Diagnostic(TOO_LONG, message, limit.span, f"lower `max_tokens`, or {ways}")
 
 
-def _cut(name: str, rules: Mapping[Limit, frozenset[int]], number: int, row: Row) -> Row:
+def _cut(name: str, rules: Mapping[PromptLimit, frozenset[int]], number: int, row: Row) -> Row:
     """Return a row whose prompts are cut."""
     for limit, numbers in rules.items():
         if number in numbers:
@@ -250,7 +253,7 @@ def _cut(name: str, rules: Mapping[Limit, frozenset[int]], number: int, row: Row
     return row
 
 
-def _shortened(name: str, limit: Limit, number: int, prompt: Any, following: int) -> Any:
+def _shortened(name: str, limit: PromptLimit, number: int, prompt: Any, following: int) -> Any:
     """Return a prompt without its beginning; of messages, without that of the last one that the user wrote. following:
     tokens of what follows."""
     place = None
@@ -268,7 +271,9 @@ def _shortened(name: str, limit: Limit, number: int, prompt: Any, following: int
         return len(limit.codec.encode_prompt(cut_at(start))) + following <= limit.most
 
     if not isinstance(text, str) or not fits(len(text)):
-        message = f"the prompt of {name} row {number} cannot be cut to {counted(limit.most, 'token')}: what is not the "
+        message = (
+            f"the prompt of {name} row {number} cannot be cut to {count_phrase(limit.most, 'token')}: what is not the "
+        )
         message += "text of its last message is longer"
         raise RunError(Diagnostic(TOO_LONG, message, limit.span, "leave such rows out: `overlong=drop`"))
     low, high = 0, len(text)

@@ -13,27 +13,27 @@ from torch import Tensor
 
 from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.executor import Made
+from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.lowering.lower import Lowered, lower
-from rlgraph.backends.rows import Rows, TableData, pick, show_id
-from rlgraph.backends.selection import selected
+from rlgraph.backends.lowering.lower import LoweredNode, lower
+from rlgraph.backends.rows import Rows, TableData, pick, row_label
+from rlgraph.backends.selection import select_rows
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.columns import Who, arguments, finite, inputs_of, numbers_of
+from rlgraph.backends.worker.columns import Who, finite_numbers, function_columns, inputs_of, numbers_of
 from rlgraph.backends.worker.expected_lengths import expect, learn
 from rlgraph.backends.worker.sampling import data_column, generate, inner_rows, interact
 from rlgraph.backends.worker.session import ModelState, Session, engine_failure, too_long
 from rlgraph.backends.worker.state import assign, lookup, push, sample
 from rlgraph.data import Cursor
-from rlgraph.errors import Diagnostic, RunError, counted
+from rlgraph.errors import Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Apply, Node
 from rlgraph.ir.types import Axis, Table, axis_of
-from rlgraph.ops import NODES, attr
+from rlgraph.ops import NODES, attribute_value
 
-Work = Callable[[Node, Frame, Session], Made]
+Work = Callable[[Node, Frame, Session], NodeOutput]
 
 
-def read(node: Node, frame: Frame, session: Session) -> Made:
+def read(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Read the next rows of a data source."""
     kind = _table(node)
     name = kind.axis.name
@@ -42,10 +42,12 @@ def read(node: Node, frame: Frame, session: Session) -> Made:
     session.notes.add(frame.step, "read", node.name, row_ids)
     made = TableData(tuple(rows))
     assert isinstance(cursor, Cursor)
-    return Made({node.outputs[0].name: made, node.outputs[1].name: cursor}, [Rows(kind.axis, len(rows), None, row_ids)])
+    return NodeOutput(
+        {node.outputs[0].name: made, node.outputs[1].name: cursor}, [Rows(kind.axis, len(rows), None, row_ids)]
+    )
 
 
-def encode(node: Node, frame: Frame, session: Session) -> Made:
+def encode(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Encode prompts and answers with the tokenizer of the first model that is declared."""
     kind = _table(node)
     rows = frame.rows[kind.axis.key]
@@ -65,10 +67,10 @@ def encode(node: Node, frame: Frame, session: Session) -> Made:
     data = tuple({"prompt": prompt, "response": answer} for prompt, answer in zip(prompts, answers, strict=True))
     assert kind.token
     table = TableData(data, tuple(prompts), sequences, {}, owner.model.name)
-    return Made({node.outputs[0].name: table}, [inner_rows(kind.token, sequences.counts().numpy())])
+    return NodeOutput({node.outputs[0].name: table}, [inner_rows(kind.token, sequences.counts().numpy())])
 
 
-def length(node: Node, frame: Frame, session: Session) -> Made:
+def length(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Count the tokens of texts with the tokenizer of the first model that is declared."""
     kind = frame.types[node.inputs[0]]
     texts, axis = frame.values[node.inputs[0]], axis_of(kind)
@@ -82,10 +84,10 @@ def length(node: Node, frame: Frame, session: Session) -> Made:
         counts = codec.prompt_lengths(texts)
     except (EngineError, TypeError, KeyError) as error:
         raise engine_failure(node, "the tokens of a column cannot be counted", error) from None
-    return Made({node.outputs[0].name: torch.tensor(counts, dtype=torch.long)})
+    return NodeOutput({node.outputs[0].name: torch.tensor(counts, dtype=torch.long)})
 
 
-def column(node: Node, frame: Frame, session: Session) -> Made:
+def column(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return a column of a table."""
     kind = frame.types[node.inputs[0]]
     assert isinstance(kind, Table)
@@ -95,7 +97,7 @@ def column(node: Node, frame: Frame, session: Session) -> Made:
         values = (session.versions.at(table.owner, frame.step) - table.columns["version"]).clamp(min=0)
     else:
         values = column_of(node, table, session, frame.rows[kind.axis.key])
-    return Made({node.outputs[0].name: values})
+    return NodeOutput({node.outputs[0].name: values})
 
 
 def column_of(node: Node, table: TableData, session: Session, rows: Rows | None = None) -> Any:
@@ -130,7 +132,7 @@ def sequences_for(node: Node, frame: Frame, session: Session) -> tuple[Any, Sequ
         kind = frame.types[node.inputs[1]]
         assert isinstance(kind, Table)
         who, tokens = frame.rows[kind.axis.key].who(place), int(sequences.lengths[place])
-        raise too_long(node, f"{who} has {counted(tokens, 'token')}, and is", tokens, state, longest)
+        raise too_long(node, f"{who} has {count_phrase(tokens, 'token')}, and is", tokens, state, longest)
     return state.engine, sequences
 
 
@@ -159,22 +161,22 @@ def _in_tokens_of_model(node: Node, frame: Frame, session: Session) -> tuple[Mod
     return state, Sequences.from_pairs([p for p, _ in pairs], [t for _, t in pairs])
 
 
-def options(node: Node) -> dict[str, Any]:
+def call_options(node: Node) -> dict[str, Any]:
     """Return the attributes of a node that its model is given beside its rows."""
-    return {attribute.name: attr(node, attribute.name) for attribute in NODES[node.op].attributes}
+    return {attribute.name: attribute_value(node, attribute.name) for attribute in NODES[node.op].attributes}
 
 
-def forward(node: Node, frame: Frame, session: Session) -> Made:
+def forward(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Do `logprobs`, `entropy`, `values` or `score`: with a gradient exactly inside `train`."""
     engine, sequences = sequences_for(node, frame, session)
     try:
-        value = getattr(engine, node.op)(sequences, **options(node))
+        value = getattr(engine, node.op)(sequences, **call_options(node))
     except EngineError as error:
         raise engine_failure(node, f"`{node.op}` failed", error) from None
-    return Made({node.outputs[0].name: value.to("cpu", session.dtype)})
+    return NodeOutput({node.outputs[0].name: value.to("cpu", session.dtype)})
 
 
-def call(node: Node, frame: Frame, session: Session) -> Made:
+def call(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Call a Python function of the user's, with the signature that reward functions have elsewhere."""
     table: TableData = frame.values[node.inputs[0]]
     kind = frame.types[node.inputs[0]]
@@ -184,26 +186,28 @@ def call(node: Node, frame: Frame, session: Session) -> Made:
     ids = table.sequences.scored_rows()
     function, own_columns = session.functions[node.attr("func")], node.attr("names")
     takes: Callable[[str], bool] = lambda name: name not in own_columns and function.takes(name)  # noqa: E731
-    columns: dict[str, Any] = arguments(table.data, rows, node.span, takes)
+    columns: dict[str, Any] = function_columns(table.data, rows, node.span, takes)
     for name, source in zip(node.attr("names"), node.inputs[1:], strict=True):
         value, source_type = frame.values[source], frame.types[source]
         if source_type.axis.key != kind.axis.key:  # type: ignore[union-attr]
             value = pick(value, frame.index(kind.axis.key, source_type.axis.key))  # type: ignore[union-attr]
         columns[name] = value.tolist() if isinstance(value, Tensor) else value
-    shown = [show_id(row) for row in rows.known]
+    shown = [row_label(row) for row in rows.known]
     func = node.attr("func")
     groups = None if kind.axis.parent is None else frame.index(kind.axis.key, kind.axis.root.key).tolist()
     returned = function(list(table.prompts), [codec.decode(row) for row in ids], ids, columns, shown, groups)
-    rewards = finite(returned, lambda place: f"what `{func}` gives for {rows.who(place)}", node.span, session.dtype)
-    return Made({node.outputs[0].name: rewards})
+    rewards = finite_numbers(
+        returned, lambda place: f"what `{func}` gives for {rows.who(place)}", node.span, session.dtype
+    )
+    return NodeOutput({node.outputs[0].name: rewards})
 
 
 @cache
-def _lowered(node: Node) -> Lowered:
+def _lowered(node: Node) -> LoweredNode:
     return lower(node)
 
 
-def tensor(node: Node, frame: Frame, session: Session) -> Made:
+def tensor(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Compute tensor mathematics."""
     raw = {name: frame.values[name] for name in node.inputs}
     values = inputs_of(node, raw, {name: _who(frame, name) for name in node.inputs}, session.dtype)
@@ -225,7 +229,7 @@ def tensor(node: Node, frame: Frame, session: Session) -> Made:
             # A chosen row is given by its place in its group, which is the same in every slice and block.
             starts = torch.from_numpy(_starts(frame, expr.args[0].type.axis, expr.type.axis))
             results[value.name] = torch.where(results[value.name] < 0, -1, results[value.name] - starts)
-    return Made(results)
+    return NodeOutput(results)
 
 
 @dataclass(frozen=True)
@@ -255,14 +259,14 @@ def _who(frame: Frame, name: str) -> Who:
     return frame.rows[axis.key].who if axis else lambda place: f"row {place}"
 
 
-def size(node: Node, frame: Frame, session: Session) -> Made:
+def size(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return the number of rows of an axis."""
-    return Made({node.outputs[0].name: frame.size(node.attr("axis"))})
+    return NodeOutput({node.outputs[0].name: frame.size(node.attr("axis"))})
 
 
-def keep(node: Node, frame: Frame, session: Session) -> Made:
+def keep(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Keep the rows of an axis where a condition holds; they are the rows of new axes."""
-    return selected(node, frame, chosen_places(node, frame, session))
+    return select_rows(node, frame, chosen_places(node, frame, session))
 
 
 def chosen_places(node: Node, frame: Frame, session: Session) -> np.ndarray:
@@ -313,9 +317,9 @@ def _soonest_places(node: Node, frame: Frame, session: Session) -> tuple[str, np
     return axis, np.argsort(longest, kind="stable")
 
 
-def choose(node: Node, frame: Frame, session: Session) -> Made:
+def choose(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Do `pick`: one row of each group."""
-    made = selected(node, frame, chosen_places(node, frame, session))
+    made = select_rows(node, frame, chosen_places(node, frame, session))
     table, kind = made.values[node.name], _table(node)
     assert kind.token
     made.rows.append(inner_rows(kind.token, table.sequences.counts().numpy()))
@@ -344,11 +348,11 @@ def _picked_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.
     return kind.axis.key, places
 
 
-def update(node: Node, frame: Frame, session: Session) -> Made:
+def update(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Give a model another's weights, or move it towards them."""
     target, source = (frame.values[name] for name in node.inputs)
     take_over(node, frame.step, session, target, source)
-    return Made({node.outputs[0].name: target})
+    return NodeOutput({node.outputs[0].name: target})
 
 
 def take_over(node: Node, step: Step, session: Session, target: str, source: str) -> None:
@@ -364,10 +368,10 @@ def take_over(node: Node, step: Step, session: Session, target: str, source: str
         raise engine_failure(node, "the weights do not fit", error) from None
 
 
-def report(node: Node, frame: Frame, session: Session) -> Made:
+def report(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return the named metrics."""
     named = zip(node.attr("names"), node.inputs, strict=True)
-    return Made(metrics={name: float(frame.values[source]) for name, source in named})
+    return NodeOutput(metrics={name: float(frame.values[source]) for name, source in named})
 
 
 def _table(node: Node) -> Table:
@@ -412,6 +416,6 @@ WORK: dict[str, Work] = {
 }
 
 
-def work(node: Node, frame: Frame, session: Session) -> Made:
+def do_work(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Do the work of one node on the rows of a frame."""
     return WORK[node.op](node, frame, session)

@@ -12,26 +12,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import Admission, EngineError, Generation, Refresh, Sampling, State, Streams
-from rlgraph.backends.engines.first_done import first_ended, taken
+from rlgraph.backends.engines.base import Admission, EngineError, Generation, Sampling, State, Streams, WeightRefresh
+from rlgraph.backends.engines.first_done import select_first, taken
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.executor import Made
+from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.recording import Replay
-from rlgraph.backends.rows import RowId, Rows, TableData, show_id
+from rlgraph.backends.rows import RowId, Rows, TableData, row_label
 from rlgraph.backends.step import Step
-from rlgraph.backends.versions import Runs, joined
-from rlgraph.backends.worker.columns import finite, lacks
+from rlgraph.backends.versions import Runs, merge_runs
+from rlgraph.backends.worker.columns import finite_numbers, missing_column
 from rlgraph.backends.worker.session import ModelState, Session, engine_failure, too_long
-from rlgraph.errors import Diagnostic, RunError, counted
+from rlgraph.errors import Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Node
 from rlgraph.ir.steps import oldest
 from rlgraph.ir.types import OLDEST, Axis, Table
-from rlgraph.ops.nodes import expected_of, rows_each, work_of
+from rlgraph.ops.nodes import expected_lengths_of, rows_per_input, work_of
 from rlgraph.user_code import Environment, Episode
 
 
-def generate(node: Node, frame: Frame, session: Session) -> Made:
+def generate(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Sample `n` answers for each row of a table or a text column, or those of them that end first."""
     size = asked_rows(node, frame)[0].size
     [(_, _, made)] = generate_parts(node, frame, session, [size])
@@ -40,18 +40,18 @@ def generate(node: Node, frame: Frame, session: Session) -> Made:
 
 def generate_parts(
     node: Node, frame: Frame, session: Session, sizes: Sequence[int]
-) -> Iterator[tuple[int, Rows, Made]]:
+) -> Iterator[tuple[int, Rows, NodeOutput]]:
     """Do `generate` for the first `sizes[0]` rows, for the next `sizes[1]`, and so on. Yields each part when it is
     done: its number, and the rows that were asked, counted in the part as everything in it is."""
     model = session.models[frame.values[node.inputs[0]]]
     parents, data, prompts = asked_rows(node, frame)
     kind = _kind(node)
-    count, answers = node.attr("n"), rows_each(node)
+    count, answers = node.attr("n"), rows_per_input(node)
     ids = _ids(parents, count)
     encoded = _encoded(node, model, prompts, parents)
     weights, version = _weights(node, frame, session, model)
     keys = frame.step.row_keys(node.attr("key"), ids)
-    expected = frame.values[expected_of(node)] if expected_of(node) else None
+    expected = frame.values[expected_lengths_of(node)] if expected_lengths_of(node) else None
     how = _sampling(node, model), weights, version, _refresh(node, frame), frame.admission, expected
     sampler = _Sampler(node, frame.step, session, model, None, count, *how)
     bounds = list(pairwise(accumulate(sizes, initial=0)))
@@ -71,14 +71,14 @@ def generate_parts(
         yield number, part, _made(node, kind, part, row_ids, table, answers)
 
 
-def sampled_tokens(node: Node, made: Made) -> int:
+def sampled_tokens(node: Node, made: NodeOutput) -> int:
     """Return how many tokens a node sampled."""
     return int(made.values[node.name].sequences.scored.sum()) if work_of(node.op) == "generates" else 0
 
 
-def longest_answers(node: Node, made: Made) -> tuple[int, ...]:
+def longest_answers(node: Node, made: NodeOutput) -> tuple[int, ...]:
     """Return for each row that was asked the tokens of the longest of its answers; 0 where one was given up."""
-    counts = made.values[node.name].sequences.counts().view(-1, rows_each(node))
+    counts = made.values[node.name].sequences.counts().view(-1, rows_per_input(node))
     longest = counts.max(1).values * (counts.min(1).values > 0)
     return tuple(longest.tolist())
 
@@ -115,7 +115,9 @@ def data_column(table: TableData, name: str, rows: Rows | None, node: Node) -> t
     for place, row in enumerate(table.data):
         if name not in row:
             others = any(name in other_row for other_row in table.data)
-            raise lacks(rows.who(place) if rows else f"row {place}", name, node.span, () if others else tuple(row))
+            raise missing_column(
+                rows.who(place) if rows else f"row {place}", name, node.span, () if others else tuple(row)
+            )
     return tuple(row[name] for row in table.data)
 
 
@@ -143,7 +145,7 @@ def _encoded(node: Node, model: ModelState, prompts: Sequence[Any], parents: Row
             raise engine_failure(node, f"the prompt of {who} cannot be used", error) from None
         longest, most = model.longest, node.attr("max_tokens")
         if longest is not None and len(encoded[-1]) + most > longest:
-            asked = f"the prompt of {who} has {counted(len(encoded[-1]), 'token')}"
+            asked = f"the prompt of {who} has {count_phrase(len(encoded[-1]), 'token')}"
             asked = f"{asked}: with the {most:,} of `max_tokens` more it is"
             raise too_long(node, asked, len(encoded[-1]) + most, model, longest)
     return encoded
@@ -191,7 +193,7 @@ def _newest(node: Node, frame: Frame, session: Session, model: ModelState) -> in
     return session.versions.at(model.model.name, frame.step, 1 + node.attr("lag", 0))
 
 
-def _refresh(node: Node, frame: Frame) -> Refresh | None:
+def _refresh(node: Node, frame: Frame) -> WeightRefresh | None:
     """Return where newer weights come from while a node samples, no more often than the program lets them."""
     return _RefreshAtTurns(frame.refresh) if frame.refresh and node.attr("span") == "turn" else frame.refresh
 
@@ -200,7 +202,7 @@ class _RefreshAtTurns:
     """Newer weights that come before the first token that is asked for with it, and before no other one: a turn is of
     one version."""
 
-    def __init__(self, inner: Refresh) -> None:
+    def __init__(self, inner: WeightRefresh) -> None:
         self._inner, self._begun = inner, False
 
     @property
@@ -254,7 +256,7 @@ class _Sampler:
     weights: State | None
     version: int
     """The version of the weights that the engine samples with."""
-    refresh: Refresh | None
+    refresh: WeightRefresh | None
     """Where newer weights come from meanwhile."""
     admission: Admission | None = None
     """How the rows come among those of other work."""
@@ -298,7 +300,7 @@ class _Sampler:
             parts = cast(Streams, engine).parts(asked, self.count, self.sampling, keys, sizes, **engine_options)
         for number, made in parts:
             all_wanted = self.admission is None or self.admission.limit is None
-            kept = first_ended(made, self.count, self.sampling, all_wanted)
+            kept = select_first(made, self.count, self.sampling, all_wanted)
             made = taken(made, kept)
             yield number, kept, made, _runs(made, self.version if self.refresh is None else self.refresh.version)
 
@@ -316,7 +318,7 @@ class _Sampler:
         made, runs = replay.read(self.node, step, self.turn, rows, asked)
         if len(rows) < len(ids) or not self.sampling.first:
             return kept, made, runs
-        chosen = first_ended(made, self.count, self.sampling)
+        chosen = select_first(made, self.count, self.sampling)
         return chosen, taken(made, chosen), [runs[place] for place in chosen.tolist()]
 
 
@@ -332,7 +334,7 @@ def _made(
     table: TableData,
     count: int,
     turns: np.ndarray | None = None,
-) -> Made:
+) -> NodeOutput:
     """Return the table, and the rows of the axes that it brings."""
     rows: list[Rows] = []
     if kind.axis.key != parents.axis.key:
@@ -342,7 +344,7 @@ def _made(
     rows.append(inner_rows(kind.token, table.sequences.counts().numpy()))
     if kind.turn and turns is not None:
         rows.append(inner_rows(kind.turn, turns))
-    return Made({node.outputs[0].name: table}, rows)
+    return NodeOutput({node.outputs[0].name: table}, rows)
 
 
 def inner_rows(axis: Axis, counts: np.ndarray) -> Rows:
@@ -350,7 +352,7 @@ def inner_rows(axis: Axis, counts: np.ndarray) -> Rows:
     return Rows(axis, int(counts.sum()), np.repeat(np.arange(counts.shape[0]), counts))
 
 
-def interact(node: Node, frame: Frame, session: Session) -> Made:
+def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Play `n` episodes for each row: the model acts, the environment answers, tokens in are tokens out.
 
     An episode is its prompt, the first observation, an action, an observation, ... Only actions carry loss. It ends
@@ -368,7 +370,7 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
     rows, asked = _repeat(data, count), _repeat(prompts, count)
     environment = session.environments[node.attr("env")]
     episodes = [_Episode(list(started[place // count])) for place in range(len(ids))]
-    games = [environment(show_id(row)) for row in ids]
+    games = [environment(row_label(row)) for row in ids]
     try:
         first = environment.together([partial(game.reset, row) for game, row in zip(games, rows, strict=True)])
         for text, episode in zip(first, episodes, strict=True):
@@ -382,7 +384,7 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
         for game in games:
             game.close()
     # Where there was no room for an action nothing was sampled, and nothing recorded.
-    runs = [joined(e.versions) or ((_newest(node, frame, session, model), 0),) for e in episodes]
+    runs = [merge_runs(e.versions) or ((_newest(node, frame, session, model), 0),) for e in episodes]
     session.notes.add(frame.step, "sampled", node.attr("key"), ids, runs)
     sequences = Sequences.from_lists([e.tokens for e in episodes], [e.scored for e in episodes])
     turns = np.array([len(e.rewards) for e in episodes], dtype=np.int64)
@@ -392,7 +394,9 @@ def interact(node: Node, frame: Frame, session: Session) -> Made:
         "logprobs": torch.tensor([p for e in episodes for p in e.logprobs], dtype=session.dtype),
         "finished": torch.tensor([e.over for e in episodes], dtype=torch.bool),
         **_versions(runs, kind),
-        "reward": finite(rewards, lambda place: f"a reward of {show_id(owners[place])}", node.span, session.dtype),
+        "reward": finite_numbers(
+            rewards, lambda place: f"a reward of {row_label(owners[place])}", node.span, session.dtype
+        ),
         "turns": torch.from_numpy(turns),
     }
     table = TableData(rows, asked, sequences, columns, model.model.name)

@@ -11,46 +11,49 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError, Keeps, State
+from rlgraph.backends.engines.base import EngineError, KeepsMoments, State
 from rlgraph.backends.engines.moments import MASTER, Moments
 from rlgraph.backends.engines.optimizer import STEP
-from rlgraph.backends.engines.stored import Stored, View, chosen, extents, write
-from rlgraph.backends.engines.weights import Weights, fill, locals_of
-from rlgraph.backends.saved import SavedModel, undamaged
+from rlgraph.backends.engines.stored import StoredTensors, TensorView, full_boxes, select_views, write_tensors
+from rlgraph.backends.engines.weights import WeightSource, fill_tensors, locals_of
+from rlgraph.backends.saved import SavedModel, checking_damage
 from rlgraph.backends.worker.session import ModelState
 from rlgraph.digests import Digests
-from rlgraph.ir.layout import Box, Local
+from rlgraph.ir.layout import Box, LocalTensor
 from rlgraph.ir.transfer import TensorBox
-from rlgraph.passes.resharding.owners import owners
+from rlgraph.passes.resharding.owners import divide_writing
 
 MOMENTS = "moments"
 
 
 @dataclass(frozen=True)
-class Stock:
+class ModelPart:
     """What a process has of a model, layer by layer."""
 
     updates: int
     changed: int
     """The last step that changed the weights; 0: they are as they were loaded."""
     past: tuple[int, ...]
-    weights: tuple[Local, ...]
-    moments: tuple[Local, ...]
+    weights: tuple[LocalTensor, ...]
+    moments: tuple[LocalTensor, ...]
 
 
-def parts(stocks: Sequence[Stock]) -> list[Part]:
+def parts(stocks: Sequence[ModelPart]) -> list[WrittenBoxes]:
     """Return what each of these processes writes, so that all of the model is written, and once."""
-    weights, moments = owners([stock.weights for stock in stocks]), owners([stock.moments for stock in stocks])
-    whole_of = extents(stock.weights for stock in stocks)
+    weights, moments = (
+        divide_writing([stock.weights for stock in stocks]),
+        divide_writing([stock.moments for stock in stocks]),
+    )
+    whole_of = full_boxes(stock.weights for stock in stocks)
     marks = [f"-rank{rank:05d}" for rank in range(len(stocks))] if len(stocks) > 1 else [""]
     return [
-        Part(w, m, {name: whole_of[name] for name, _ in (*w, *m)}, mark)
+        WrittenBoxes(w, m, {name: whole_of[name] for name, _ in (*w, *m)}, mark)
         for w, m, mark in zip(weights, moments, marks, strict=True)
     ]
 
 
 @dataclass(frozen=True)
-class Part:
+class WrittenBoxes:
     """What a process writes of a model: boxes of global tensors."""
 
     weights: Sequence[TensorBox]
@@ -62,18 +65,18 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Left:
+class ModelSnapshot:
     """What a change has left of a model in a process: tensors that the next change writes into. Whatever the engine
     does meanwhile with its own (it computes with older weights in their place, moves its model to the host), they
     refer to what was left."""
 
-    stock: Stock
+    stock: ModelPart
     tensors: Mapping[str, Tensor]
     moments: Moments
     past: Mapping[int, State] = field(default_factory=dict)
 
 
-def left_of(state: ModelState, before: Left | None = None) -> Left:
+def snapshot_of(state: ModelState, before: ModelSnapshot | None = None) -> ModelSnapshot:
     """Return what the last change has left. Called in the thread that works with the engine. before: what an earlier
     change left."""
     weights = {name: weight.detach() for name, weight in state.engine.tensors().items()}
@@ -82,11 +85,11 @@ def left_of(state: ModelState, before: Left | None = None) -> Left:
     kinds = {
         kind: {name: tensor.detach() for name, tensor in tensors.items()} for kind, tensors in moments.kinds.items()
     }
-    stock = Stock(state.updates, state.past.changed, (), layout, moments.layout)
-    return Left(stock, weights, replace(moments, kinds=kinds))
+    stock = ModelPart(state.updates, state.past.changed, (), layout, moments.layout)
+    return ModelSnapshot(stock, weights, replace(moments, kinds=kinds))
 
 
-def hold(state: ModelState, left: Left, number: int) -> Left:
+def hold(state: ModelState, left: ModelSnapshot, number: int) -> ModelSnapshot:
     """Return what step `number` has left, with older weights that later steps may read: until `release` nothing changes
     it. A model that a later step has begun to change is not held, nor one that no step has changed."""
     with state.gate:
@@ -95,23 +98,23 @@ def hold(state: ModelState, left: Left, number: int) -> Left:
     return replace(left, stock=replace(left.stock, changed=changed, past=tuple(sorted(past))), past=past)
 
 
-def release(state: ModelState) -> None:
+def release_model(state: ModelState) -> None:
     """Let steps change a model again."""
     with state.gate:
         state.held = False
         state.gate.notify_all()
 
 
-def stock_of(state: ModelState) -> Stock:
+def model_part(state: ModelState) -> ModelPart:
     """Return what this process has of a model."""
-    return left_of(state).stock
+    return snapshot_of(state).stock
 
 
-def need_same(held: Iterable[Sequence[Local]], saved: SavedModel) -> None:
+def check_same(held: Iterable[Sequence[LocalTensor]], saved: SavedModel) -> None:
     """Check that what was saved is what these ranks have together: raises EngineError where it is not, UsageMistake
     where it is damaged."""
-    with undamaged(saved):
-        boxes, weights = extents(held), Stored(saved.files("weights"))
+    with checking_damage(saved):
+        boxes, weights = full_boxes(held), StoredTensors(saved.files("weights"))
     for name in boxes.keys() ^ {*weights.names}:
         raise EngineError(f"{name} is only {'in the model' if name in boxes else 'among those that were saved'}")
     for name, box in boxes.items():
@@ -122,11 +125,11 @@ def need_same(held: Iterable[Sequence[Local]], saved: SavedModel) -> None:
 
 def moments_of(state: ModelState) -> Moments:
     """Return the moments of an engine; one that trains nothing has none."""
-    return cast(Keeps, state.engine).moments() if hasattr(state.engine, "moments") else Moments()
+    return cast(KeepsMoments, state.engine).moments() if hasattr(state.engine, "moments") else Moments()
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFiles:
     """What a process has written."""
 
     files: Mapping[str, Digests]
@@ -138,16 +141,16 @@ class Written:
 
 
 @torch.no_grad()
-def write_part(state: ModelState, left: Left, place: Path, part: Part) -> Written:
+def write_part(state: ModelState, left: ModelSnapshot, place: Path, part: WrittenBoxes) -> WrittenFiles:
     """Write into a folder of a checkpoint, which need not exist yet, while others read the model."""
     moments, odd, files = left.moments, "", dict[str, Digests]()
     rest = getattr(state.engine, "rest", None)
     reading = nullcontext if rest is None else rest.reading
     kinds = {"weights": left.tensors, **{f"past-{version}": tensors for version, tensors in left.past.items()}}
-    moment_tensors: dict[str, Tensor | View] = {
+    moment_tensors: dict[str, Tensor | TensorView] = {
         f"{kind}:{name}": tensor
         for kind, tensors in moments.kinds.items()
-        for name, tensor in chosen(tensors, moments.layout, part.moments, part.whole_of).items()
+        for name, tensor in select_views(tensors, moments.layout, part.moments, part.whole_of).items()
     }
     # The process that has a parameter's beginning writes how often it was updated.
     first = [name for name, box in part.moments if not any(start for start, _ in box)] if moments.steps else []
@@ -156,22 +159,22 @@ def write_part(state: ModelState, left: Left, place: Path, part: Part) -> Writte
         place.mkdir(parents=True, exist_ok=True)
         for kind, tensors in kinds.items():
             file = place / f"{kind}{part.mark}.safetensors"
-            chosen_weights = chosen(tensors, left.stock.weights, part.weights, part.whole_of)
-            files[file.name], lost = write(file, chosen_weights, reading=reading)
+            chosen_weights = select_views(tensors, left.stock.weights, part.weights, part.whole_of)
+            files[file.name], lost = write_tensors(file, chosen_weights, reading=reading)
             odd = lost or odd
         file = place / f"{MOMENTS}{part.mark}.safetensors"
         # Moments are finite where weights stay so.
-        files[file.name], _ = write(file, moment_tensors, reading=reading, looks=False)
+        files[file.name], _ = write_tensors(file, moment_tensors, reading=reading, looks=False)
     except OSError as error:
-        return Written(files, odd, error.strerror or str(error))
-    return Written(files, odd)
+        return WrittenFiles(files, odd, error.strerror or str(error))
+    return WrittenFiles(files, odd)
 
 
 class _Widest:
     """Narrow weights, read from the wide copies that the optimizer had of them: for an engine that has wide weights
     itself."""
 
-    def __init__(self, narrow: Weights, moments: Stored) -> None:
+    def __init__(self, narrow: WeightSource, moments: StoredTensors) -> None:
         self._narrow, self._wide = narrow, moments.under(MASTER)
         self._copied = {name.removeprefix(f"{MASTER}:") for name in moments.names if name.startswith(f"{MASTER}:")}
 
@@ -183,7 +186,7 @@ class _Widest:
 def read_part(state: ModelState, saved: SavedModel) -> None:
     """Load a model as it was saved, however it was split then. Reads no more than this process has of it. Raises
     EngineError for weights of another model, UsageMistake for files that are not as they were written."""
-    with undamaged(saved):
+    with checking_damage(saved):
         _read_part(state, saved)
 
 
@@ -191,23 +194,23 @@ def _read_part(state: ModelState, saved: SavedModel) -> None:
     engine = state.engine
     tensors_here = engine.tensors()
     layout = locals_of(engine.layout(), tensors_here)
-    moments = Stored(saved.files(MOMENTS))
+    moments = StoredTensors(saved.files(MOMENTS))
     kinds = {name.partition(":")[0] for name in moments.names} - {STEP}
-    weights: Weights = Stored(saved.files("weights"))
+    weights: WeightSource = StoredTensors(saved.files("weights"))
     if MASTER in kinds and any(tensor.itemsize > 2 for tensor in tensors_here.values()):
         weights = _Widest(weights, moments)
-    fill(tensors_here, layout, weights)
+    fill_tensors(tensors_here, layout, weights)
     engine.written()
     if kinds and hasattr(engine, "begin_moments"):
         steps = next((name for name in moments.names if name.startswith(f"{STEP}:")), None)
         new_moments = engine.begin_moments(kinds, 0.0 if steps is None else float(moments.read(steps, ())))
         for kind in kinds & new_moments.kinds.keys():
-            fill(new_moments.kinds[kind], new_moments.layout, moments.under(kind))
+            fill_tensors(new_moments.kinds[kind], new_moments.layout, moments.under(kind))
     state.updates = saved.updates
     # On the device and in the layout of the present weights, whose place they take.
     past = {
         version: {name: torch.empty_like(tensor) for name, tensor in tensors_here.items()} for version in saved.past
     }
     for version, tensors in past.items():
-        fill(tensors, layout, Stored(saved.files(f"past-{version}")))
+        fill_tensors(tensors, layout, StoredTensors(saved.files(f"past-{version}")))
     state.past.restore(saved.changed, past)

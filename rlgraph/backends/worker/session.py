@@ -11,31 +11,40 @@ from typing import Any, cast
 
 import torch
 
-from rlgraph.backends.engines.base import Caches, Embedded, Engine, EngineError, HubError, ModelRefused, NoHead, Rank
+from rlgraph.backends.engines.base import (
+    Embedded,
+    Engine,
+    EngineError,
+    HubError,
+    LimitsCache,
+    ModelRefused,
+    NoHead,
+    Rank,
+)
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
 from rlgraph.backends.enginespec.registry import embedded, opener
-from rlgraph.backends.history import History
-from rlgraph.backends.notes import Notes
+from rlgraph.backends.history import LengthHistory
+from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
-from rlgraph.backends.versions import PastWeights, Versions
-from rlgraph.backends.worker.judging import judge, limits
+from rlgraph.backends.versions import PastWeights, WeightVersions
+from rlgraph.backends.worker.judging import apply_limits, limits
 from rlgraph.catalog.models.adapters import CONFIG, UnsupportedAdapter, adapters_of, find_adapter
-from rlgraph.catalog.models.heads import told
+from rlgraph.catalog.models.heads import missing_head
 from rlgraph.data import Cursor, Reader, check_source, open_source
-from rlgraph.dsl.columns import misused
+from rlgraph.dsl.columns import column_misuses
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
-from rlgraph.ir.graph import Constant, Model, Node, Outside, Program, Record, plain
+from rlgraph.ir.graph import Constant, External, Model, Node, Program, Record, plain
 from rlgraph.ir.plan import Holding
 from rlgraph.ir.types import Handle
-from rlgraph.ops.bases import bases, learnt
+from rlgraph.ops.bases import base_models, is_changed
 from rlgraph.ops.nodes import NODES, model_of
 from rlgraph.user_code import (
     Ask,
-    Away,
     Environment,
     Failure,
+    RemoteWorker,
     RewardFunction,
     Workers,
     open_environment,
@@ -112,7 +121,7 @@ class ModelState:
     def roomier(self, tokens: int) -> Holding | None:
         """Return what the plan would have to say of the model for a row of so many tokens; None where that would not
         help."""
-        return cast(Caches, self.engine).roomier(tokens) if hasattr(self.engine, "roomier") else None
+        return cast(LimitsCache, self.engine).roomier(tokens) if hasattr(self.engine, "roomier") else None
 
 
 OpenEngine = Callable[[Model, ModelSpec, "Session"], Any]
@@ -151,16 +160,16 @@ class Session:
         of this process in a recording."""
         self.spread = spread
         self.program, self.settings = program, settings
-        self.versions = Versions(program)
-        self.bases = bases(program)
-        self.notes = Notes(program)
+        self.versions = WeightVersions(program)
+        self.bases = base_models(program)
+        self.notes = TraceNotes(program)
         self._open_engine = open_engine
         self.workers = Workers()
         self.models: dict[str, ModelState] = {}
         self.readers: dict[str, Reader] = {}
         self.functions: dict[str, RewardFunction] = {}
         self.environments: dict[str, Environment] = {}
-        self.history = History()
+        self.history = LengthHistory()
         self.first: dict[str, Any] = {}
         """Values of things that live across steps, as they are before the first one, by name."""
         self.recorder = Recorder(settings.record, who) if settings.record else None
@@ -171,7 +180,7 @@ class Session:
             self.close()
             raise
 
-    def _open(self, note: Note, wanted: Sequence[Outside]) -> None:
+    def _open(self, note: Note, wanted: Sequence[External]) -> None:
         problems: list[Diagnostic] = []
         for outside in wanted:
             note(f"opening {outside.name}")
@@ -179,7 +188,7 @@ class Session:
                 self._open_outside(outside)
         if not problems:
             columns = {name: reader.source.columns for name, reader in self.readers.items()}
-            problems += misused(self.program, columns, self.functions)
+            problems += column_misuses(self.program, columns, self.functions)
         if problems:
             raise ProgramError(problems)
         for model in self.program.models:
@@ -189,14 +198,14 @@ class Session:
                 self._open_model(model)
         if problems:
             raise ProgramError(problems)
-        self.judged = judge(self.readers, limits(self.program, self.readers, self.models), note)
+        self.judged = apply_limits(self.readers, limits(self.program, self.readers, self.models), note)
         """Sentences on what was done with rows that are too long."""
-        self.dtype = width(self.program)
+        self.dtype = program_dtype(self.program)
         for state in self.program.states:
             self.first[state.name] = {} if state.keyed else torch.tensor(state.initial, dtype=self.dtype)
         self.initial = {state.name: state.initial for state in self.program.states}
 
-    def _open_outside(self, outside: Outside) -> None:
+    def _open_outside(self, outside: External) -> None:
         folders = self.settings.folders
         if outside.kind == "buffer":
             self.first[outside.name] = None
@@ -216,7 +225,7 @@ class Session:
     def reach(self, name: str, asks: Sequence[Ask], caller: int) -> None:
         """Open an environment whose processes are elsewhere. caller: a number for each session that uses them."""
         outside = next(thing for thing in self.program.outside if thing.name == name)
-        away = Workers(lambda code, slot: Away(code, asks[slot], caller))
+        away = Workers(lambda code, slot: RemoteWorker(code, asks[slot], caller))
         self.environments[name] = open_environment(_spec(outside, {"workers": len(asks)}), self.settings.folders, away)
 
     def answer(
@@ -242,7 +251,7 @@ class Session:
                 Diagnostic("E0746", f"`{model.name}` would come out wrong: {error}", _place(model), hint)
             ) from None
         except NoHead as error:
-            raise ProgramError(told(model.name, str(error), _place(model))) from None
+            raise ProgramError(missing_head(model.name, str(error), _place(model))) from None
         except EngineError as error:
             hint = error.hint if isinstance(error, HubError) else "give a folder, a hub name, or `random(...)`"
             raise ProgramError(
@@ -278,7 +287,7 @@ class Session:
         self.workers.close()
 
 
-def _spec(outside: Outside, overrides: Mapping[str, Any]) -> Spec:
+def _spec(outside: External, overrides: Mapping[str, Any]) -> Spec:
     """Return the spec of an outside thing. overrides: options that count, whatever the program says."""
     args, options = outside.record.plain()
     return Spec(outside.record.name, args, {**options, **overrides}, outside.record.span, dict(outside.record.spans))
@@ -290,7 +299,7 @@ def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
     model = program.original(model)
     # A copy is made of what was loaded for its original.
     generates = any(program.original(program.model(name)) is model for name in _generating(program))
-    learns = learnt(program, model)
+    learns = is_changed(program, model)
     adapters = adapters_of(model)
     if not isinstance(model.source, Record):
         source = local_source(str(model.source), folders)
@@ -333,7 +342,7 @@ def _generating(program: Program) -> Iterator[str]:
                 yield cast(Handle, types[model_of(node)]).name
 
 
-def width(program: Program) -> torch.dtype:
+def program_dtype(program: Program) -> torch.dtype:
     """Return the dtype of the program's own numbers: float64 if a model has it."""
     dtypes = {dict(model.options).get("dtype") for model in program.models}
     return torch.float64 if "float64" in dtypes else torch.float32

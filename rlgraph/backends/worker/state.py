@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.ragged import ragged_places
-from rlgraph.backends.executor import Made
+from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import Rows, TableData, join
 from rlgraph.backends.worker.columns import numbers_of
@@ -24,16 +24,16 @@ from rlgraph.ir.types import Table, axis_of
 from rlgraph.ir.types import Tensor as TensorType
 
 
-def lookup(node: Node, frame: Frame, session: Session) -> Made:
+def lookup(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return the number that a state has for each key."""
     entries, keys = (frame.values[name] for name in node.inputs)
     kind: Any = frame.types[node.inputs[0]]
     initial = session.initial[kind.name]
     numbers = [entries.get(key, initial) for key in _keys(entries, keys, node, frame)]
-    return Made({node.outputs[0].name: torch.tensor(numbers, dtype=session.dtype)})
+    return NodeOutput({node.outputs[0].name: torch.tensor(numbers, dtype=session.dtype)})
 
 
-def assign(node: Node, frame: Frame, session: Session) -> Made:
+def assign(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Write into a state, for each key, the mean of its values."""
     entries, keys, values = (frame.values[name] for name in node.inputs)
     sums: dict[Any, list[float]] = {}
@@ -44,7 +44,7 @@ def assign(node: Node, frame: Frame, session: Session) -> Made:
     numbers = [float(value) for value in values.tolist()]
     for key, value in zip(_keys(entries, keys, node, frame), numbers, strict=True):
         sums.setdefault(key, []).append(value)
-    return Made(
+    return NodeOutput(
         {
             node.outputs[0].name: {
                 **entries,
@@ -71,7 +71,7 @@ def _keys(entries: Mapping[Any, float], column: Any, node: Node, frame: Frame) -
     return keys
 
 
-def push(node: Node, frame: Frame, session: Session) -> Made:
+def push(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Put the rows of a table into a buffer, which has one table."""
     buffer, table, *extra = (frame.values[name] for name in node.inputs)
     kind: Any = frame.types[node.inputs[1]]
@@ -86,9 +86,9 @@ def push(node: Node, frame: Frame, session: Session) -> Made:
     full = replace(kind, turn=None, extra=(*kind.extra, *_extra_types(node, frame)))
     table.columns.pop("reward", None)
     table.columns.pop("turns", None)
-    new = Stored(full, table, frame.rows[axis.key].known, lengths[kind.token.key])
+    new = BufferRows(full, table, frame.rows[axis.key].known, lengths[kind.token.key])
     capacity = _capacity(node, session)
-    return Made({node.outputs[0].name: new.after(buffer, capacity)})
+    return NodeOutput({node.outputs[0].name: new.after(buffer, capacity)})
 
 
 def _extra_types(node: Node, frame: Frame) -> list[tuple[str, TensorType]]:
@@ -105,7 +105,7 @@ def _capacity(node: Node, session: Session) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class BufferRows:
     """The rows of a buffer: rows of a table that have left their batch."""
 
     kind: Table
@@ -114,29 +114,29 @@ class Stored:
     lengths: np.ndarray
     """int64: the tokens of each row."""
 
-    def after(self, held: Stored | None, capacity: int) -> Stored:
+    def after(self, held: BufferRows | None, capacity: int) -> BufferRows:
         """Return these rows behind those that were there; the oldest leave."""
         if held is not None:
             table = join([held.table, self.table])
-            joined = Stored(self.kind, table, held.ids + self.ids, np.concatenate([held.lengths, self.lengths]))
+            joined = BufferRows(self.kind, table, held.ids + self.ids, np.concatenate([held.lengths, self.lengths]))
         else:
             joined = self
         over = len(joined.ids) - capacity
         return joined.take(np.arange(over, len(joined.ids))) if over > 0 else joined
 
-    def take(self, places: np.ndarray) -> Stored:
+    def take(self, places: np.ndarray) -> BufferRows:
         """Return some rows."""
         starts = self.lengths.cumsum() - self.lengths
         chosen = {self.kind.axis.key: places}
         if self.kind.token:
             chosen[self.kind.token.key] = ragged_places(starts[places], self.lengths[places])
         table = self.table.take(self.kind, chosen)
-        return Stored(self.kind, table, tuple(self.ids[i] for i in places.tolist()), self.lengths[places])
+        return BufferRows(self.kind, table, tuple(self.ids[i] for i in places.tolist()), self.lengths[places])
 
 
-def sample(node: Node, frame: Frame, session: Session) -> Made:
+def sample(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Sample rows of a buffer without repetition; all of them if it has fewer."""
-    buffer: Stored | None = frame.values[node.inputs[0]]
+    buffer: BufferRows | None = frame.values[node.inputs[0]]
     kind = node.outputs[0].type
     assert isinstance(kind, Table)
     assert buffer is not None, "the checker has seen a push above"
@@ -145,4 +145,4 @@ def sample(node: Node, frame: Frame, session: Session) -> Made:
     taken = buffer.take(np.array(sorted(places), dtype=np.int64))
     assert kind.token
     rows = [Rows(kind.axis, count, None, taken.ids), inner_rows(kind.token, taken.lengths)]
-    return Made({node.outputs[0].name: taken.table}, rows)
+    return NodeOutput({node.outputs[0].name: taken.table}, rows)

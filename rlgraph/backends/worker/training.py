@@ -16,32 +16,32 @@ from torch import Tensor
 
 from rlgraph.backends.engines.base import (
     Accumulates,
-    Beside,
-    Call,
     EngineError,
-    Fuses,
-    HalfChanged,
-    Micro,
+    FusesPipelines,
+    MicroBatch,
+    ModelCall,
     NoRows,
     NotFinite,
+    PartialUpdate,
+    PipelineNeighbours,
     TrainOptions,
 )
 from rlgraph.backends.exchange.link import LinkError
-from rlgraph.backends.executor import Made
+from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame, Places
-from rlgraph.backends.regions import assembled, made_of, run_region
-from rlgraph.backends.rows import show_id
+from rlgraph.backends.regions import assemble_exports, region_output, run_region
+from rlgraph.backends.rows import row_label
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.nodes import options, sequences_for, work
+from rlgraph.backends.worker.nodes import call_options, do_work, sequences_for
 from rlgraph.backends.worker.session import Session, engine_failure
-from rlgraph.errors import listed
+from rlgraph.errors import quoted_list
 from rlgraph.ir.graph import Graph, Node, Record
 from rlgraph.ir.types import Table
 from rlgraph.ops import NODES, table_of
 from rlgraph.ops.optimizers import optimizer_of, settings_of
 
 
-def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> Made:
+def train(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> NodeOutput:
     """Run the body for each micro-batch of the step's unit, and take the step of its gradient.
 
     idle: other replicas of the model have all the rows; this one only takes the same step.
@@ -60,8 +60,8 @@ def train_together(
     frames: Sequence[Frame],
     session: Session,
     idle: Sequence[bool],
-    beside: Beside | None = None,
-) -> list[Made]:
+    beside: PipelineNeighbours | None = None,
+) -> list[NodeOutput]:
     """Do `train` of models that share the stages of a pipeline: the micro-batches of all of them, then the step of
     each. beside: other processes, with other models of the pipeline."""
     bodies = [
@@ -71,26 +71,26 @@ def train_together(
     states = [session.models[body.model] for body in bodies]
     try:
         for state in states:
-            cast(Fuses, state.engine).clear_gradients()
+            cast(FusesPipelines, state.engine).clear_gradients()
             state.odd.clear()
         parts = [(state.engine, body.blocks, body.micro) for state, body in zip(states, bodies, strict=True)]
-        cast(Fuses, states[0].engine).add_together(parts, beside)
+        cast(FusesPipelines, states[0].engine).add_together(parts, beside)
     except LinkError:
         # Another process is to blame.
         raise
     except EngineError as error:
-        names = listed([state.model.name for state in states], "and")
+        names = quoted_list([state.model.name for state in states], "and")
         raise engine_failure(nodes[0], f"training {names} in one pipeline failed", error) from None
     outputs = []
     for node, frame, state, body in zip(nodes, frames, states, bodies, strict=True):
         with _updating(node, body.model, frame, session):
-            cast(Fuses, state.engine).apply_gradients(_options(node), state.updates)
+            cast(FusesPipelines, state.engine).apply_gradients(_options(node), state.updates)
         output = body.made(body.model)
         outputs.append(replace(output, metrics={**output.metrics, **_skipped_metrics(body.model, frame, session)}))
     return outputs
 
 
-def accumulate(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> Made:
+def accumulate(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> NodeOutput:
     """Run the body for each micro-batch of some rows of the step, and add its gradient to that of the rows before.
 
     idle: other replicas of the model have all these rows.
@@ -111,17 +111,17 @@ def accumulate(node: Node, frame: Frame, session: Session, *, idle: bool = False
     return gathered.made(torch.ones(0 if idle else frame.size(axis), dtype=torch.long))
 
 
-def apply(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> Made:
+def apply(node: Node, frame: Frame, session: Session, *, idle: bool = False) -> NodeOutput:
     """Take the step of the gradients that were accumulated, times a number."""
     model, scale = (frame.values[name] for name in node.inputs)
     state = session.models[model]
     state.gathers = None
     with _updating(node, model, frame, session):
         cast(Accumulates, state.engine).apply_gradients(_options(node), state.updates, float(scale))
-    return Made({node.outputs[0].name: model}, metrics=_skipped_metrics(model, frame, session))
+    return NodeOutput({node.outputs[0].name: model}, metrics=_skipped_metrics(model, frame, session))
 
 
-TRAINING: Mapping[str, Callable[..., Made]] = {"train": train, "accumulate": accumulate, "apply": apply}
+TRAINING: Mapping[str, Callable[..., NodeOutput]] = {"train": train, "accumulate": accumulate, "apply": apply}
 """The functions of operations that train; each takes `idle`, beside what all work takes."""
 
 
@@ -145,7 +145,7 @@ def _updating(node: Node, model: str, frame: Frame, session: Session) -> Iterato
         state.skipped = _one_more(state.skipped, frame)
         return
     except EngineError as error:
-        state.torn = isinstance(error, HalfChanged)
+        state.torn = isinstance(error, PartialUpdate)
         raise engine_failure(node, f"training `{state.model.name}` failed", error) from None
     state.updates += 1
 
@@ -204,14 +204,14 @@ class _Gathered:
     def _rows_of(self, body: Frame) -> list[str]:
         """Return the rows that a model is asked about in a micro-batch, for a message."""
         tables = [body.types.get(name) for name in dict.fromkeys(map(table_of, self.asked))]
-        return [show_id(row) for kind in tables if isinstance(kind, Table) for row in body.rows[kind.axis.key].known]
+        return [row_label(row) for kind in tables if isinstance(kind, Table) for row in body.rows[kind.axis.key].known]
 
     @property
     def blocks(self) -> range:
         """The numbers of the micro-batches."""
         return range(len(self.rows))
 
-    def micro(self, block: int) -> Micro:
+    def micro(self, block: int) -> MicroBatch:
         """Return a micro-batch: the calls of the model, and its part of the loss."""
         region, session = self.node.region, self.session
         body, places = _part(self.frame, self.axis, self.rows[block], self.node.captured)
@@ -231,22 +231,22 @@ class _Gathered:
             return value
 
         body.values[region.inputs[0].name] = self.model
-        return Micro(tuple(_call(inner, body, session) for inner in self.asked), loss)
+        return MicroBatch(tuple(_call(inner, body, session) for inner in self.asked), loss)
 
-    def made(self, carried: Any) -> Made:
+    def made(self, carried: Any) -> NodeOutput:
         """Return the output of the node: `carried`, and what the body has exported."""
         if not self.parts:
             # A rank without the answers has nothing to export either.
-            return Made({self.node.outputs[0].name: carried})
+            return NodeOutput({self.node.outputs[0].name: carried})
         ordered = [self.parts[block] for block in self.blocks]
-        exports = assembled(self.node, self.frame, ordered, self.axis or "")
-        return made_of(self.node, self.frame, exports, [carried], {})
+        exports = assemble_exports(self.node, self.frame, ordered, self.axis or "")
+        return region_output(self.node, self.frame, exports, [carried], {})
 
 
-def _call(node: Node, body: Frame, session: Session) -> Call:
+def _call(node: Node, body: Frame, session: Session) -> ModelCall:
     """Return the call of a model on the rows of a micro-batch."""
     _, sequences = sequences_for(node, body, session)
-    return Call(node.op, sequences, **options(node))  # type: ignore[arg-type]
+    return ModelCall(node.op, sequences, **call_options(node))  # type: ignore[arg-type]
 
 
 def _part(frame: Frame, axis: str | None, places: np.ndarray | None, names: tuple[str, ...]) -> tuple[Frame, Places]:
@@ -261,7 +261,7 @@ def _straight(session: Session, region: Graph, frame: Frame) -> None:
     for inner in region.nodes:
         if NODES[inner.op].scores:
             continue
-        made = work(inner, frame, session)
+        made = do_work(inner, frame, session)
         for rows in made.rows:
             frame.add_rows(rows)
         frame.values.update(made.values)

@@ -10,7 +10,7 @@ from typing import Literal
 DeviceKind = Literal["cpu", "gpu"]
 
 
-def kind_of(device: str) -> DeviceKind:
+def device_kind(device: str) -> DeviceKind:
     """Return the kind of the device with this name."""
     return "cpu" if device == "cpu" else "gpu"
 
@@ -45,7 +45,7 @@ class Device:
     @property
     def kind(self) -> DeviceKind:
         """Whether it is a CPU or a GPU."""
-        return kind_of(self.name)
+        return device_kind(self.name)
 
     def peak(self, dtype: str) -> float:
         """Return the peak FLOP/s at a dtype, or those of float32 where the dtype has no rate of its own."""
@@ -63,7 +63,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Island:
+class NodeGroup:
     """A group of equal nodes behind one network, or several such groups joined as one (`Cluster.joined`)."""
 
     nodes: int
@@ -75,9 +75,9 @@ class Island:
     """Seconds that a message within a node takes in addition to its bytes."""
     network_latency: float
     """Seconds that a message between two nodes takes in addition to its bytes."""
-    parts: tuple[Island, ...] = ()
+    parts: tuple[NodeGroup, ...] = ()
     """The joined groups, of whose numbers the joined one has the worst; replicas of a model fill them one by one."""
-    inner: Island | None = None
+    inner: NodeGroup | None = None
     """All of the joined groups but the last one."""
     between: float = inf
     """Bytes per second of one device to a device of another one of the joined groups, in each direction."""
@@ -169,27 +169,27 @@ class Island:
 class Cluster:
     """The node groups of a cluster, and the link between them."""
 
-    islands: tuple[Island, ...]
+    islands: tuple[NodeGroup, ...]
     between: float
     """Bytes per second of one device to a device of another node group, in each direction."""
     between_latency: float
     """Seconds that a message between two node groups takes in addition to its bytes."""
     text: str
     """The cluster as the user would write it; equal clusters have equal texts."""
-    _joined: dict[tuple[int, ...], Island] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _joined: dict[tuple[int, ...], NodeGroup] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def devices(self) -> int:
         """The number of devices in all node groups."""
         return sum(island.devices for island in self.islands)
 
-    def joined(self, numbers: tuple[int, ...]) -> Island:
+    def joined(self, numbers: tuple[int, ...]) -> NodeGroup:
         """Return the node groups with these numbers joined as one, in this order; a single one is returned as it is."""
         if len(numbers) == 1:
             return self.islands[numbers[0]]
         if numbers not in self._joined:
             parts = tuple(self.islands[number] for number in numbers)
-            self._joined[numbers] = Island(
+            self._joined[numbers] = NodeGroup(
                 sum(part.nodes for part in parts),
                 min(part.per_node for part in parts),
                 _weakest([part.device for part in parts]),
@@ -203,12 +203,12 @@ class Cluster:
             )
         return self._joined[numbers]
 
-    def over(self, first: int, devices: int) -> Island:
+    def over(self, first: int, devices: int) -> NodeGroup:
         """Return the node group that so many devices from `first` on are in, or all groups that they span, joined."""
         ends = self.island(first), self.island(first + max(1, devices) - 1)
         return self.joined(tuple(range(ends[0], ends[1] + 1)))
 
-    def apart(self, source: Island, target: Island) -> tuple[float, float] | None:
+    def apart(self, source: NodeGroup, target: NodeGroup) -> tuple[float, float] | None:
         """Return bytes per second of a device and seconds of a message between two node groups, each of which may be a
         joined one; None if they are the same."""
         return None if source is target else (self.between, self.between_latency)
@@ -221,7 +221,7 @@ class Cluster:
             first -= island.devices
         raise IndexError(f"the cluster has {self.devices} devices")
 
-    def home(self, node: int) -> Island:
+    def home(self, node: int) -> NodeGroup:
         """Return the node group of a node; nodes are numbered through all groups."""
         for island in self.islands:
             if node < island.nodes:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlgraph.catalog.clusters.cluster import Device
-from rlgraph.catalog.clusters.units import QuantityKind, parse
+from rlgraph.catalog.clusters.units import QuantityKind, parse_quantity
 
 DTYPES = ("bfloat16", "float32", "float64")
 
@@ -47,7 +47,7 @@ MAY_BE_ZERO = ("price", "link_latency", "network_latency")
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedDevice:
     """A device of the table, with the latencies of the nodes that it usually is in."""
 
     device: Device
@@ -69,17 +69,17 @@ class Listed:
         }
 
 
-def made(name: str, values: Mapping[str, float]) -> Listed:
+def make_device(name: str, values: Mapping[str, float]) -> ListedDevice:
     """Make a device from its fields in base units; all of `FIELDS` but those in `OPTIONAL` are required."""
     flops = tuple((dtype, values[dtype]) for dtype in DTYPES if dtype in values)
     defaults = {**SHARES, "host_memory": values["memory"]}
     numbers = {name: values[name] if name in values else defaults[name] for name in _NUMBERS if name != "memory"}
     device = Device(name=name, memory=round(values["memory"]), flops=flops, **numbers)
-    return Listed(device, values["link_latency"], values["network_latency"])
+    return ListedDevice(device, values["link_latency"], values["network_latency"])
 
 
 @cache
-def known() -> Mapping[str, Listed]:
+def known_devices() -> Mapping[str, ListedDevice]:
     """Return every device of the table by its name."""
     tables = tomllib.loads(Path(__file__).with_name("devices.toml").read_text("utf-8"))
     return MappingProxyType({name: _listed(name, table) for name, table in tables.items()})
@@ -88,12 +88,12 @@ def known() -> Mapping[str, Listed]:
 @cache
 def names() -> Mapping[str, str]:
     """Return the name of each device by its aliases and by the name itself."""
-    by_alias = {alias: name for name, listed in known().items() for alias in listed.aliases}
-    return MappingProxyType(by_alias | {name: name for name in known()})
+    by_alias = {alias: name for name, listed in known_devices().items() for alias in listed.aliases}
+    return MappingProxyType(by_alias | {name: name for name in known_devices()})
 
 
-def _listed(name: str, table: dict[str, Any]) -> Listed:
-    values = {field: parse(str(table[field]), kind) for field, kind in FIELDS.items() if field in table}
-    unlabelled = made(name, values)
+def _listed(name: str, table: dict[str, Any]) -> ListedDevice:
+    values = {field: parse_quantity(str(table[field]), kind) for field, kind in FIELDS.items() if field in table}
+    unlabelled = make_device(name, values)
     labels = (table["title"], tuple(table.get("aliases", ())), tuple(table["sources"]))
-    return Listed(unlabelled.device, unlabelled.link_latency, unlabelled.network_latency, *labels)
+    return ListedDevice(unlabelled.device, unlabelled.link_latency, unlabelled.network_latency, *labels)

@@ -23,9 +23,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from rlgraph.catalog.clusters.devices import FIELDS, names
-from rlgraph.catalog.clusters.text import Group, Request, Word
+from rlgraph.catalog.clusters.text import ClusterRequest, GroupRequest, Word
 from rlgraph.catalog.clusters.units import BASE, QuantityKind
-from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
+from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
 from rlgraph.files import read_bytes, reason
 
 BAD_FIELD = "E0924"
@@ -39,7 +39,7 @@ _NEEDED = "each `[[island]]` has `nodes`, `per_node` and `device`"
 _KINDS: Mapping[str, QuantityKind] = {**FIELDS, "between": "bandwidth", "between_latency": "time"}
 
 
-def read_file(path: str) -> Request:
+def read_file(path: str) -> ClusterRequest:
     """Read the cluster that a file describes. Raises ProgramError if the file cannot be read, is not TOML, or has
     unknown fields."""
     file = _File(_source(path))
@@ -55,7 +55,7 @@ def read_file(path: str) -> Request:
     devices_by_name = {name.lower(): (name, table) for name, table in devices.items()}
     groups = tuple(file.group(number, island, devices_by_name) for number, island in enumerate(islands))
     between, latency = (file.word(name, file.content, ("", 0)) for name in ("between", "between_latency"))
-    return Request(groups, between, latency)
+    return ClusterRequest(groups, between, latency)
 
 
 def _source(path: str) -> Source:
@@ -114,7 +114,7 @@ class _File:
 
     def group(
         self, number: int, island: Mapping[str, Any], devices: Mapping[str, tuple[str, Mapping[str, Any]]]
-    ) -> Group:
+    ) -> GroupRequest:
         """Return an `[[island]]`, with the fields that the file has for its device."""
         where = ("island", number)
         self.only(island, _ISLAND, where)
@@ -122,7 +122,7 @@ class _File:
         alias = device.text.lower()
         same_device = [name for name in devices if names().get(name, name) == names().get(alias, alias)]
         options = [self.options(*devices[name]) for name in same_device]
-        return Group(nodes, per_node, device, sum(options, ()), self.word("network", island, where))
+        return GroupRequest(nodes, per_node, device, sum(options, ()), self.word("network", island, where))
 
     def options(self, name: str, table: Mapping[str, Any]) -> tuple[tuple[Word, Word], ...]:
         where = (f"device.{name}", 0)
@@ -132,7 +132,7 @@ class _File:
         for name in table:
             if name not in fields:
                 listing = ", ".join(f"`{field}`" for field in fields)
-                hint = nearest(name, fields) or f"here stand {listing}"
+                hint = did_you_mean(name, fields) or f"here stand {listing}"
                 raise self.error(BAD_FIELD, f"there is no field `{name}`", hint, self.place(name, *where))
 
     def needed(self, name: str, table: Mapping[str, Any], where: tuple[str, int]) -> Word:

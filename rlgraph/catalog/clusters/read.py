@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlgraph.catalog.clusters.cluster import Cluster, Island
-from rlgraph.catalog.clusters.devices import FIELDS, MAY_BE_ZERO, OF_A_NODE, OPTIONAL, Listed, known, made, names
+from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
+from rlgraph.catalog.clusters.devices import (
+    FIELDS,
+    MAY_BE_ZERO,
+    OF_A_NODE,
+    OPTIONAL,
+    ListedDevice,
+    known_devices,
+    make_device,
+    names,
+)
 from rlgraph.catalog.clusters.file import read_file
-from rlgraph.catalog.clusters.text import Group, Request, Word, read_text, write_text
-from rlgraph.catalog.clusters.units import QuantityKind, exact, parse
-from rlgraph.errors import Diagnostic, ProgramError, listed, nearest
+from rlgraph.catalog.clusters.text import ClusterRequest, GroupRequest, Word, read_text, write_text
+from rlgraph.catalog.clusters.units import QuantityKind, format_exact, parse_quantity
+from rlgraph.errors import Diagnostic, ProgramError, did_you_mean, quoted_list
 
 UNKNOWN_DEVICE = "E0921"
 BAD_COUNT = "E0922"
@@ -30,11 +39,11 @@ def read_cluster(text: str) -> Cluster:
     return Cluster(islands, bandwidth, latency, write_text(islands, _between_text(islands, bandwidth, latency)))
 
 
-def _island(group: Group) -> Island:
+def _island(group: GroupRequest) -> NodeGroup:
     nodes, per_node = _count(group.nodes, "nodes"), _count(group.per_node, "devices in a node")
     entry = _device(group.device, _values(group.options, per_node))
     network = _shared(group.network, "bandwidth", per_node) if group.network else entry.device.network
-    return Island(nodes, per_node, entry.device, network, entry.link_latency, entry.network_latency)
+    return NodeGroup(nodes, per_node, entry.device, network, entry.link_latency, entry.network_latency)
 
 
 def _count(word: Word, what: str) -> int:
@@ -47,7 +56,7 @@ def _count(word: Word, what: str) -> int:
     return int(word.text)
 
 
-def _few_enough(request: Request, islands: tuple[Island, ...]) -> None:
+def _few_enough(request: ClusterRequest, islands: tuple[NodeGroup, ...]) -> None:
     total = 0
     for group, island in zip(request.groups, islands, strict=True):
         total += island.devices
@@ -64,7 +73,7 @@ def _values(options: tuple[tuple[Word, Word], ...], per_node: int) -> dict[str, 
     values = {}
     for name, value in options:
         if name.text not in FIELDS:
-            hint = nearest(name.text, FIELDS) or f"there are {_listing(FIELDS)}"
+            hint = did_you_mean(name.text, FIELDS) or f"there are {_listing(FIELDS)}"
             raise _wrong(BAD_FIELD, f"a device has no field `{name.text}`", name, hint)
         if name.text in values:
             raise _wrong(BAD_FIELD, f"`{name.text}` is given twice", name, "keep one of them")
@@ -76,17 +85,20 @@ def _values(options: tuple[tuple[Word, Word], ...], per_node: int) -> dict[str, 
     return values
 
 
-def _device(word: Word, values: Mapping[str, float]) -> Listed:
+def _device(word: Word, values: Mapping[str, float]) -> ListedDevice:
     """Return a device of the table, changed by the given values, or a device of the user's own, which has all of
     them."""
     name = names().get(word.text.lower(), word.text.lower())
-    if name in known():
-        return made(name, {**known()[name].values(), **values}) if values else known()[name]
+    if name in known_devices():
+        return make_device(name, {**known_devices()[name].values(), **values}) if values else known_devices()[name]
     if not values:
         advice = "one of your own is told with its fields, in parentheses or in a TOML file"
         message = f"there is no device `{word.text}`"
         raise _wrong(
-            UNKNOWN_DEVICE, message, word, f"{nearest(name, names())} There are {_listing(known())}; {advice}".lstrip()
+            UNKNOWN_DEVICE,
+            message,
+            word,
+            f"{did_you_mean(name, names())} There are {_listing(known_devices())}; {advice}".lstrip(),
         )
     missing = [field for field in FIELDS if field not in values and field not in OPTIONAL]
     if missing:
@@ -95,12 +107,12 @@ def _device(word: Word, values: Mapping[str, float]) -> Listed:
             BAD_FIELD,
             message,
             word,
-            f"a device of your own needs all fields but {listed(OPTIONAL, 'and')}",
+            f"a device of your own needs all fields but {quoted_list(OPTIONAL, 'and')}",
         )
-    return made(name, values)
+    return make_device(name, values)
 
 
-def _between(request: Request, islands: tuple[Island, ...]) -> tuple[float, float]:
+def _between(request: ClusterRequest, islands: tuple[NodeGroup, ...]) -> tuple[float, float]:
     """Return bandwidth and latency between node groups; by default those of the groups' slowest network."""
     given = request.between or request.between_latency
     if given and len(islands) == 1:
@@ -115,10 +127,10 @@ def _between(request: Request, islands: tuple[Island, ...]) -> tuple[float, floa
     return bandwidth, latency
 
 
-def _between_text(islands: tuple[Island, ...], bandwidth: float, latency: float) -> str:
-    if (bandwidth, latency) == _between(Request(()), islands):
+def _between_text(islands: tuple[NodeGroup, ...], bandwidth: float, latency: float) -> str:
+    if (bandwidth, latency) == _between(ClusterRequest(()), islands):
         return ""
-    return f"{exact(bandwidth, 'bandwidth')}, {exact(latency, 'time')}"
+    return f"{format_exact(bandwidth, 'bandwidth')}, {format_exact(latency, 'time')}"
 
 
 def _shared(word: Word, kind: QuantityKind, per_node: int) -> float:
@@ -132,7 +144,7 @@ def _shared(word: Word, kind: QuantityKind, per_node: int) -> float:
 def _quantity(word: Word, kind: QuantityKind, positive: bool, more: str = "") -> float:
     """Return a quantity in its base unit. more: what the hint adds about the expected values."""
     try:
-        value = parse(word.text, kind)
+        value = parse_quantity(word.text, kind)
     except ValueError as error:
         message, _, hint = str(error).partition(": ")
         raise _wrong(BAD_VALUE, message, word, hint + more) from None

@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rlgraph.catalog.clusters.cluster import Island
-from rlgraph.catalog.clusters.devices import FIELDS, Listed, known, names
-from rlgraph.catalog.clusters.units import exact
+from rlgraph.catalog.clusters.cluster import NodeGroup
+from rlgraph.catalog.clusters.devices import FIELDS, ListedDevice, known_devices, names
+from rlgraph.catalog.clusters.units import format_exact
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span
 
 BAD_TEXT = "E0920"
@@ -36,7 +36,7 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupRequest:
     """A node group as it is described."""
 
     nodes: Word
@@ -48,15 +48,15 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ClusterRequest:
     """A cluster as it is described."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[GroupRequest, ...]
     between: Word | None = None
     between_latency: Word | None = None
 
 
-def read_text(text: str) -> Request:
+def read_text(text: str) -> ClusterRequest:
     """Read the cluster that a line describes. Raises ProgramError with a caret under what does not belong there."""
     return _Reader(Source("--cluster", " ".join(text.splitlines()))).cluster()
 
@@ -69,7 +69,7 @@ class _Reader:
         self.text = source.text
         self.place = 0
 
-    def cluster(self) -> Request:
+    def cluster(self) -> ClusterRequest:
         if not self.text.strip():
             raise self.error("there is no cluster in an empty text", 0, 0, _FORM)
         groups = [self.group()]
@@ -82,9 +82,9 @@ class _Reader:
                 latency = self.word(_QUANTITY, "the latency between groups", "as in `~ 10Gb/s, 5ms`")
         if self.rest():
             raise self.error(f"`{self.rest()}` does not belong here", self.place, len(self.text.rstrip()), _FORM)
-        return Request(tuple(groups), between, latency)
+        return ClusterRequest(tuple(groups), between, latency)
 
-    def group(self) -> Group:
+    def group(self) -> GroupRequest:
         begin = self.skip()
         nodes = self.take(_COUNT)
         per_node = (
@@ -102,7 +102,7 @@ class _Reader:
         device = self.word(_NAME, "the name of a device", _FORM)
         options = self.options() if self.sign("(") else ()
         network = self.word(_QUANTITY, "the bandwidth of the network", "as in `@25GB/s`") if self.sign("@") else None
-        return Group(nodes, per_node, device, options, network)
+        return GroupRequest(nodes, per_node, device, options, network)
 
     def options(self) -> tuple[tuple[Word, Word], ...]:
         hint = "fields of a device stand in parentheses, as in `(memory=64GiB, price=2.5)`"
@@ -154,22 +154,24 @@ class _Reader:
         return ProgramError(Diagnostic(BAD_TEXT, message, self.span(begin, end), hint))
 
 
-def write_text(islands: Iterable[Island], between: str) -> str:
+def write_text(islands: Iterable[NodeGroup], between: str) -> str:
     """Return the line that describes these node groups; `between` is what follows `~`, if anything."""
     text = " + ".join(_group(island) for island in islands)
     return f"{text} ~ {between}" if between else text
 
 
-def _group(island: Island) -> str:
+def _group(island: NodeGroup) -> str:
     device = island.device
-    network = "" if island.network == device.network else f"@{exact(island.network, 'bandwidth')}"
+    network = "" if island.network == device.network else f"@{format_exact(island.network, 'bandwidth')}"
     return f"{island.nodes}x{island.per_node}:{device.name}{_changed_fields(island)}{network}"
 
 
-def _changed_fields(island: Island) -> str:
+def _changed_fields(island: NodeGroup) -> str:
     """Return in parentheses the fields in which a device differs from the table's."""
     device = island.device
-    values = Listed(device, island.link_latency, island.network_latency).values()
-    usual = known()[device.name].values() if device.name in known() else {}
-    changed = [f"{field}={exact(value, FIELDS[field])}" for field, value in values.items() if usual.get(field) != value]
+    values = ListedDevice(device, island.link_latency, island.network_latency).values()
+    usual = known_devices()[device.name].values() if device.name in known_devices() else {}
+    changed = [
+        f"{field}={format_exact(value, FIELDS[field])}" for field, value in values.items() if usual.get(field) != value
+    ]
     return f"({', '.join(changed)})" if changed else ""

@@ -59,7 +59,7 @@ _SHOWN: Mapping[QuantityKind, tuple[str, ...]] = {
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*", re.DOTALL)
 
 
-def parse(text: str, kind: QuantityKind) -> float:
+def parse_quantity(text: str, kind: QuantityKind) -> float:
     """Parse a quantity, and return its value in the base unit. Raises ValueError, which says what was expected, for a
     wrong or missing unit, and for what is no number, negative or not finite."""
     match = _QUANTITY.fullmatch(text)
@@ -81,7 +81,7 @@ def parse(text: str, kind: QuantityKind) -> float:
     return value
 
 
-def show(value: float, kind: QuantityKind) -> str:
+def format_quantity(value: float, kind: QuantityKind) -> str:
     """Format a quantity for people: with four digits, in the unit that suits."""
     unit = _unit(value, kind)
     scaled = value / UNITS[kind][unit]
@@ -89,12 +89,12 @@ def show(value: float, kind: QuantityKind) -> str:
     return f"{scaled:.0f}{unit}" if "e+" in short else f"{short}{unit}"
 
 
-def exact(value: float, kind: QuantityKind) -> str:
+def format_exact(value: float, kind: QuantityKind) -> str:
     """Format a quantity with as few digits as possible such that `parse` gives the very same value."""
     units = (*_SHOWN[kind], *_BINARY_BYTES) if kind == "bytes" else _SHOWN[kind]
     numbers = [(value / UNITS[kind][unit], unit) for unit in units]
     texts = [f"{number:.12g}{unit}" for number, unit in numbers if math.isfinite(number)]
-    same = [text for text in texts if "e" not in text and parse(text, kind) == value]
+    same = [text for text in texts if "e" not in text and parse_quantity(text, kind) == value]
     return min(same, key=lambda text: sum(map(str.isdigit, text)), default=f"{value!r}{BASE[kind]}")
 
 
@@ -103,7 +103,7 @@ def _unit(value: float, kind: QuantityKind) -> str:
     return next((unit for unit in units if value >= UNITS[kind][unit]), units[-1])
 
 
-def shown_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Format seconds with three significant digits: `18.7 s`, `430 ms`."""
     if seconds >= 100:
         return f"{seconds:,.0f} s"

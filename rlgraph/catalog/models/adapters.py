@@ -67,7 +67,7 @@ def _matches(module: str, target: str) -> bool:
     return module == target or module.endswith(f".{target}")
 
 
-def pair(module: str) -> tuple[str, str]:
+def factor_names(module: str) -> tuple[str, str]:
     """Return the names of a module's A, [rank, inputs], and B, [outputs, rank]."""
     return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
 
@@ -146,7 +146,7 @@ def _base_path(folder: Path, base: str) -> str:
     return str(sibling) if not Path(base).is_dir() and sibling.is_dir() else base
 
 
-def rename(folder: Path, final: Path) -> None:
+def rename_base(folder: Path, final: Path) -> None:
     """Prepare a folder for its final name, in the same place: an adapter whose base is inside the folder has to refer
     to it by that name, since PEFT looks nowhere else. Raises OSError."""
     file = folder / CONFIG
@@ -160,7 +160,7 @@ def rename(folder: Path, final: Path) -> None:
         file.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
-def names_in(files: Iterable[str]) -> Iterator[tuple[str, str]]:
+def model_names(files: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Return the names in a file of adapter weights, each with its name in the model."""
     for name in files:
         yield name, name.removeprefix(PREFIX)

@@ -17,14 +17,14 @@ LARGEST_BYTES = 16 << 20
 _TABLE = Path(__file__).with_name("known.json")
 
 
-def known(name: str) -> Mapping[str, Any] | None:
+def known_config(name: str) -> Mapping[str, Any] | None:
     """Return the configuration fields of a well-known model on the Hugging Face hub that say how large it is; None for
     other models. They suffice to plan, not to compute: fields of norms and positions are left out."""
     entry = _table().get(name)
     return _table()[entry] if isinstance(entry, str) else entry
 
 
-def names() -> tuple[str, ...]:
+def known_models() -> tuple[str, ...]:
     """Return the names of the well-known models."""
     return tuple(_table())
 
@@ -36,10 +36,10 @@ def find_config(source: str) -> Mapping[str, Any] | None:
     if folder.is_dir():
         return _read(folder / "config.json") if (folder / "config.json").exists() else None
     cached = _cached_config(source)
-    return known(source) if cached is None else _read(cached)
+    return known_config(source) if cached is None else _read(cached)
 
 
-def snapshot(source: str) -> Path | None:
+def find_snapshot(source: str) -> Path | None:
     """Return the cached folder of a hub model, whose name is the version's hash; None for what is no hub model, or is
     not cached."""
     config = None if not source or Path(source).is_dir() else _cached_config(source)
@@ -49,7 +49,7 @@ def snapshot(source: str) -> Path | None:
 def find_folder(source: str) -> Path | None:
     """Return the folder with the files of a model source: a local folder, or that of the hub client's cache. None if
     there are no such files."""
-    return Path(source) if Path(source).is_dir() else snapshot(source)
+    return Path(source) if Path(source).is_dir() else find_snapshot(source)
 
 
 @cache

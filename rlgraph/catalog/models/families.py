@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from rlgraph.catalog.models.adapters import pair
-from rlgraph.catalog.models.latent import Latent
+from rlgraph.catalog.models.adapters import factor_names
+from rlgraph.catalog.models.latent import LatentAttention
 from rlgraph.catalog.models.shape import SPARSE, Shape
 from rlgraph.ir.layout import Parameter, Range, at_layer, from_layer
 
@@ -35,7 +35,7 @@ def parameters(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[Parameter, 
     )
 
 
-def trained(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[Parameter, ...]:
+def trainable_parameters(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[Parameter, ...]:
     """Return the parameters of a trained model that change, and so travel and have gradients and moments: all of them,
     or, with adapters, only these and the head of a value or reward model."""
     if shape.adapters is None:
@@ -44,7 +44,7 @@ def trained(shape: Shape, kind: ModelKind = "causal_lm") -> tuple[Parameter, ...
     adapters = []
     for module in shape.adapters.chosen(sizes):
         layers, outputs, inputs = sizes[module]
-        a, b = pair(module)
+        a, b = factor_names(module)
         adapters += [Parameter(a, (layers, rank, inputs)), Parameter(b, (layers, outputs, rank))]
     return (*adapters, *(_head(shape, kind) if kind != "causal_lm" else ()))
 
@@ -57,7 +57,7 @@ class Matrix(NamedTuple):
     """[layers that have it, outputs, inputs]."""
 
 
-def linear(shape: Shape) -> dict[str, tuple[int, int]]:
+def linear_layers(shape: Shape) -> dict[str, tuple[int, int]]:
     """Return outputs and inputs of the linear layers, by name with a `*` for a layer's number. The output layer is not
     among them, and neither are routers and experts, which are no modules of their own."""
     return {matrix.name: matrix.shape[1:] for matrix in matrices(shape)}
@@ -72,7 +72,7 @@ def matrices(shape: Shape) -> Iterator[Matrix]:
             yield Matrix(name, (layers, outputs, inputs))
 
 
-def tensors(shape: Shape, kind: ModelKind = "causal_lm") -> Iterator[Parameter]:
+def layer_tensors(shape: Shape, kind: ModelKind = "causal_lm") -> Iterator[Parameter]:
     """Return the parameters as models in memory have them: one for each layer."""
     for parameter in parameters(shape, kind):
         if "*" not in parameter.name:
@@ -84,10 +84,10 @@ def tensors(shape: Shape, kind: ModelKind = "causal_lm") -> Iterator[Parameter]:
 
 def count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
     """Return how many numbers all parameters have together, without those of adapters."""
-    return numbers(parameters(shape, kind))
+    return count_numbers(parameters(shape, kind))
 
 
-def numbers(found: Iterable[Parameter]) -> int:
+def count_numbers(found: Iterable[Parameter]) -> int:
     """Return how many numbers these parameters have together."""
     return sum(math.prod(parameter.shape) for parameter in found)
 
@@ -97,7 +97,7 @@ def sparse_layers(shape: Shape) -> str:
     return from_layer("model.layers.*.", shape.dense)
 
 
-def stored(family: str, name: str) -> tuple[str, ...]:
+def stored_names(family: str, name: str) -> tuple[str, ...]:
     """Return the names by which files store the tensor of one layer, or of none. Files store each expert by itself, and
     its gate and up, too: then a `#` stands for the expert's number, and the parts come in the order of their rows."""
     if family not in SPARSE:
@@ -128,7 +128,7 @@ def rows_of(shape: Shape, part: Part, start: int, stop: int, field: str = "weigh
     name, parts = next(entry for entry in _FUSED if part in entry[1])
     if not shape.fused:
         return f"model.layers.*.{name.split('.')[0]}.{part}_proj.{field}", (start, stop)
-    before = sum(size_of(shape, earlier) for earlier in parts[: parts.index(part)])
+    before = sum(part_rows(shape, earlier) for earlier in parts[: parts.index(part)])
     return f"model.layers.*.{name}.{field}", (before + start, before + stop)
 
 
@@ -138,7 +138,7 @@ def expert_rows(shape: Shape, start: int, stop: int) -> list[tuple[str, Range]]:
     return [(name, (start + offset, stop + offset)) for offset in (0, shape.ffn)]
 
 
-def size_of(shape: Shape, part: Part) -> int:
+def part_rows(shape: Shape, part: Part) -> int:
     """Return the number of rows of a part."""
     if part in ("gate", "up"):
         return shape.ffn
@@ -149,8 +149,8 @@ def _part_tensors(shape: Shape, name: str) -> list[tuple[str, int]]:
     """Return the tensors of parts with the same input, and how many rows each has."""
     parts = dict(_FUSED)[name]
     if shape.fused:
-        return [(name, sum(size_of(shape, part) for part in parts))]
-    return [(f"{name.split('.')[0]}.{part}_proj", size_of(shape, part)) for part in parts]
+        return [(name, sum(part_rows(shape, part) for part in parts))]
+    return [(f"{name.split('.')[0]}.{part}_proj", part_rows(shape, part)) for part in parts]
 
 
 def _attention(shape: Shape) -> list[Parameter]:
@@ -159,13 +159,13 @@ def _attention(shape: Shape) -> list[Parameter]:
         weights.append(_each_layer(shape, f"{name}.weight", size, shape.hidden))
         if shape.qkv_bias:
             weights.append(_each_layer(shape, f"{name}.bias", size))
-    weights.append(_each_layer(shape, "self_attn.o_proj.weight", shape.hidden, size_of(shape, "q")))
+    weights.append(_each_layer(shape, "self_attn.o_proj.weight", shape.hidden, part_rows(shape, "q")))
     if shape.qk_norm:
         weights += [_each_layer(shape, f"self_attn.{letter}_norm.weight", shape.head_dim) for letter in "qk"]
     return weights
 
 
-def _latent(shape: Shape, latent: Latent) -> list[Parameter]:
+def _latent(shape: Shape, latent: LatentAttention) -> list[Parameter]:
     queries = shape.heads * (latent.plain + latent.turned)
     if latent.queries:
         query_weights = [

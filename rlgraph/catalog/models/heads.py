@@ -16,13 +16,13 @@ LARGEST_BYTES = 64 << 20
 """The limit of an index; some megabytes are usual for the largest models."""
 
 
-def no_head(kind: str, source: str) -> str:
+def missing_head_message(kind: str, source: str) -> str:
     """Return the message for a model without a head that nothing trains."""
     what = "values" if kind == "value_lm" else "scores"
     return f"{source!r} has no head that gives {what}, and nothing trains one: it would give 0 for every row"
 
 
-def told(name: str, message: str, span: Span) -> Diagnostic:
+def missing_head(name: str, message: str, span: Span) -> Diagnostic:
     """Return the message as a diagnostic about the model of this name."""
     hint = "name the folder of a model that was trained with a head, or train it here: then it begins with 0"
     return Diagnostic("E0755", f"`{name}` cannot be used: {message}", span, hint)

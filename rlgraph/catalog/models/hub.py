@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlgraph.catalog.models.configs import snapshot
+from rlgraph.catalog.models.configs import find_snapshot
 
 SECONDS = 5.0
 """The timeout of the request."""
@@ -18,7 +18,7 @@ VARIABLES: Mapping[str, str] = {
 """The environment variables that the hub's client reads."""
 
 
-def place(source: str) -> str:
+def readable_source(source: str) -> str:
     """Return where a library should read a hub model: its name, or, if the hub does not answer, the cached folder.
     Raises LookupError if it is not cached either."""
     from huggingface_hub import constants
@@ -30,16 +30,16 @@ def place(source: str) -> str:
     except HFValidationError:
         # It is no name on the hub; the library that reads it says so without a request.
         return source
-    failure = unanswered()
+    failure = hub_failure()
     if not failure:
         return source
-    stored = snapshot(source)
+    stored = find_snapshot(source)
     if stored is None:
         raise LookupError(f"it is no folder, it is not stored in {constants.HF_HUB_CACHE!r}, and {failure}")
     return str(stored)
 
 
-def unanswered() -> str:
+def hub_failure() -> str:
     """Return why the hub does not answer; empty if it answers, whatever the status."""
     from huggingface_hub import constants, get_session
 
@@ -52,7 +52,7 @@ def unanswered() -> str:
     return ""
 
 
-def hint(source: str) -> str:
+def loading_hint(source: str) -> str:
     """Return the hint for a hub model that cannot be loaded."""
     store = f"give a folder, or store the model where there is a network, with `hf download {source}`"
     return f"{store}; {', '.join(f'`{name}` ({what})' for name, what in VARIABLES.items())} are read"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Latent:
+class LatentAttention:
     """Sizes of multi-head latent attention, whose keys and values are computed from a few numbers per token, shared by
     all heads (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
 
@@ -29,7 +29,7 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class ExpertRouting:
     """How a router chooses experts with the help of a bias that no gradient reaches and that does not enter their
     weights (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
 

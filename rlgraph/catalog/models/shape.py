@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlgraph.catalog.models.adapters import Adapters
-from rlgraph.catalog.models.latent import Latent, Routing
+from rlgraph.catalog.models.latent import ExpertRouting, LatentAttention
 
 _LARGEST, _LAYERS = 1 << 30, 10_000
 """Limits of a configuration's fields and of its layers: a thousand times what models have."""
@@ -64,13 +64,13 @@ class Shape:
     """Whether the weights of a token's experts add up to 1, or are their probabilities among all experts."""
     shared_ffn: int = 0
     """The inner width of the shared expert, which every token takes in addition; 0 where there is none."""
-    routing: Routing | None = None
+    routing: ExpertRouting | None = None
     """How experts are chosen; None: those with the largest softmax, and the shared expert has a gate."""
     dense: int = 0
     """How many first layers have no experts, where the others have some."""
     dense_ffn: int = 0
     """The inner width of the feed-forward network of these layers."""
-    latent: Latent | None = None
+    latent: LatentAttention | None = None
     """The sizes of latent attention, where a model has it; `head_dim` is then that of queries and keys."""
     fused: bool = False
     """Whether queries, keys and values are one tensor, in this order, and gate and up another."""
@@ -301,7 +301,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        positions=reach(config) or _number(config, "max_position_embeddings"),
+        positions=longest_row(config) or _number(config, "max_position_embeddings"),
         pad_id=config.get("pad_token_id"),
         fused=family in _FUSED,
         norms=_NORMS + _MORE_NORMS if family in _SANDWICHED else _NORMS,
@@ -316,7 +316,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def reach(config: Mapping[str, Any]) -> int | None:
+def longest_row(config: Mapping[str, Any]) -> int | None:
     """Return the longest row in tokens; None where the configuration does not say. Scaled rotary positions reach
     further by their factor: with YaRN, that of `original_max_position_embeddings`."""
     positions = config.get("max_position_embeddings")
@@ -365,7 +365,7 @@ def _routing(config: Mapping[str, Any], experts: int, chosen: int, layers: int) 
             f" the {layers} layers"
         )
     return {
-        "routing": Routing(groups, best, _real(config, "routed_scaling_factor", 1.0)),
+        "routing": ExpertRouting(groups, best, _real(config, "routed_scaling_factor", 1.0)),
         "shared_ffn": _number(config, "n_shared_experts") * _number(config, "moe_intermediate_size"),
         "dense": dense,
         "dense_ffn": _number(config, "intermediate_size") if dense else 0,
@@ -375,7 +375,7 @@ def _routing(config: Mapping[str, Any], experts: int, chosen: int, layers: int) 
 _LATENT = ("deepseek_v3",)
 
 
-def _latent(config: Mapping[str, Any]) -> Latent:
+def _latent(config: Mapping[str, Any]) -> LatentAttention:
     plain, turned = _number(config, "qk_nope_head_dim"), _number(config, "qk_rope_head_dim")
     if turned % 2:
         raise UnsupportedModel(f"qk_rope_head_dim is {turned}: numbers rotate two by two")
@@ -384,7 +384,7 @@ def _latent(config: Mapping[str, Any]) -> Latent:
             f"head_dim is {config['head_dim']!r:.40}, but {turned} numbers rotate (qk_rope_head_dim)"
         )
     queries = 0 if config.get("q_lora_rank") is None else _number(config, "q_lora_rank")
-    return Latent(queries, _number(config, "kv_lora_rank"), plain, turned, _number(config, "v_head_dim"))
+    return LatentAttention(queries, _number(config, "kv_lora_rank"), plain, turned, _number(config, "v_head_dim"))
 
 
 def _beyond(config: Mapping[str, Any]) -> tuple[str, ...]:

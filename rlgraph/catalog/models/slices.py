@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlgraph.catalog.models.families import ModelKind, parameters
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import Local, Parameter, Piece, Range, first_layer, from_layer, share
+from rlgraph.ir.layout import LocalTensor, Parameter, Piece, Range, first_layer, from_layer, share
 from rlgraph.ir.mesh import Mesh
 
 Slice = tuple[str, Range]
@@ -15,7 +15,7 @@ Slice = tuple[str, Range]
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
+class RankSlicer:
     """Cuts a model's tensors for one rank. Dimensions of a tensor that every layer has are counted without that of the
     layer."""
 
@@ -31,7 +31,9 @@ class Cuts:
     """The experts that the rank has, in tensors of all experts of a layer: [experts, rows, columns]."""
 
     @classmethod
-    def of(cls, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind, of: Sequence[Parameter] | None = None) -> Cuts:
+    def of(
+        cls, shape: Shape, mesh: Mesh, rank: int, kind: ModelKind, of: Sequence[Parameter] | None = None
+    ) -> RankSlicer:
         """Return the cuts of a rank of a mesh. of: the parameters to cut; None: all of the model."""
         shapes = {parameter.name: parameter.shape for parameter in (parameters(shape, kind) if of is None else of)}
         # With chunks, a stage has some layers of each round over all stages.
@@ -40,15 +42,15 @@ class Cuts:
         experts = share(shape.experts, mesh.length("ep"), mesh.at(rank, "ep"))
         return cls(shapes, layers, mesh.length("tp"), mesh.at(rank, "tp"), experts)
 
-    def entire(self, name: str, source: str) -> Local:
+    def entire(self, name: str, source: str) -> LocalTensor:
         """Return a tensor that is not split over tensor-parallel ranks."""
         return self.join(name, [(source, (0, self._size(source, 0)))])
 
-    def split(self, name: str, *sources: str, dim: int = 0) -> Local:
+    def split(self, name: str, *sources: str, dim: int = 0) -> LocalTensor:
         """Return this rank's parts of some tensors along a dimension, concatenated."""
         return self.join(name, [(source, self.part(self._size(source, dim))) for source in sources], dim)
 
-    def split_padded(self, name: str, source: str, rows: int) -> Local:
+    def split_padded(self, name: str, source: str, rows: int) -> LocalTensor:
         """Return this rank's part of a tensor that is padded to so many rows."""
         start, stop = self.part(rows)
         end = min(stop, self._size(source, 0))
@@ -58,7 +60,7 @@ class Cuts:
         """Return this rank's range of so many rows or columns."""
         return share(size, self.tp, self.index)
 
-    def join(self, name: str, parts: Sequence[Slice], dim: int = 0, size: int | None = None) -> Local:
+    def join(self, name: str, parts: Sequence[Slice], dim: int = 0, size: int | None = None) -> LocalTensor:
         """Return ranges along a dimension, concatenated. size: of that dimension with its padding."""
         pieces, offset = [], 0
         for source, (start, stop) in parts:
@@ -83,7 +85,7 @@ class Cuts:
             # Layers are numbered from 0 on each rank.
             first = first_layer(source)
             name = from_layer(name, sum(min(max(first - start, 0), stop - start) for start, stop in self.layers))
-        return Local(name, tuple(shape), tuple(piece for piece in pieces if _filled(piece)))
+        return LocalTensor(name, tuple(shape), tuple(piece for piece in pieces if _filled(piece)))
 
     def _layers_of(self, source: str) -> Iterator[Range]:
         """Return the rank's ranges of layers, counted among the layers that have such a tensor."""

@@ -15,11 +15,11 @@ from rlgraph.ir.graph import (
     Const,
     Constant,
     Expr,
+    External,
     Graph,
     Let,
     Model,
     Node,
-    Outside,
     Phase,
     Program,
     Record,
@@ -268,7 +268,7 @@ class _Parser:
         head.want("program")
         name = head.next()
         models: list[Model] = []
-        outside: list[Outside] = []
+        outside: list[External] = []
         states: list[State] = []
         phases: list[Phase] = []
         while self.at < len(self.lines):
@@ -293,7 +293,7 @@ class _Parser:
                 line.want("=")
                 record = line.constant()
                 assert isinstance(record, Record)
-                outside.append(Outside(word, outside_name, record))
+                outside.append(External(word, outside_name, record))
         return Program(name, tuple(models), tuple(outside), tuple(states), tuple(phases))
 
     def axis(self, line: _Reader) -> None:

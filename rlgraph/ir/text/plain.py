@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlgraph.errors import Span
-from rlgraph.ir.graph import Graph, Node, Program, Value, axes
+from rlgraph.ir.graph import Graph, Node, Program, Value, program_axes
 from rlgraph.ir.text.text import show, show_constant
 
 FORMAT = 1
@@ -29,7 +29,7 @@ def to_plain(program: Program) -> dict[str, Any]:
                 "parent": axis.parent.key if axis.parent else None,
                 "inner": axis.inner,
             }
-            for axis in axes(program).values()
+            for axis in program_axes(program).values()
         ],
         "models": [
             {

@@ -31,7 +31,7 @@ from rlgraph.ir.graph import (
     Ref,
     Staleness,
     Value,
-    axes,
+    program_axes,
 )
 from rlgraph.ir.types import Handle, Tensor, Type
 from rlgraph.ops.tensor import TENSOR, TensorOp
@@ -42,7 +42,7 @@ from rlgraph.ops.tensor import TENSOR, TensorOp
 def print_program(program: Program) -> str:
     """Return the text of a program."""
     lines = [f"program {program.name}"]
-    for axis in axes(program).values():
+    for axis in program_axes(program).values():
         place = f" {'inside' if axis.inner else 'in'} {axis.parent.key}" if axis.parent else ""
         shown = f" as {axis.name}" if axis.name != axis.key.rsplit(".", 1)[-1] else ""
         lines.append(f"axis {axis.key}{place}{shown}")

@@ -14,11 +14,11 @@ from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import Stream
 from rlgraph.ops.nodes import NODES
-from rlgraph.passes.compilation.overlap import Interrupted, Timed
+from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulatedSeconds
 from rlgraph.passes.cost.tasks import main_step
-from rlgraph.passes.placement.choose import Choice
-from rlgraph.passes.placement.search.progress import Line as ProgressLine
-from rlgraph.passes.placement.tails import sampling
+from rlgraph.passes.placement.choose import PlacementChoice
+from rlgraph.passes.placement.search.progress import ProgressLine
+from rlgraph.passes.placement.tails import sampling_groups
 
 TIMES = 4
 """The ratio of consecutive block sizes that are tried."""
@@ -34,7 +34,7 @@ PAYS = 0.001
 """The share of a step that streaming must save."""
 
 
-def with_blocks(choice: Choice, timed: Timed) -> Choice:
+def with_blocks(choice: PlacementChoice, timed: SimulatedSeconds) -> PlacementChoice:
     """Return a choice with the best block of each table whose line leaves it open, one table after the other, with the
     tails that it has. Where no block saves anything, the table does not stream unless it has a tail. Raises Interrupted
     with the best so far after Ctrl-C."""
@@ -51,13 +51,13 @@ def with_blocks(choice: Choice, timed: Timed) -> Choice:
                 except KeyboardInterrupt:
                     progress.close()
                     print(f"interrupted: the block of `{line.table}` is the best that was tried", file=sys.stderr)
-                    raise Interrupted(search.best()) from None
+                    raise ChoiceInterrupted(search.best()) from None
                 choice = search.best()
     return choice
 
 
 @dataclass(frozen=True)
-class Streamed:
+class StreamingGain:
     """The effect of streaming a table that does not stream."""
 
     table: str
@@ -69,22 +69,22 @@ class Streamed:
     """Simulated seconds of a step without."""
 
 
-def unsaid(choice: Choice, ends: float = inf) -> Iterator[Streamed]:
+def streaming_gains(choice: PlacementChoice, ends: float = inf) -> Iterator[StreamingGain]:
     """Return the best block of each table that the schedule does not stream but its engine could. ends: the monotonic
     time at which to stop trying; what was not tried by then is left out."""
     with closing(ProgressLine("simulating what could stream")) as progress:
-        for table in unstreamed(choice):
-            search = _Search(choice, Stream(table), progress, Timed(STEPS), ends)
+        for table in streamable_tables(choice):
+            search = _Search(choice, Stream(table), progress, SimulatedSeconds(STEPS), ends)
             try:
                 search.run()
             except ProgramError:
                 continue
             best = min((rows for rows in search.tried if rows), key=search.tried.__getitem__, default=None)
             if best is not None and None in search.tried:
-                yield Streamed(table, best, search.tried[best], search.tried[None])
+                yield StreamingGain(table, best, search.tried[best], search.tried[None])
 
 
-def unstreamed(choice: Choice) -> list[str]:
+def streamable_tables(choice: PlacementChoice) -> list[str]:
     """Return the sampled tables of a step that the schedule does not stream but their engines could."""
     asked = choice.question
     streamed = {line.table for line in asked.schedule.streams}
@@ -94,11 +94,11 @@ def unstreamed(choice: Choice) -> list[str]:
         table
         for table in tables
         if table not in streamed
-        and all(engine(group.engine).streams for group in sampling(table, choice.plan, asked.program))
+        and all(engine(group.engine).streams for group in sampling_groups(table, choice.plan, asked.program))
     ]
 
 
-def sizes(choice: Choice, line: Stream) -> Iterator[int]:
+def block_sizes(choice: PlacementChoice, line: Stream) -> Iterator[int]:
     """Return the block sizes in rows that are tried; they are multiples of whole groups of samples."""
     tasks = [task for task in choice.problem.tasks if task.name.split(".")[0] == line.table]
     batch_rows = sum(batch.rows for task in tasks[:1] for batch in task.batches)
@@ -116,7 +116,9 @@ def sizes(choice: Choice, line: Stream) -> Iterator[int]:
 class _Search:
     """The search for the block of one table."""
 
-    def __init__(self, choice: Choice, line: Stream, progress: ProgressLine, timed: Timed, ends: float = inf) -> None:
+    def __init__(
+        self, choice: PlacementChoice, line: Stream, progress: ProgressLine, timed: SimulatedSeconds, ends: float = inf
+    ) -> None:
         self.choice, self.line, self.progress, self.timed, self.ends = choice, line, progress, timed, ends
         self.tailed = any(tail.table == line.table for tail in choice.question.schedule.tails)
         self.others = tuple(block for block in choice.plan.blocks if block[0] != line.table)
@@ -125,7 +127,7 @@ class _Search:
 
     def run(self) -> None:
         """Try the whole batch, and blocks from small to large."""
-        candidates = sizes(self.choice, self.line)
+        candidates = block_sizes(self.choice, self.line)
         for rows in candidates if self.tailed else (None, *candidates):
             if monotonic() < self.ends:
                 self.seconds(rows)
@@ -137,7 +139,7 @@ class _Search:
             self.tried[rows] = self.timed.seconds(self.with_block(rows))
         return self.tried[rows]
 
-    def with_block(self, rows: int | None) -> Choice:
+    def with_block(self, rows: int | None) -> PlacementChoice:
         """Return the choice with this block; None: without streaming."""
         plan, table = self.choice.plan, self.line.table
         blocks = self.others if rows is None else (*self.others, (table, rows))
@@ -146,7 +148,7 @@ class _Search:
             free = (*free, table)
         return replace(self.choice, plan=replace(plan, blocks=blocks, free=free), simulated=None)
 
-    def best(self) -> Choice:
+    def best(self) -> PlacementChoice:
         """Return the choice with the best block that was tried."""
         best = min(self.tried, key=self.tried.__getitem__, default=None)
         if None in self.tried and best is not None and self.tried[best] > (1 - PAYS) * self.tried[None]:

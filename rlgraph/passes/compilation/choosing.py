@@ -9,17 +9,17 @@ from time import monotonic
 from typing import Any, cast
 
 from rlgraph.backends.enginespec.registry import engine, engines, installed
-from rlgraph.catalog.clusters.units import shown_seconds
+from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.graph import Phase, Program
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ir.types import Handle
 from rlgraph.ops import work_of
-from rlgraph.ops.nodes import NODES, at_once, model_of
+from rlgraph.ops.nodes import NODES, concurrent_batches, model_of
 from rlgraph.ops.work import operations
-from rlgraph.passes.compilation.hosts import crowded, fullest, hosts
-from rlgraph.passes.compilation.planning import find_shapes, unneeded
+from rlgraph.passes.compilation.hosts import fullest_node, host_memory_shortage, offloaded_by_node
+from rlgraph.passes.compilation.planning import find_shapes, unused_lines
 from rlgraph.passes.compilation.target import Target
 from rlgraph.passes.cost.fusing import Fusion
 from rlgraph.passes.cost.peak import Peak, peaks
@@ -27,20 +27,20 @@ from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.tasks import main_step
 from rlgraph.passes.placement.choose import (
     SLEEPERS,
-    Choice,
-    Question,
+    PlacementChoice,
+    PlacementQuery,
     choose,
-    choose_asleep,
     choose_unfused,
     choose_until,
+    choose_with_offload,
     is_small,
-    refused,
+    no_plan_error,
     with_other_engines,
-    with_pieces,
+    with_shared_pipelines,
 )
-from rlgraph.passes.placement.runners_up import beside, streamed, without_open
+from rlgraph.passes.placement.runners_up import next_best_choices, streamed_tables, without_open_lines
 from rlgraph.passes.placement.search.progress import OutOfTime
-from rlgraph.passes.rewrites.accumulate import added_up
+from rlgraph.passes.rewrites.accumulate import accumulating_models
 from rlgraph.user_code.files import Folders
 
 BESIDE = 2
@@ -50,17 +50,17 @@ NOTED = 0.05
 """The share of a step that the host must work to be reported."""
 
 
-def chosen(program: Program, schedule: Schedule, folders: Folders, target: Target) -> Choice:
+def choose_plan(program: Program, schedule: Schedule, folders: Folders, target: Target) -> PlacementChoice:
     """Return the best plan for a cluster; where rows stream or move, or steps overlap, it is the one that the simulator
     prefers. Raises ProgramError where a model's shape is unknown, and where nothing fits."""
-    asked = question(program, schedule, folders, target)
+    asked = pose_question(program, schedule, folders, target)
     ends = monotonic() + asked.search_seconds
     choice = _search_whole_batches(asked, target, ends)
-    if choice.problem.older or streamed(schedule):
+    if choice.problem.older or streamed_tables(schedule):
         # Only this case loads the simulator.
-        from rlgraph.passes.compilation.finalists import better
+        from rlgraph.passes.compilation.finalists import choose_simulated
 
-        return better(choice, *_alternatives(choice, target, ends))
+        return choose_simulated(choice, *_alternatives(choice, target, ends))
     if target.stream and is_small(choice.problem, choice.question):
         from rlgraph.passes.compilation.streaming import with_streams
 
@@ -68,7 +68,7 @@ def chosen(program: Program, schedule: Schedule, folders: Folders, target: Targe
     return choice
 
 
-def _search_whole_batches(asked: Question, target: Target, ends: float) -> Choice:
+def _search_whole_batches(asked: PlacementQuery, target: Target, ends: float) -> PlacementChoice:
     """Return the best plan that works by whole batches. If a plan fits without offloading, plans with offloading are
     only searched for small problems. Raises ProgramError where nothing fits."""
     choice = choose(replace(asked, offload=False))
@@ -76,24 +76,24 @@ def _search_whole_batches(asked: Question, target: Target, ends: float) -> Choic
     if choice is None and target.offload and (left := ends - monotonic()) > 0:
         choice = choose(replace(asked, search_seconds=left))
     elif choice is not None and _may_offload(choice, target) and (left := ends - monotonic()) > 0:
-        choice = choose_asleep(replace(asked, search_seconds=left), choice)
+        choice = choose_with_offload(replace(asked, search_seconds=left), choice)
     if choice is None:
         for variant in with_other_engines(replace(asked, offload=target.offload)):
             if (left := ends - monotonic()) <= 0 or (choice := choose(replace(variant, search_seconds=left))):
                 break
     if choice is None:
-        host_problem = crowded(asked, ends)
-        refusal = refused(replace(asked, search_seconds=ends - monotonic()))
+        host_problem = host_memory_shortage(asked, ends)
+        refusal = no_plan_error(replace(asked, search_seconds=ends - monotonic()))
         raise ProgramError([host_problem, *refusal.diagnostics]) if host_problem else refusal
     return _without_tight_fusions(choice, ends)
 
 
-def _alternatives(choice: Choice, target: Target, ends: float) -> Iterator[Choice]:
+def _alternatives(choice: PlacementChoice, target: Target, ends: float) -> Iterator[PlacementChoice]:
     """Return other plans that may be better than the best one since work overlaps that the search lays out
     sequentially, and the best plan without what the schedule leaves to the plan: there trainings may share pipelines
     and models may be offloaded."""
-    tables, questions = streamed(choice.question.schedule), list[Question]()
-    closed = without_open(choice.question.schedule)
+    tables, questions = streamed_tables(choice.question.schedule), list[PlacementQuery]()
+    closed = without_open_lines(choice.question.schedule)
     if closed != choice.question.schedule and (left := ends - monotonic()) > 0:
         closed_question = replace(
             choice.question, schedule=closed, apart=(), offload=target.offload, search_seconds=left
@@ -114,24 +114,24 @@ def _alternatives(choice: Choice, target: Target, ends: float) -> Iterator[Choic
                 choices.append(_without_tight_fusions(other, ends))
                 yield choices[-1]
         if tables and is_small(choice.problem, choice.question):
-            yield from map(_with_room, beside(choices, BESIDE, ends))
+            yield from map(_with_room, next_best_choices(choices, BESIDE, ends))
     except OutOfTime:
         return
 
 
-def _may_offload(choice: Choice, target: Target) -> bool:
+def _may_offload(choice: PlacementChoice, target: Target) -> bool:
     """Return whether plans with offloading are searched although a plan fits without it. Where work overlaps, models
     would be loaded for each piece of it, which the search does not count."""
     return target.offload and choice.question.cluster.devices <= SLEEPERS and not overlaps(choice)
 
 
-def _with_room(choice: Choice) -> Choice:
+def _with_room(choice: PlacementChoice) -> PlacementChoice:
     """Return a choice without shared pipelines for whose micro-batches of all models there is no memory, which the
     search only estimates, and without those of a schedule whose models are offloaded."""
     plan, options = choice.plan, choice.found.options
     if not plan.fused:
         return choice
-    full = {pool for pool, peak in memory(choice).items() if not peak.fits}
+    full = {pool for pool, peak in peak_memory(choice).items() if not peak.fits}
     trained = {
         component.model: number
         for number, component in enumerate(choice.problem.components)
@@ -146,10 +146,12 @@ def _with_room(choice: Choice) -> Choice:
     pieces = tuple(tuple(trained[model] for model in fused.models) for fused in fitting)
     if fitting == plan.fused and pieces == choice.found.pieces:
         return choice
-    return replace(choice, plan=replace(plan, fused=fitting), found=with_pieces(choice.problem, choice.found, pieces))
+    return replace(
+        choice, plan=replace(plan, fused=fitting), found=with_shared_pipelines(choice.problem, choice.found, pieces)
+    )
 
 
-def _without_tight_fusions(choice: Choice, ends: float) -> Choice:
+def _without_tight_fusions(choice: PlacementChoice, ends: float) -> PlacementChoice:
     """Return a choice whose shared pipelines fit into memory: the choice itself, or, if some do not fit, the better one
     of the choice without them and of a new search without fusion."""
     fitting = _with_room(choice)
@@ -163,12 +165,12 @@ def _without_tight_fusions(choice: Choice, ends: float) -> Choice:
     return _without_tight_fusions(unfused, ends) if answer.pieces else unfused
 
 
-def warnings(choice: Choice, schedule: Schedule) -> tuple[Diagnostic, ...]:
+def warnings(choice: PlacementChoice, schedule: Schedule) -> tuple[Diagnostic, ...]:
     """Return warnings about parts of a schedule that the chosen plan does not use."""
-    return tuple(unneeded(choice.question.program, choice.plan, schedule))
+    return tuple(unused_lines(choice.question.program, choice.plan, schedule))
 
 
-def question(program: Program, schedule: Schedule, folders: Folders, target: Target) -> Question:
+def pose_question(program: Program, schedule: Schedule, folders: Folders, target: Target) -> PlacementQuery:
     """Return the question to the search. Raises ProgramError where a model's shape is unknown."""
     shapes = find_shapes(program, folders)
     work = operations(program)
@@ -187,7 +189,7 @@ def question(program: Program, schedule: Schedule, folders: Folders, target: Tar
     usable_engines = tuple(
         name for name, spec in engines().items() if spec.preference and (not target.on_cpus or name in installed())
     )
-    return Question(
+    return PlacementQuery(
         program,
         schedule,
         shapes,
@@ -203,23 +205,23 @@ def question(program: Program, schedule: Schedule, folders: Folders, target: Tar
     )
 
 
-def memory(choice: Choice) -> dict[str, Peak]:
+def peak_memory(choice: PlacementChoice) -> dict[str, Peak]:
     """Return the moment of the highest memory use of each pool."""
     asked = choice.question
-    accumulated = added_up(asked.program, choice.plan)
+    accumulated = accumulating_models(asked.program, choice.plan)
     return peaks(
         choice.plan, choice.problem.tasks, choice.configs, asked.cluster, asked.constants, accumulated=accumulated
     )
 
 
-def tokens(choice: Choice) -> float:
+def tokens(choice: PlacementChoice) -> float:
     """Return the tokens of the rows that a step samples or encodes, with their prompts, for the reported throughput."""
     generated = [task.tokens * task.times for task in choice.problem.tasks if work_of(task.op) == "generates"]
     trained = [task.tokens * task.times for task in choice.problem.tasks if work_of(task.op) == "trains"]
     return sum(generated) or sum(trained)
 
 
-def work_seconds(choice: Choice) -> dict[str, float]:
+def work_seconds(choice: PlacementChoice) -> dict[str, float]:
     """Return the busy seconds of all pools in a step, for `generate`, `read` and `train`. Pools work concurrently, so
     they may add up to more than the step."""
     busy: dict[str, float] = {}
@@ -233,7 +235,7 @@ def work_seconds(choice: Choice) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
+class HostWork:
     """The work of the host process in a step: tensor mathematics between models, and functions that have no pool of
     cpus."""
 
@@ -245,15 +247,15 @@ class Hosted:
         """Return a note on its part of a step of so many seconds, and what to do about it; empty where it is small."""
         if self.seconds < NOTED * step:
             return ""
-        text = f"the host works {shown_seconds(self.seconds)} of a step ({self.seconds / step:.0%})"
+        text = f"the host works {format_seconds(self.seconds)} of a step ({self.seconds / step:.0%})"
         large = [name for name, seconds in self.functions.items() if seconds > self.seconds / 10]
         if not large:
             return text
-        shown = [f"{shown_seconds(self.functions[name])} of it in `{name}`" for name in large]
+        shown = [f"{format_seconds(self.functions[name])} of it in `{name}`" for name in large]
         return f"{text}, {', '.join(shown)}: `place {', '.join(large)} on judges`, a pool of cpus, takes it over"
 
 
-def hosted(choice: Choice) -> Hosted:
+def host_work(choice: PlacementChoice) -> HostWork:
     """Return the work of the host process in a step of a plan."""
     problem, functions = choice.problem, dict[str, float]()
     total = 0.0
@@ -263,17 +265,21 @@ def hosted(choice: Choice) -> Hosted:
         total += seconds
         if task.code and seconds:
             functions[task.code] = functions.get(task.code, 0.0) + seconds
-    return Hosted(total, dict(sorted(functions.items(), key=lambda item: -item[1])))
+    return HostWork(total, dict(sorted(functions.items(), key=lambda item: -item[1])))
 
 
-def overlaps(choice: Choice) -> bool:
+def overlaps(choice: PlacementChoice) -> bool:
     """Return whether work is done concurrently that the search lays out sequentially."""
     phase = main_step(choice.question.program)
-    ahead = any(at_once(node, node.attr("rows")) > 1 for node in phase.graph.walk() if NODES[node.op].loop == "rounds")
+    ahead = any(
+        concurrent_batches(node, node.attr("rows")) > 1
+        for node in phase.graph.walk()
+        if NODES[node.op].loop == "rounds"
+    )
     return ahead or bool(choice.plan.blocks) or phase.staleness.steps > 0 or _samples_together(choice, phase)
 
 
-def _samples_together(choice: Choice, phase: Phase) -> bool:
+def _samples_together(choice: PlacementChoice, phase: Phase) -> bool:
     """Return whether a replica samples rows of several requests with the same weights concurrently."""
     types = phase.graph.values()
     requests = Counter((model_of(node), node.op) for node in phase.graph.walk() if NODES[node.op].generates)
@@ -284,7 +290,7 @@ def _samples_together(choice: Choice, phase: Phase) -> bool:
     )
 
 
-def fusions(choice: Choice) -> dict[str, Fusion]:
+def fusion_timetables(choice: PlacementChoice) -> dict[str, Fusion]:
     """Return the timetable of each shared pipeline, for the largest mini-batches."""
     asked, timetables = choice.question, dict[str, Fusion]()
     predictor = Predictor(choice.plan, choice.configs, asked.cluster, asked.constants)
@@ -299,15 +305,15 @@ def fusions(choice: Choice) -> dict[str, Fusion]:
     return timetables
 
 
-def predicted(choice: Choice) -> Mapping[str, Any]:
+def plan_prediction(choice: PlacementChoice) -> Mapping[str, Any]:
     """Return the prediction as the plan file has it."""
     seconds = choice.simulated
     if seconds is None and overlaps(choice):
         # The simulator takes longer to import than many searches take.
-        from rlgraph.passes.compilation.overlap import overlapped
+        from rlgraph.passes.compilation.overlap import simulate_seconds
 
-        seconds = overlapped(choice)
-    full, before = memory(choice), choice.found.before
+        seconds = simulate_seconds(choice)
+    full, before = peak_memory(choice), choice.found.before
     asleep = _asleep(choice, full)
     return {
         "seconds": choice.found.seconds if seconds is None else seconds,
@@ -325,7 +331,7 @@ def predicted(choice: Choice) -> Mapping[str, Any]:
                 "in_turn_seconds": fusion.in_turn,
                 "micro_batches": {model.name: model.micro_batches for model in fusion.problem.models},
             }
-            for models, fusion in fusions(choice).items()
+            for models, fusion in fusion_timetables(choice).items()
         }
         or None,
         "memory": {
@@ -336,20 +342,20 @@ def predicted(choice: Choice) -> Mapping[str, Any]:
     }
 
 
-def _asleep(choice: Choice, full: Mapping[str, Peak]) -> Mapping[str, Mapping[str, object]]:
+def _asleep(choice: PlacementChoice, full: Mapping[str, Peak]) -> Mapping[str, Mapping[str, object]]:
     """Return for each pool with offloaded models what of them is in the hosts' memory."""
-    by_node, pools = hosts(choice), {pool.name: pool for pool in choice.plan.pools}
+    by_node, pools = offloaded_by_node(choice), {pool.name: pool for pool in choice.plan.pools}
     by_pool: dict[str, Mapping[str, object]] = {}
     for name, peak in full.items():
         if peak.asleep:
-            node = fullest(by_node, pools[name], choice.question.cluster)
+            node = fullest_node(by_node, pools[name], choice.question.cluster)
             node_memory = {"node": round(node.bytes), "node_capacity": round(node.capacity)} if node else {}
             by_pool[name] = {"host": round(peak.host), **node_memory, "asleep": dict(peak.asleep)}
     return by_pool
 
 
-def sections(choice: Choice, target: Target) -> Mapping[str, Mapping[str, Any]]:
+def plan_file_sections(choice: PlacementChoice, target: Target) -> Mapping[str, Mapping[str, Any]]:
     """Return the sections of the plan file about the search."""
     cluster = {"text": target.cluster.text, "devices": target.cluster.devices}
-    prediction = {name: value for name, value in predicted(choice).items() if value is not None}
+    prediction = {name: value for name, value in plan_prediction(choice).items() if value is not None}
     return {"cluster": cluster, "assumptions": target.assumptions(), "predicted": prediction}

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rlgraph.errors import Diagnostic, Source, nearest
+from rlgraph.errors import Diagnostic, Source, did_you_mean
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.schedule import Schedule
@@ -21,9 +21,9 @@ from rlgraph.passes.rewrites.pipeline import Stage
 from rlgraph.user_code.files import Folders
 
 if TYPE_CHECKING:
-    from rlgraph.passes.compilation.planning import Placed
+    from rlgraph.passes.compilation.planning import PlannedProgram
     from rlgraph.passes.compilation.target import Target
-    from rlgraph.passes.placement.choose import Choice
+    from rlgraph.passes.placement.choose import PlacementChoice
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Compilation:
         names."""
         programs = {stage.name: stage.program for stage in self.stages}
         if name not in programs:
-            hint = nearest(name, programs) or f"there are {', '.join(programs)}"
+            hint = did_you_mean(name, programs) or f"there are {', '.join(programs)}"
             raise LookupError(f"there is no pass {name}: {hint}")
         return programs[name]
 
@@ -84,27 +84,27 @@ class Compilation:
         return self.target is not None or self.file is not None or bool(self.schedule.span.line)
 
     @cached_property
-    def placed(self) -> Placed:
+    def placed(self) -> PlannedProgram:
         """The plan, and what is known of the models. Raises ProgramError where the program cannot run as scheduled."""
-        from rlgraph.passes.compilation.planning import Placed, find_shapes, here, placed
+        from rlgraph.passes.compilation.planning import PlannedProgram, find_shapes, placed, this_machine
 
         if self.file is not None:
-            return Placed(self.file.plan, find_shapes(self.program, self.folders), ())
+            return PlannedProgram(self.file.plan, find_shapes(self.program, self.folders), ())
         if self.target is not None:
             from rlgraph.passes.compilation.choosing import warnings
 
-            return Placed(self.choice.plan, self.choice.question.shapes, warnings(self.choice, self.schedule))
-        return placed(self.program, self.schedule, self.folders, here(self.devices))
+            return PlannedProgram(self.choice.plan, self.choice.question.shapes, warnings(self.choice, self.schedule))
+        return placed(self.program, self.schedule, self.folders, this_machine(self.devices))
 
     @cached_property
-    def choice(self) -> Choice:
+    def choice(self) -> PlacementChoice:
         """The plan that was found for its cluster, with the search's problem. Raises ProgramError where none fits, and
         ValueError without a cluster."""
-        from rlgraph.passes.compilation.choosing import chosen
+        from rlgraph.passes.compilation.choosing import choose_plan
 
         if self.target is None:
             raise ValueError('without a cluster no plan is chosen: compile(..., cluster="1x8:h100-80gb")')
-        return chosen(self.program, self.schedule, self.folders, self.target)
+        return choose_plan(self.program, self.schedule, self.folders, self.target)
 
     @property
     def plan(self) -> Plan:
@@ -123,9 +123,9 @@ class Compilation:
         """The sections of its plan file besides the plan."""
         if self.target is None:
             return {} if self.file is None else self.file.sections
-        from rlgraph.passes.compilation.choosing import sections
+        from rlgraph.passes.compilation.choosing import plan_file_sections
 
-        return sections(self.choice, self.target)
+        return plan_file_sections(self.choice, self.target)
 
     def checked_placement(self) -> Self:
         """Return the same with the warnings of its placement; raises ProgramError where the schedule cannot be

@@ -12,8 +12,15 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import LARGEST
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.heads import headless
-from rlgraph.passes.compilation.programs import Opened, changes, columns_in, faults_in, open_program, with_quotes
+from rlgraph.passes.compilation.heads import missing_heads
+from rlgraph.passes.compilation.programs import (
+    OpenedProgram,
+    column_reader,
+    fault_finder,
+    open_program,
+    parse_settings,
+    with_quote_hints,
+)
 from rlgraph.passes.compilation.schedules import with_schedule
 from rlgraph.passes.rewrites.pipeline import run_passes
 
@@ -21,25 +28,27 @@ if TYPE_CHECKING:
     from rlgraph.passes.compilation.target import Target
 
 
-def checked(opened: Opened, settings: Mapping[str, str], schedule: str | Path | None = None) -> Checked:
+def check_program(opened: OpenedProgram, settings: Mapping[str, str], schedule: str | Path | None = None) -> Checked:
     """Check a program with its schedule, a path or a text. Raises ProgramError with all mistakes in them."""
     folders = opened.folders
     try:
-        program = check_all(opened.source, changes(settings), columns=columns_in(folders), faults=faults_in(folders))
+        program = check_all(
+            opened.source, parse_settings(settings), columns=column_reader(folders), faults=fault_finder(folders)
+        )
     except ProgramError as error:
-        raise ProgramError(with_quotes(error.diagnostics)) from None
+        raise ProgramError(with_quote_hints(error.diagnostics)) from None
     return program if schedule is None else with_schedule(program, open_program(schedule, "<schedule>"))
 
 
 def compiled(
-    opened: Opened, settings: Mapping[str, str], found: Checked, devices: int = 1, target: Target | None = None
+    opened: OpenedProgram, settings: Mapping[str, str], found: Checked, devices: int = 1, target: Target | None = None
 ) -> Compilation:
     """Return the program after every pass. Raises ProgramError if it cannot run as its schedule says, or on its
     cluster."""
     if not isinstance(devices, int) or isinstance(devices, bool) or not 1 <= devices <= LARGEST:
         message = f"`devices` is a whole number from 1 to {LARGEST:,}"
         raise UsageMistake(Diagnostic("E0902", message, NO_SPAN, "`devices=8`"))
-    if problems := headless(found.program, opened.folders):
+    if problems := missing_heads(found.program, opened.folders):
         raise ProgramError(problems)
     typed = found.program if target is None else with_dtypes(found.program, not target.on_cpus)
     stages = tuple(run_passes(typed))

@@ -10,11 +10,11 @@ from math import inf
 
 from rlgraph.backends.sim.steady_state import FEWEST
 from rlgraph.passes.compilation.blocks import STEPS, with_blocks
-from rlgraph.passes.compilation.overlap import Interrupted, Timed, overlapped, streams
+from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulatedSeconds, simulate_seconds, streaming_key
 from rlgraph.passes.compilation.tails import with_tails
-from rlgraph.passes.placement.choose import Choice, problem_of
-from rlgraph.passes.placement.runners_up import soonest
-from rlgraph.passes.placement.search.incumbent import Found
+from rlgraph.passes.placement.choose import PlacementChoice, make_problem
+from rlgraph.passes.placement.runners_up import streamed_value
+from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.problem import Problem
 
 TAILS = 0.05
@@ -25,28 +25,28 @@ STREAMED, MOVED = 0.05, 0.35
 since both estimates are approximate, and where the last rows move, since devices are free earlier."""
 
 
-def better(first: Choice, *others: Choice, steps: int = FEWEST) -> Choice:
+def choose_simulated(first: PlacementChoice, *others: PlacementChoice, steps: int = FEWEST) -> PlacementChoice:
     """Return the best of some plans, with the best blocks and tails where the schedule leaves these open, as an answer
     to the first one's question. Bounds hold for plans without blocks and tails. steps: how many steps of each plan are
     simulated."""
-    candidates = [*distinct((first, *others))]
+    candidates = [*distinct_plans((first, *others))]
     if len(candidates) == 1:
         try:
-            return refined(first)
-        except Interrupted as interrupted:
+            return refine(first)
+        except ChoiceInterrupted as interrupted:
             return interrupted.choice
     best, least = None, inf
 
-    def answered(choice: Choice, simulated: Choice) -> Choice:
-        return simulated if choice is first else answer(simulated, first)
+    def answered(choice: PlacementChoice, simulated: PlacementChoice) -> PlacementChoice:
+        return simulated if choice is first else as_answer(simulated, first)
 
     # Plans with nothing open come first: they need one simulation, and may rule out others.
     for choice in sorted(candidates, key=_open):
         if best is not None and _hopeless(choice, least):
             continue
         try:
-            tried = with_seconds(choice, steps, least)
-        except Interrupted as interrupted:
+            tried = simulate_choice(choice, steps, least)
+        except ChoiceInterrupted as interrupted:
             best = best or answered(choice, interrupted.choice)
             break
         value = value_of(tried)
@@ -60,46 +60,48 @@ def better(first: Choice, *others: Choice, steps: int = FEWEST) -> Choice:
     return best
 
 
-def _open(choice: Choice) -> bool:
+def _open(choice: PlacementChoice) -> bool:
     """Return whether a line of the schedule leaves blocks or a tail to the plan."""
     schedule = choice.question.schedule
     return any(line.open for line in schedule.streams) or any(line.open for line in schedule.tails)
 
 
-def _hopeless(choice: Choice, least: float) -> bool:
+def _hopeless(choice: PlacementChoice, least: float) -> bool:
     """Return whether no blocks or tails can make a plan as good as `least`; false where steps overlap, when it is
     unknown."""
     if choice.question.in_turn or choice.problem.older:
         return False
-    return (1 - (MOVED if choice.question.schedule.tails else STREAMED)) * soonest(choice) >= least
+    return (1 - (MOVED if choice.question.schedule.tails else STREAMED)) * streamed_value(choice) >= least
 
 
-def with_seconds(choice: Choice, steps: int, least: float = inf, timed: Timed | None = None) -> Choice:
+def simulate_choice(
+    choice: PlacementChoice, steps: int, least: float = inf, timed: SimulatedSeconds | None = None
+) -> PlacementChoice:
     """Return a choice with blocks and tails and its simulated seconds, if it can be simulated. least: the value of
     another plan; for a plan that is far behind it, the seconds of the short simulation suffice. timed: earlier
     simulations of the plan."""
-    timed = timed or Timed(STEPS)
-    candidate = refined(choice, timed, least)
-    seconds = timed.known(candidate) if _behind(candidate, timed, least) else overlapped(candidate, steps)
+    timed = timed or SimulatedSeconds(STEPS)
+    candidate = refine(choice, timed, least)
+    seconds = timed.known(candidate) if _behind(candidate, timed, least) else simulate_seconds(candidate, steps)
     return replace(candidate, simulated=seconds)
 
 
-def refined(choice: Choice, timed: Timed | None = None, least: float = inf) -> Choice:
+def refine(choice: PlacementChoice, timed: SimulatedSeconds | None = None, least: float = inf) -> PlacementChoice:
     """Return a choice with blocks and tails where the schedule leaves them open. They are chosen alternately until none
     changes, since the best blocks with a tail differ from those without. Only the usual tail is tried for a choice far
     behind `least`. Raises Interrupted after Ctrl-C."""
-    timed, seen = timed or Timed(STEPS), [streams(choice)]
+    timed, seen = timed or SimulatedSeconds(STEPS), [streaming_key(choice)]
     while True:
         choice = with_blocks(choice, timed)
         if _behind(choice, timed, least):
             return choice
         choice = with_tails(choice, timed)
-        if streams(choice) in seen:
+        if streaming_key(choice) in seen:
             return choice
-        seen.append(streams(choice))
+        seen.append(streaming_key(choice))
 
 
-def _behind(choice: Choice, timed: Timed, least: float) -> bool:
+def _behind(choice: PlacementChoice, timed: SimulatedSeconds, least: float) -> bool:
     """Return whether a plan with a tail is worse than `least` by more than other tails can save."""
     seconds = timed.known(choice)
     if seconds is None or not choice.plan.tails:
@@ -108,7 +110,7 @@ def _behind(choice: Choice, timed: Timed, least: float) -> bool:
     return value is not None and value > (1 + TAILS) * least
 
 
-def distinct(choices: Iterable[Choice]) -> Iterator[Choice]:
+def distinct_plans(choices: Iterable[PlacementChoice]) -> Iterator[PlacementChoice]:
     """Return the choices without those whose plan an earlier one has."""
     seen = []
     for choice in choices:
@@ -117,17 +119,17 @@ def distinct(choices: Iterable[Choice]) -> Iterator[Choice]:
             yield choice
 
 
-def answer(other: Choice, first: Choice) -> Choice:
+def as_answer(other: PlacementChoice, first: PlacementChoice) -> PlacementChoice:
     """Return a plan that was found for another question as an answer to the first one's; lines of the schedule that it
     does not use are left out."""
     asked = replace(first.question, apart=other.question.apart, schedule=other.question.schedule)
-    problem = problem_of(asked)
+    problem = make_problem(asked)
     searched = _recomputed(problem, other.found)
     searched = replace(searched, bound=min(first.found.bound, searched.searched.value))
     return replace(other, found=searched, problem=problem, question=asked)
 
 
-def _recomputed(problem: Problem, result: Found) -> Found:
+def _recomputed(problem: Problem, result: SearchResult) -> SearchResult:
     """Return a search result with its seconds and value, and those of the results before it, recomputed for a
     problem."""
     seconds = problem.whole(result.blocks, result.options, result.pieces)
@@ -136,7 +138,7 @@ def _recomputed(problem: Problem, result: Found) -> Found:
     return replace(result, seconds=seconds, value=value, before=before)
 
 
-def value_of(choice: Choice) -> float | None:
+def value_of(choice: PlacementChoice) -> float | None:
     """Return what is minimized, by the simulated seconds; None if it was not simulated."""
     if choice.simulated is None:
         return None

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from rlgraph.catalog.models.heads import lacks_head, no_head, told
+from rlgraph.catalog.models.heads import lacks_head, missing_head, missing_head_message
 from rlgraph.errors import Diagnostic
 from rlgraph.ir.graph import Program, Record
-from rlgraph.ops.bases import learnt
+from rlgraph.ops.bases import is_changed
 from rlgraph.user_code.files import Folders
 
 
-def headless(program: Program, folders: Folders) -> list[Diagnostic]:
+def missing_heads(program: Program, folders: Folders) -> list[Diagnostic]:
     """Return diagnostics for such models that nothing trains. folders: those to which relative paths refer."""
     diagnostics = []
     for model in program.models:
-        if model.copy_of or model.kind == "causal_lm" or isinstance(model.source, Record) or learnt(program, model):
+        if model.copy_of or model.kind == "causal_lm" or isinstance(model.source, Record) or is_changed(program, model):
             continue
         source = str(model.source)
         local = folders.find(source)
         if lacks_head(str(local) if local.is_dir() else source):
-            diagnostics.append(told(model.name, no_head(model.kind, source), model.span))
+            diagnostics.append(missing_head(model.name, missing_head_message(model.kind, source), model.span))
     return diagnostics

@@ -8,38 +8,38 @@ from dataclasses import replace
 from math import inf
 
 from rlgraph.catalog.clusters.cluster import Cluster
-from rlgraph.catalog.clusters.units import show
+from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.errors import Diagnostic
 from rlgraph.ir.plan import Pool
-from rlgraph.passes.cost.peak import Lodging, lodgings
-from rlgraph.passes.placement.choose import Choice, Question, choose_until
+from rlgraph.passes.cost.peak import OffloadedModels, lodgings
+from rlgraph.passes.placement.choose import PlacementChoice, PlacementQuery, choose_until
 from rlgraph.passes.placement.search.progress import OutOfTime
-from rlgraph.passes.rewrites.accumulate import added_up
+from rlgraph.passes.rewrites.accumulate import accumulating_models
 
 
-def hosts(choice: Choice) -> dict[int, Lodging]:
+def offloaded_by_node(choice: PlacementChoice) -> dict[int, OffloadedModels]:
     """Return what is offloaded to each node's host, by the number of the node."""
     asked, plan = choice.question, choice.plan
-    accumulated = added_up(asked.program, plan)
+    accumulated = accumulating_models(asked.program, plan)
     return lodgings(plan, choice.problem.tasks, choice.configs, asked.cluster, asked.constants, accumulated)
 
 
-def fullest(found: Mapping[int, Lodging], pool: Pool, cluster: Cluster) -> Lodging | None:
+def fullest_node(found: Mapping[int, OffloadedModels], pool: Pool, cluster: Cluster) -> OffloadedModels | None:
     """Return the node of a pool with the most offloaded bytes, of all pools together; None if there are none."""
     nodes = range(cluster.node(pool.first), cluster.node(pool.first + pool.devices - 1) + 1)
     return max((found[node] for node in nodes if node in found), key=lambda lodging: lodging.bytes, default=None)
 
 
-def told(node: int, found: Lodging) -> str:
+def host_memory_message(node: int, found: OffloadedModels) -> str:
     """Return the message for a node whose host's memory is too small."""
-    who = ", ".join(f"{show(size, 'bytes')} of `{name}`" for name, size in found.parts)
+    who = ", ".join(f"{format_quantity(size, 'bytes')} of `{name}`" for name, size in found.parts)
     return (
-        f"{show(found.bytes, 'bytes')} sleep in the memory of node {node}'s host ({who}), and "
-        f"{show(found.capacity, 'bytes')} of it can be used"
+        f"{format_quantity(found.bytes, 'bytes')} sleep in the memory of node {node}'s host ({who}), and "
+        f"{format_quantity(found.capacity, 'bytes')} of it can be used"
     )
 
 
-def crowded(question: Question, ends: float) -> Diagnostic | None:
+def host_memory_shortage(question: PlacementQuery, ends: float) -> Diagnostic | None:
     """Return a diagnostic if nothing fits but something would if hosts had more memory; else None. ends: the monotonic
     time at which to stop."""
     if not question.offload:
@@ -50,12 +50,14 @@ def crowded(question: Question, ends: float) -> Diagnostic | None:
         return None
     if choice is None:
         return None
-    full = [item for item in hosts(replace(choice, question=question)).items() if not item[1].fits]
+    full = [item for item in offloaded_by_node(replace(choice, question=question)).items() if not item[1].fits]
     if not full:
         return None
     node, most = max(full, key=lambda item: item[1].bytes)
     island = question.cluster.home(node)
-    needed = show(most.bytes / question.constants.asleep / island.per_node * 1.001, "bytes")
+    needed = format_quantity(most.bytes / question.constants.asleep / island.per_node * 1.001, "bytes")
     example = f"`{island.device.name}(host_memory={needed})`"
     hint = f"it fits if hosts have {needed} for each device, said in `--cluster` as {example}; or take more devices"
-    return Diagnostic("E0939", f"where models fit on the devices {told(node, most)}", question.schedule.span, hint)
+    return Diagnostic(
+        "E0939", f"where models fit on the devices {host_memory_message(node, most)}", question.schedule.span, hint
+    )

@@ -8,25 +8,25 @@ from contextlib import closing
 
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.steady_state import FEWEST, run_steps
-from rlgraph.backends.steps import Observer, Silent
-from rlgraph.catalog.clusters.units import shown_seconds
+from rlgraph.backends.steps import Observer, SilentObserver
+from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.errors import ProgramError
 from rlgraph.ir.graph import Node
 from rlgraph.passes.cost.predict import Predictor
-from rlgraph.passes.placement.choose import Choice
-from rlgraph.passes.placement.search.progress import Line
+from rlgraph.passes.placement.choose import PlacementChoice
+from rlgraph.passes.placement.search.progress import ProgressLine
 
 
-class Interrupted(Exception):
+class ChoiceInterrupted(Exception):
     """Raised after Ctrl-C during the choice of blocks or of a tail, and after telling the user."""
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: PlacementChoice) -> None:
         """choice: the best one that was tried."""
         super().__init__()
         self.choice = choice
 
 
-class Timed:
+class SimulatedSeconds:
     """Caches simulated seconds of a step of one plan with different blocks and tails."""
 
     def __init__(self, steps: int) -> None:
@@ -34,30 +34,30 @@ class Timed:
         self.steps = steps
         self._seconds: dict[object, float] = {}
 
-    def seconds(self, choice: Choice) -> float:
+    def seconds(self, choice: PlacementChoice) -> float:
         """Return the seconds of a step. Raises ProgramError where the choice cannot be simulated."""
         seconds = self.known(choice)
         if seconds is None:
-            seconds = self._seconds[streams(choice)] = run_steps(simulated(choice), self.steps).seconds
+            seconds = self._seconds[streaming_key(choice)] = run_steps(make_simulator(choice), self.steps).seconds
         return seconds
 
-    def known(self, choice: Choice) -> float | None:
+    def known(self, choice: PlacementChoice) -> float | None:
         """Return the seconds if the choice was simulated already, else None."""
-        return self._seconds.get(streams(choice))
+        return self._seconds.get(streaming_key(choice))
 
 
-def streams(choice: Choice) -> object:
+def streaming_key(choice: PlacementChoice) -> object:
     """Return a key for which tables stream, and how, by which plans are compared."""
     plan = choice.plan
     return frozenset(plan.blocks), frozenset(plan.free), frozenset(plan.tails)
 
 
-def overlapped(choice: Choice, steps: int = FEWEST) -> float | None:
+def simulate_seconds(choice: PlacementChoice, steps: int = FEWEST) -> float | None:
     """Return the seconds of a step in the middle of a run of so many steps. None if it cannot be simulated, or if
     Ctrl-C ended the simulation, which is printed."""
     with closing(_Progress()) as progress:
         try:
-            return run_steps(simulated(choice, progress), steps, progress.ended).seconds
+            return run_steps(make_simulator(choice, progress), steps, progress.ended).seconds
         except ProgramError:
             # So few rows may be kept that a group has none: `simulate` says so.
             return None
@@ -67,18 +67,18 @@ def overlapped(choice: Choice, steps: int = FEWEST) -> float | None:
             return None
 
 
-def simulated(choice: Choice, observer: Observer | None = None) -> SimBackend:
+def make_simulator(choice: PlacementChoice, observer: Observer | None = None) -> SimBackend:
     """Return the simulator for the plan of a choice, with the workload and constants that it was chosen for."""
     asked = choice.question
     predictor = Predictor(choice.plan, choice.configs, asked.cluster, asked.constants)
     return SimBackend(asked.program, choice.plan, predictor, asked.workload, observer=observer)
 
 
-class _Progress(Silent):
+class _Progress(SilentObserver):
     """Shows the progress of a simulation in a line."""
 
     def __init__(self) -> None:
-        self.line, self.steps = Line("simulating what overlaps"), "no step done yet"
+        self.line, self.steps = ProgressLine("simulating what overlaps"), "no step done yet"
 
     def firing(self, node: Node, pool: str = "") -> None:
         """Refresh the line."""
@@ -90,7 +90,7 @@ class _Progress(Silent):
 
     def told(self) -> str:
         """Return the progress as text."""
-        return f"{shown_seconds(self.line.elapsed())} of simulating, {self.steps}"
+        return f"{format_seconds(self.line.elapsed())} of simulating, {self.steps}"
 
     def close(self) -> None:
         """Remove the line."""

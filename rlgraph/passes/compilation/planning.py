@@ -12,14 +12,14 @@ from typing import Any
 from rlgraph.backends.enginespec.registry import Fault, embedded, engine, faults, installed
 from rlgraph.catalog.models.adapters import adapters_of, find_adapter
 from rlgraph.catalog.models.configs import find_config
-from rlgraph.catalog.models.families import linear
+from rlgraph.catalog.models.families import linear_layers
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, counted, listed, nearest
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, count_phrase, did_you_mean, quoted_list
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain
 from rlgraph.ir.plan import CODE, HOST, Plan
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ops.work import code, operations
-from rlgraph.passes.placement.admits import called
+from rlgraph.passes.placement.admits import length_functions
 from rlgraph.passes.placement.place import Machine, Shapes, place
 from rlgraph.user_code.files import Folders
 
@@ -28,7 +28,7 @@ _SPECIAL = 3
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlannedProgram:
     """A plan, with the models' shapes that it was made from."""
 
     plan: Plan
@@ -36,19 +36,19 @@ class Placed:
     warnings: tuple[Diagnostic, ...]
 
 
-def placed(program: Program, schedule: Schedule, folders: Folders, machine: Machine) -> Placed:
+def placed(program: Program, schedule: Schedule, folders: Folders, machine: Machine) -> PlannedProgram:
     """Return the plan of a program. Raises ProgramError where it cannot run as scheduled."""
     shapes = find_shapes(program, folders)
-    if problems := [*unfit(program, shapes)]:
+    if problems := [*unmatched_adapters(program, shapes)]:
         raise ProgramError(problems)
     plan = place(program, schedule, machine, shapes, installed())
     work = operations(program)
     warnings = [_unknown(model) for model in program.models if model.name not in shapes and work[model.name]]
-    warnings += unneeded(program, plan, schedule)
-    return Placed(plan, shapes, (*warnings, *(_broken(fault) for fault in faults())))
+    warnings += unused_lines(program, plan, schedule)
+    return PlannedProgram(plan, shapes, (*warnings, *(_broken(fault) for fault in faults())))
 
 
-def unneeded(program: Program, plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+def unused_lines(program: Program, plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     """Return warnings about what a schedule asks for and the plan does not use."""
     return [
         *_idle(plan, schedule),
@@ -67,7 +67,9 @@ def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
         size, kind = (pool.cpus, "cpus") if pool.cpus else (pool.devices, "devices")
         if len(used) == size:
             continue
-        idle = f"{size - len(used)} of the {size} {kind}" if used else f"the {counted(size, kind.removesuffix('s'))}"
+        idle = (
+            f"{size - len(used)} of the {size} {kind}" if used else f"the {count_phrase(size, kind.removesuffix('s'))}"
+        )
         message = f"nothing runs on {idle} of `{pool.name}`"
         hint = f"make it smaller, or raise `dp` where work is placed on `{pool.name}`"
         if not used:
@@ -79,7 +81,7 @@ def _idle(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
 
 def _removed(program: Program, schedule: Schedule) -> list[Diagnostic]:
     """Return warnings about placed work that the passes removed since nothing needs it."""
-    work_left, run = operations(program), code(program) | dict.fromkeys(called(schedule), True)
+    work_left, run = operations(program), code(program) | dict.fromkeys(length_functions(schedule), True)
     hint = "leave it out; `rlgraph compile PROGRAM --print-after simplify` shows what the compiler has left"
     return [
         Diagnostic("W0904", f"`{work}` is placed, and the compiler has found that nobody needs it", work.span, hint)
@@ -118,7 +120,8 @@ def _in_turn(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     return [
         Diagnostic(
             "W0906",
-            f"the trainings of {listed(line.models, 'and')} are done one after the other: together they do not fit",
+            f"the trainings of {quoted_list(line.models, 'and')} are done one after the other: "
+            f"together they do not fit",
             line.span,
             hint,
         )
@@ -127,12 +130,12 @@ def _in_turn(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     ]
 
 
-def here(devices: int) -> Machine:
+def this_machine(devices: int) -> Machine:
     """Return this machine, as if it had so many devices."""
     return Machine(devices, "gpu" if Path("/dev/nvidiactl").exists() else "cpu")
 
 
-def not_installed(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
+def missing_engines(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     """Return diagnostics for engines that a run needs and this machine lacks, with how to install them."""
     diagnostics = []
     for name in dict.fromkeys(group.engine for group in plan.groups if group.engine not in (HOST, CODE, *installed())):
@@ -143,7 +146,7 @@ def not_installed(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     return diagnostics
 
 
-def not_built(plan: Plan) -> list[Diagnostic]:
+def missing_features(plan: Plan) -> list[Diagnostic]:
     """Return diagnostics for what a plan needs of its engines and they cannot do."""
     offloaded: dict[str, list[str]] = {}
     for holding in plan.holdings:
@@ -154,7 +157,7 @@ def not_built(plan: Plan) -> list[Diagnostic]:
     return [
         Diagnostic(
             "E0914",
-            f"the plan keeps {listed(sorted({*models}), 'and')} in the host's memory between uses, and the engine"
+            f"the plan keeps {quoted_list(sorted({*models}), 'and')} in the host's memory between uses, and the engine"
             f" `{name}` does not say that it `sleeps`",
             NO_SPAN,
             hint,
@@ -176,20 +179,22 @@ def _unknown(model: Model) -> Diagnostic:
 # Shapes
 
 
-def unfit(program: Program, shapes: Shapes) -> Iterator[Diagnostic]:
+def unmatched_adapters(program: Program, shapes: Shapes) -> Iterator[Diagnostic]:
     """Return diagnostics for adapters whose targets are no layers of their model."""
     for model in program.models:
         shape = shapes.get(model.name)
         if model.copy_of or not isinstance(shape, Shape) or shape.adapters is None:
             continue
-        layers = sorted({name.rpartition(".")[2] for name in linear(shape)})
+        layers = sorted({name.rpartition(".")[2] for name in linear_layers(shape)})
         # Dotted names may belong to a single layer, and are checked when the model is loaded.
-        for target in shape.adapters.unknown(linear(shape)):
+        for target in shape.adapters.unknown(linear_layers(shape)):
             if "." not in target:
                 lora = dict(model.options).get("lora")
                 span = lora.span if isinstance(lora, Record) else model.span
                 message = f"no linear layer of `{model.name}`, a {shape.family} model, is called `{target}`"
-                yield Diagnostic("E0747", message, span, nearest(target, layers) or f"there are {', '.join(layers)}")
+                yield Diagnostic(
+                    "E0747", message, span, did_you_mean(target, layers) or f"there are {', '.join(layers)}"
+                )
 
 
 def find_shapes(program: Program, folders: Folders) -> dict[str, Shape | UnsupportedModel]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, nearest
+from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, did_you_mean
 from rlgraph.files import PROGRAMS, read_bytes, reason
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ language."""
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedProgram:
     """The source of a program that was read."""
 
     source: Source
@@ -41,17 +41,17 @@ class Opened:
         return Folders(self.folder)
 
 
-def open_program(program: str | Path, name: str = "<text>") -> Opened:
+def open_program(program: str | Path, name: str = "<text>") -> OpenedProgram:
     """Read a program from a path or a text. A str without a line break that ends in `.rlf` or `.rls` is a path.
 
     Raises ProgramError where the file cannot be read.
     """
     if isinstance(program, Path) or ("\n" not in program and program.endswith(PROGRAMS)):
         return open_file(str(program))
-    return Opened(Source(name, program), Path())
+    return OpenedProgram(Source(name, program), Path())
 
 
-def open_file(path: str) -> Opened:
+def open_file(path: str) -> OpenedProgram:
     """Read the program in a file, or an algorithm that ships. Raises ProgramError where it cannot be read."""
     from rlgraph.dsl.use import LARGEST_BYTES
 
@@ -66,10 +66,10 @@ def open_file(path: str) -> Opened:
         raise _unreadable(path, f"`{path}` is a folder", f"name the files in it: `{path.rstrip('/')}/*.rlf`") from None
     except (OSError, ValueError) as error:
         raise _unreadable(path, f"`{path}` cannot be read: {reason(error)}") from None
-    return Opened(decoded(path, raw), Path(path).parent)
+    return OpenedProgram(decode_source(path, raw), Path(path).parent)
 
 
-def decoded(path: str, raw: bytes) -> Source:
+def decode_source(path: str, raw: bytes) -> Source:
     """Decode a file's bytes. Raises ProgramError where they are not UTF-8."""
     try:
         # Some editors write a byte order mark.
@@ -77,14 +77,14 @@ def decoded(path: str, raw: bytes) -> Source:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         message = f"`{path}` is no text in UTF-8: line {line} has the byte 0x{raw[error.start]:02x}"
-        raise ProgramError(Diagnostic("E0806", message, whole(path), "save it as UTF-8")) from None
+        raise ProgramError(Diagnostic("E0806", message, file_span(path), "save it as UTF-8")) from None
 
 
 def _unreadable(path: str, message: str, hint: str = "") -> ProgramError:
-    return ProgramError(Diagnostic("E0805", message, whole(path), hint))
+    return ProgramError(Diagnostic("E0805", message, file_span(path), hint))
 
 
-def whole(path: str) -> Span:
+def file_span(path: str) -> Span:
     """Return the span of a whole file, for which no line is shown."""
     return Span(Source(path, ""), 0, 0, 0, 0)
 
@@ -99,7 +99,7 @@ def _near(path: str) -> str:
     shipped = Path(__file__).parents[2] / "algorithms" / wanted.name
     if shipped.is_file():
         return f"an algorithm of that name ships with rlgraph: `{shipped}`"
-    return nearest(wanted.name, siblings, str(wanted.parent / "{}"), _ALIKE)
+    return did_you_mean(wanted.name, siblings, str(wanted.parent / "{}"), _ALIKE)
 
 
 def settings_text(settings: Mapping[str, Setting] | None) -> dict[str, str]:
@@ -125,9 +125,9 @@ def _text(name: str, value: object) -> str:
     )
 
 
-def changes(settings: Mapping[str, str]) -> dict[str, Expr]:
+def parse_settings(settings: Mapping[str, str]) -> dict[str, Expr]:
     """Parse the settings. Raises ProgramError with a caret in each that is no expression."""
-    from rlgraph.dsl.declarations import is_bare
+    from rlgraph.dsl.declarations import is_unquoted_text
     from rlgraph.dsl.parse import parse_expression
     from rlgraph.dsl.tree import String
 
@@ -137,7 +137,7 @@ def changes(settings: Mapping[str, str]) -> dict[str, Expr]:
         try:
             expressions[name] = parse_expression(Source(f"--set {name}", text))
         except ProgramError as error:
-            if is_bare(text):
+            if is_unquoted_text(text):
                 # The setting's declaration says whether it may be a string.
                 source = Source(f"--set {name}", text)
                 expressions[name] = String(text, Span(source, 1, 1, 1, len(text) + 1))
@@ -149,28 +149,28 @@ def changes(settings: Mapping[str, str]) -> dict[str, Expr]:
     return expressions
 
 
-def with_quotes(found: Sequence[Diagnostic]) -> list[Diagnostic]:
+def with_quote_hints(found: Sequence[Diagnostic]) -> list[Diagnostic]:
     """Return the diagnostics, with a better hint where a setting lacks quotes, as in `--set n=Qwen/Qwen2.5-7B`."""
     return [_with_quotes(diagnostic) for diagnostic in found]
 
 
 def _with_quotes(diagnostic: Diagnostic) -> Diagnostic:
-    from rlgraph.dsl.declarations import SET, is_bare
+    from rlgraph.dsl.declarations import SET, is_unquoted_text
 
     path, text = diagnostic.span.source.path, diagnostic.span.source.text
-    if not path.startswith(SET) or not is_bare(text) or not any(sign in text for sign in "/.~:-"):
+    if not path.startswith(SET) or not is_unquoted_text(text) or not any(sign in text for sign in "/.~:-"):
         return diagnostic
     name = path.removeprefix(SET)
     return replace(diagnostic, hint=f"a text has quotes of its own: `--set '{name}=\"{text}\"'`")
 
 
-def faults_in(folders: Folders) -> Callable[[str, Record, Collection[str]], list[Diagnostic]]:
+def fault_finder(folders: Folders) -> Callable[[str, Record, Collection[str]], list[Diagnostic]]:
     """Return a function that finds mistakes in references to the user's Python, without running or importing it."""
 
     def look(word: str, record: Record, known: Collection[str]) -> list[Diagnostic]:
         from rlgraph.user_code.functions import check_function
         from rlgraph.user_code.spec import Spec
-        from rlgraph.user_code.unread import faults
+        from rlgraph.user_code.unread import declaration_faults
 
         if record.name != "python":
             return []
@@ -181,12 +181,12 @@ def faults_in(folders: Folders) -> Callable[[str, Record, Collection[str]], list
                 check_function(spec)
             except ProgramError as error:
                 return [*error.diagnostics]
-        return faults(spec, folders, known, alone=word != "func")
+        return declaration_faults(spec, folders, known, alone=word != "func")
 
     return look
 
 
-def columns_in(folders: Folders) -> Callable[[Record], Mapping[str, Column] | None]:
+def column_reader(folders: Folders) -> Callable[[Record], Mapping[str, Column] | None]:
     """Return a function that reads the columns of data files, without running anything."""
 
     def look(record: Record) -> Mapping[str, Column] | None:

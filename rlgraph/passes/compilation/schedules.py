@@ -12,10 +12,10 @@ from rlgraph.dsl.names import names_in
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.schedule import check_schedule as checked
 from rlgraph.errors import Diagnostic, ProgramError, Related, Span
-from rlgraph.passes.compilation.programs import Opened, changes, columns_in, faults_in, open_file
+from rlgraph.passes.compilation.programs import OpenedProgram, column_reader, fault_finder, open_file, parse_settings
 
 
-def check_schedule(schedule: Opened, settings: Mapping[str, str], programs: Sequence[Path]) -> list[Diagnostic]:
+def check_schedule(schedule: OpenedProgram, settings: Mapping[str, str], programs: Sequence[Path]) -> list[Diagnostic]:
     """Return what is wrong with a schedule. Raises ProgramError where it cannot be read, or its program is wrong.
 
     The program is the one of `programs` with the schedule's name, or `NAME.rlf` in the schedule's folder.
@@ -29,7 +29,7 @@ def check_schedule(schedule: Opened, settings: Mapping[str, str], programs: Sequ
     return []
 
 
-def with_schedule(program: Checked, schedule: Opened) -> Checked:
+def with_schedule(program: Checked, schedule: OpenedProgram) -> Checked:
     """Return a program with a schedule. Raises ProgramError with all mistakes in the schedule."""
     file = parse(schedule.source)
     head = _head(file, schedule)
@@ -43,7 +43,7 @@ def with_schedule(program: Checked, schedule: Opened) -> Checked:
     return replace(program, warnings=warnings, schedule=checked_schedule)
 
 
-def _head(file: tree.File, schedule: Opened) -> tree.Schedule:
+def _head(file: tree.File, schedule: OpenedProgram) -> tree.Schedule:
     heads = [item for item in file.declarations if isinstance(item, tree.Schedule)]
     if not heads or not heads[0].name:
         top = Span(schedule.source, 1, 1, 1, 2)
@@ -73,4 +73,6 @@ def _program_of(head: tree.Schedule, folder: Path, settings: Mapping[str, str], 
 def _program(path: Path, settings: Mapping[str, str]) -> Checked:
     opened = open_file(str(path))
     folders = opened.folders
-    return check_all(opened.source, changes(settings), columns=columns_in(folders), faults=faults_in(folders))
+    return check_all(
+        opened.source, parse_settings(settings), columns=column_reader(folders), faults=fault_finder(folders)
+    )

@@ -8,39 +8,39 @@ from dataclasses import replace
 from rlgraph.backends.sim.steady_state import FEWEST
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import Stream
-from rlgraph.passes.compilation.blocks import STEPS, sizes, unstreamed
-from rlgraph.passes.compilation.finalists import answer, value_of, with_seconds
-from rlgraph.passes.compilation.overlap import Interrupted, Timed
-from rlgraph.passes.placement.choose import Choice, choose_until
+from rlgraph.passes.compilation.blocks import STEPS, block_sizes, streamable_tables
+from rlgraph.passes.compilation.finalists import as_answer, simulate_choice, value_of
+from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulatedSeconds
+from rlgraph.passes.placement.choose import PlacementChoice, choose_until
 from rlgraph.passes.placement.search.progress import OutOfTime
 
 PAYS = 0.01
 """The share of a step, or of its price, that streaming must save if the schedule does not ask for it."""
 
 
-def with_streams(choice: Choice, ends: float) -> Choice:
+def with_streams(choice: PlacementChoice, ends: float) -> PlacementChoice:
     """Return a choice by whole batches, or, if it is better by `PAYS`, the best one among plans with memory for
     streaming rows, with the best blocks. ends: the monotonic time at which to stop searching. After Ctrl-C, which is
     printed, the given choice is returned."""
-    asked, tables = choice.question, unstreamed(choice)
+    asked, tables = choice.question, streamable_tables(choice)
     if not tables:
         return choice
     lines = (*asked.schedule.streams, *(Stream(table) for table in tables))
     try:
         schedule = replace(asked.schedule, streams=lines)
         other = choose_until(ends, replace(asked, schedule=schedule, offload=False))
-        timed = Timed(STEPS)
+        timed = SimulatedSeconds(STEPS)
         if other is None or not _promising(choice, other, timed):
             return choice
-        streaming = with_seconds(other, FEWEST, timed=timed)
-    except (OutOfTime, Interrupted, ProgramError):
+        streaming = simulate_choice(other, FEWEST, timed=timed)
+    except (OutOfTime, ChoiceInterrupted, ProgramError):
         # It cannot be simulated (`simulate` says why), or there is no time for it.
         return choice
     # The best blocks are no worse than those of `_promising`.
-    return answer(streaming, choice) if streaming.simulated is not None else choice
+    return as_answer(streaming, choice) if streaming.simulated is not None else choice
 
 
-def _promising(choice: Choice, other: Choice, timed: Timed) -> bool:
+def _promising(choice: PlacementChoice, other: PlacementChoice, timed: SimulatedSeconds) -> bool:
     """Return whether the plan `other` with blocks of a medium size is better than a choice. timed: that of `other`.
     Raises Interrupted after Ctrl-C."""
     streams = other.question.schedule.streams
@@ -49,13 +49,13 @@ def _promising(choice: Choice, other: Choice, timed: Timed) -> bool:
     try:
         least, value = (
             value_of(replace(candidate, simulated=times.seconds(candidate)))
-            for candidate, times in ((choice, Timed(STEPS)), (streamed, timed))
+            for candidate, times in ((choice, SimulatedSeconds(STEPS)), (streamed, timed))
         )
     except KeyboardInterrupt:
         print("interrupted: no table streams that the schedule does not name", file=sys.stderr)
-        raise Interrupted(choice) from None
+        raise ChoiceInterrupted(choice) from None
     return least is not None and value is not None and value <= (1 - PAYS) * least
 
 
-def _medium_block(choice: Choice, line: Stream) -> int:
-    return [*sizes(choice, line)][:2][-1]
+def _medium_block(choice: PlacementChoice, line: Stream) -> int:
+    return [*block_sizes(choice, line)][:2][-1]

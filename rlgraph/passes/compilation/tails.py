@@ -10,10 +10,10 @@ from dataclasses import replace
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Tail
 from rlgraph.ir.schedule import Tail as Line
-from rlgraph.passes.compilation.overlap import Interrupted, Timed
-from rlgraph.passes.placement.choose import Choice
-from rlgraph.passes.placement.search.progress import Line as ProgressLine
-from rlgraph.passes.placement.tails import UNDER, copies_of
+from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulatedSeconds
+from rlgraph.passes.placement.choose import PlacementChoice
+from rlgraph.passes.placement.search.progress import ProgressLine
+from rlgraph.passes.placement.tails import UNDER, sampling_replicas
 
 SHARES = (UNDER, 0.05, 0.1, 0.3, 0.5)
 """The shares of the rows that are tried."""
@@ -22,7 +22,7 @@ PAYS = 0.001
 """The share of a step that a tail must save."""
 
 
-def with_tails(choice: Choice, timed: Timed) -> Choice:
+def with_tails(choice: PlacementChoice, timed: SimulatedSeconds) -> PlacementChoice:
     """Return a choice with the best tail of each table whose line leaves something open, one table after the other,
     with the blocks that it has. Where no tail saves anything, the table has none. Raises Interrupted with the best so
     far after Ctrl-C."""
@@ -39,7 +39,7 @@ def with_tails(choice: Choice, timed: Timed) -> Choice:
                 except KeyboardInterrupt:
                     progress.close()
                     print(f"interrupted: the tail of `{line.table}` is the best that was tried", file=sys.stderr)
-                    raise Interrupted(search.best()) from None
+                    raise ChoiceInterrupted(search.best()) from None
                 choice = search.best()
     return choice
 
@@ -47,7 +47,7 @@ def with_tails(choice: Choice, timed: Timed) -> Choice:
 class _Search:
     """The search for the tail of one table."""
 
-    def __init__(self, choice: Choice, line: Line, progress: ProgressLine, timed: Timed) -> None:
+    def __init__(self, choice: PlacementChoice, line: Line, progress: ProgressLine, timed: SimulatedSeconds) -> None:
         self.choice, self.line, self.progress, self.timed = choice, line, progress, timed
         self.others = tuple(tail for tail in choice.plan.tails if tail.table != line.table)
         self.tried: dict[Tail | None, float] = {}
@@ -56,7 +56,7 @@ class _Search:
     def run(self) -> None:
         """Optimize the number of replicas and of rows alternately, until neither changes."""
         self.seconds(None)
-        copies = copies_of(self.line.table, self.choice.plan, self.choice.question.program)
+        copies = sampling_replicas(self.line.table, self.choice.plan, self.choice.question.program)
         if copies == 1:
             return
         line, usual_tails = self.line, [tail for tail in self.choice.plan.tails if tail.table == self.line.table]
@@ -77,12 +77,12 @@ class _Search:
             self.tried[tail] = self.timed.seconds(self.with_tail(tail))
         return self.tried[tail]
 
-    def with_tail(self, tail: Tail | None) -> Choice:
+    def with_tail(self, tail: Tail | None) -> PlacementChoice:
         """Return the choice with this tail, or without one."""
         tails = self.others if tail is None else (*self.others, tail)
         return replace(self.choice, plan=replace(self.choice.plan, tails=tails), simulated=None)
 
-    def best(self) -> Choice:
+    def best(self) -> PlacementChoice:
         """Return the choice with the best tail that was tried."""
         best = min(self.tried, key=self.tried.__getitem__, default=None)
         if best is not None and self.tried[best] > (1 - PAYS) * self.tried[None]:

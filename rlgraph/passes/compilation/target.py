@@ -57,7 +57,7 @@ class Target:
         }
 
 
-def target(
+def make_target(
     cluster: str | Cluster,
     workload: Workload | None,
     calibration: Calibration | None,
@@ -87,7 +87,7 @@ def target(
     return Target(parsed, workload or Workload(), constants, wanted, offload, fuse, stream, seconds, search_gap)
 
 
-def assumed(compiled: Compilation) -> Workload:
+def assumed_workload(compiled: Compilation) -> Workload:
     """Return the lengths that a compilation's plan was made for; a plan file has them, too."""
     if compiled.target is not None:
         return compiled.target.workload

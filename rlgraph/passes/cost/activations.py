@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from rlgraph.catalog.models.families import ModelKind, linear
+from rlgraph.catalog.models.families import ModelKind, linear_layers
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.cost import latent
 from rlgraph.passes.cost.work import Tokens, adapter_parameters
@@ -268,7 +268,9 @@ class _LayerShard:
         if shape.latent:
             seen = 2 * keys * (self.cp - 1)
             attention = (
-                3 * hidden / self.token_ranks + latent.forward(shape, shape.latent, shape.heads / self.tp) + seen
+                3 * hidden / self.token_ranks
+                + latent.forward_numbers(shape, shape.latent, shape.heads / self.tp)
+                + seen
             )
         wide = 0 if item >= 4 else 8
         norm = (3 if wide else 5) * hidden * item + wide * hidden
@@ -310,7 +312,7 @@ class _LayerShard:
     def _adapters(self) -> float:
         """Return, for each token, the bytes between the matrices A and B of the adapters."""
         adapters = self.shape.adapters
-        return adapters.rank * len(adapters.chosen(linear(self.shape))) * self.itemsize if adapters else 0.0
+        return adapters.rank * len(adapters.chosen(linear_layers(self.shape))) * self.itemsize if adapters else 0.0
 
     def _network(self) -> float:
         """Return, for each token, what a feed-forward network keeps. Mixtures of experts also keep a copy of the token
@@ -332,7 +334,9 @@ class _LayerShard:
         copied_out = self.packed and (self.micro.rows > 1 or self.cp > 1)
         if self.shape.latent:
             size, inner, ranks = self.itemsize, self._inner(), self.token_ranks
-            return latent.kept(self.shape, self.shape.latent, size, inner, heads, self.cp, self.scores, ranks)
+            return latent.layer_kept_bytes(
+                self.shape, self.shape.latent, size, inner, heads, self.cp, self.scores, ranks
+            )
         if self.scores:
             # Each head of a group has its own copy of the keys and values.
             keys = queries

@@ -6,15 +6,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rlgraph.backends.enginespec.spec import Grown, Reserved
-from rlgraph.catalog.models.families import linear
+from rlgraph.backends.enginespec.spec import GrowingCache, ReservedCache
+from rlgraph.catalog.models.families import linear_layers
 from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.passes.cost import latent, work
 from rlgraph.passes.cost.activations import forward_bytes
-from rlgraph.passes.cost.decoding import slots
+from rlgraph.passes.cost.decoding import decoding_slots
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.memory import BUCKET, Bytes, Load, MemoryModel, Needs, larger
-from rlgraph.passes.cost.time import Batch, adapters, adapters_held, held
+from rlgraph.passes.cost.memory import BUCKET, Bytes, Load, MemoryModel, MemoryNeeds, larger
+from rlgraph.passes.cost.time import Batch, held, held_adapter_bytes, held_adapter_numbers
 from rlgraph.passes.cost.work import Tokens
 
 
@@ -22,10 +22,12 @@ class _Reserving(MemoryModel):
     """The memory of a model that generates with a reserved cache: its weights, the cache of keys and values, and what
     prefill needs. A load is the number of rows that are decoded together."""
 
-    def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: Reserved) -> None:
+    def __init__(
+        self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: ReservedCache
+    ) -> None:
         super().__init__(config, deployment, batches)
         self.cache = cache
-        self.slots = [slots(config, deployment, batch) for batch in batches]
+        self.slots = [decoding_slots(config, deployment, batch) for batch in batches]
 
     @property
     def loads(self) -> object:
@@ -35,7 +37,7 @@ class _Reserving(MemoryModel):
         pairs = zip(self.slots, self.batches, strict=True)
         return (max((min(most, batch.share(copies)) for most, batch in pairs), default=0.0),)
 
-    def needs(self, load: Load) -> Needs:
+    def needs(self, load: Load) -> MemoryNeeds:
         (rows,) = load
         config, deployment, reserved = self.config, self.deployment, self.cache
         shape, cpu_dtype = config.shape, deployment.spec.memory.cpu_dtype
@@ -43,7 +45,7 @@ class _Reserving(MemoryModel):
         weights = work.rank_parameters(shape, config.kind, 1, deployment.tp) * item
         travels = weights
         if shape.adapters:
-            weights += adapters_held(config, deployment, item)
+            weights += held_adapter_bytes(config, deployment, item)
             travels = config.adapter_bytes
         if deployment.spec.memory.cpu_packs_experts and deployment.on_cpu:
             weights += work.expert_parameters(shape) * item / deployment.tp
@@ -80,7 +82,7 @@ class _Reserving(MemoryModel):
         stays = Bytes(
             (("weights", weights), ("cache", cache), ("buffers", buffers), ("messages", min(BUCKET, travels)))
         )
-        return Needs(stays, larger(Bytes((("activations", prefill),)), Bytes((("logits", logits),))))
+        return MemoryNeeds(stays, larger(Bytes((("activations", prefill),)), Bytes((("logits", logits),))))
 
     def _copied(self) -> float:
         """Return how many numbers of adapters a token gets at most, where an engine copies them for each token."""
@@ -88,7 +90,7 @@ class _Reserving(MemoryModel):
         by_token = deployment.on_cpu and deployment.spec.memory.cpu_adapters_by_token
         if shape.adapters is None or deployment.merges or not by_token:
             return 0.0
-        sizes = linear(shape)
+        sizes = linear_layers(shape)
         widest = max(max(sizes[name]) for name in shape.adapters.chosen(sizes))
         return float(deployment.spec.adapter_rank(shape.adapters.rank) * widest)
 
@@ -96,7 +98,7 @@ class _Reserving(MemoryModel):
         """Return how many numbers a layer's attention needs for each token during prefill."""
         shape, tp = self.config.shape, self.deployment.tp
         if shape.latent:
-            return 2 * shape.hidden + latent.prompted(shape, shape.latent, shape.heads / tp)
+            return 2 * shape.hidden + latent.prefill_numbers(shape, shape.latent, shape.heads / tp)
         return (4 * shape.heads + 6 * shape.kv_heads) * shape.head_dim / tp
 
 
@@ -104,7 +106,9 @@ class _Growing(MemoryModel):
     """The memory of a model whose cache is made and grown by each call: prompts are read all at once, before their rows
     are decoded together. A load has for each batch the number of rows that are decoded together."""
 
-    def __init__(self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: Grown) -> None:
+    def __init__(
+        self, config: ModelConfig, deployment: Deployment, batches: Sequence[Batch], cache: GrowingCache
+    ) -> None:
         super().__init__(config, deployment, batches)
         self.cache = cache
 
@@ -122,12 +126,15 @@ class _Growing(MemoryModel):
         blocks = min(rows, max(threads, math.ceil(rows * length / self.cache.places)))
         return float(math.ceil(rows / blocks) * min(threads, blocks))
 
-    def needs(self, load: Load) -> Needs:
+    def needs(self, load: Load) -> MemoryNeeds:
         config = self.config
-        weights = held(config, self.deployment) * config.item + adapters(config, self.deployment) * config.trained_item
+        weights = (
+            held(config, self.deployment) * config.item
+            + held_adapter_numbers(config, self.deployment) * config.trained_item
+        )
         resident = Bytes((("weights", weights),))
         active = [self._decoded(batch, rows) for batch, rows in zip(self.batches, load, strict=True)]
-        return Needs(resident, max(active, key=_total, default=Bytes()))
+        return MemoryNeeds(resident, max(active, key=_total, default=Bytes()))
 
     def _decoded(self, batch: Batch, rows: float) -> Bytes:
         """Return the bytes that prefill or decoding of so many rows needs, whichever is more."""
@@ -156,10 +163,10 @@ class _Growing(MemoryModel):
         return larger(prefill, larger(grown, sampled))
 
 
-def generating(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> MemoryModel:
+def generation_memory(config: ModelConfig, deployment: Deployment, batches: Sequence[Batch]) -> MemoryModel:
     """Return the memory model of a model that generates, for the kind of cache that its engine has."""
     cache = deployment.spec.memory.cache
-    if isinstance(cache, Grown):
+    if isinstance(cache, GrowingCache):
         return _Growing(config, deployment, batches, cache)
     return _Reserving(config, deployment, batches, cache)
 

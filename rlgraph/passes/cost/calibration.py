@@ -19,7 +19,7 @@ SCALARS = ("collective", "transfer", "sync", "fragmentation", "reserved")
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredDevice:
     """The measured rates of a device: those of one process with its threads."""
 
     name: str
@@ -38,7 +38,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut:
+class HeldOutErrors:
     """Relative errors on the work of models that constants were not fitted to: each model is predicted by constants
     fitted to the others."""
 
@@ -51,12 +51,12 @@ class Calibration:
     """Constants and device rates that were measured on a machine, with the errors of the fit."""
 
     constants: Constants
-    device: Measured
+    device: MeasuredDevice
     machine: Mapping[str, str] = field(default_factory=dict)
     """A description in words of what it was measured on."""
     errors: Mapping[str, float] = field(default_factory=dict)
     """The median relative error of the constants on the data that they were fitted to, for each `ENGINE.KIND`."""
-    held_out: Mapping[str, HeldOut] = field(default_factory=dict)
+    held_out: Mapping[str, HeldOutErrors] = field(default_factory=dict)
     """The errors on models held out of the fit, for each `ENGINE.KIND`, where several models were measured."""
 
     def on(self, cluster: Cluster) -> Cluster:

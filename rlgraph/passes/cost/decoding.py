@@ -7,21 +7,21 @@ import math
 from functools import lru_cache
 from statistics import NormalDist
 
-from rlgraph.backends.enginespec.spec import Reserved
-from rlgraph.catalog.models.families import linear
+from rlgraph.backends.enginespec.spec import ReservedCache
+from rlgraph.catalog.models.families import linear_layers
 from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.passes.cost import latent, work
 from rlgraph.passes.cost.activations import layer_bytes
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.time import POINTS, Batch, Cost, adapters_held, crowded
+from rlgraph.passes.cost.time import POINTS, Batch, Cost, held_adapter_bytes, slowdown
 from rlgraph.passes.cost.work import Tokens
 
 SLOTS = 256
 """The most rows that an engine decodes together which states no number of its own."""
 
 
-def generate(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> Cost:
+def generation_cost(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> Cost:
     """Return the cost of rows that are sampled: the part of a prompt that samples share is read once, then all rows
     that fit are decoded together."""
     return Generation(config, deployment, constants, batch).cost(deployment.dp)
@@ -44,7 +44,7 @@ class Generation:
         """alike: the model of the same work with another cache size; rows that fit into both take the same time."""
         self.config, self.deployment, self.constants, self.batch = config, deployment, constants, batch
         self.rates = constants.rates[deployment.engine, "generate"]
-        self.slots = slots(config, deployment, batch)
+        self.slots = decoding_slots(config, deployment, batch)
         self.step: DecodeStep = alike.step if alike else DecodeStep(config, deployment, constants, batch)
         self._costs: dict[tuple[float, float, bool], Cost] = alike._costs if alike else {}
         """The costs by the rows of a replica, the rows that it decodes together, and whether it is the only one."""
@@ -54,14 +54,14 @@ class Generation:
         rows = self.batch.share(copies * self.deployment.threads)
         key = (rows, min(rows, self.slots), copies == 1)
         if key not in self._costs:
-            self._costs[key] = self._cost(rows, crowded(self.deployment.copied(copies), self.rates))
+            self._costs[key] = self._cost(rows, slowdown(self.deployment.copied(copies), self.rates))
         return self._costs[key]
 
     def _cost(self, rows: float, slower: float) -> Cost:
         batch, call = self.batch, Cost(overhead=self.rates.call)
         if rows == 0:
             return call
-        prompts = prefill(self.config, self.deployment, self.constants, batch, rows / batch.samples)
+        prompts = prefill_cost(self.config, self.deployment, self.constants, batch, rows / batch.samples)
         cost = prompts + _decode(self.step, batch, rows, self.slots)
         cost = cost.times(slower) + call
         if batch.answers:
@@ -70,12 +70,14 @@ class Generation:
         return cost
 
 
-def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, prompts: float) -> Cost:
+def prefill_cost(
+    config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, prompts: float
+) -> Cost:
     """Return the cost of reading the prompts of one replica before decoding begins."""
     shape, rates = config.shape, constants.rates[deployment.engine, "generate"]
     reserved, repeats = deployment.spec.memory.cache, prompts * (batch.samples - 1)
     at_once, read = math.inf, Tokens(prompts, prompts * batch.prompt.mean, prompts * batch.prompt.square, prompts)
-    if isinstance(reserved, Reserved):
+    if isinstance(reserved, ReservedCache):
         on_cpu = deployment.on_cpu
         at_once = reserved.cpu_prompt_tokens if on_cpu else reserved.prompt_tokens
         tokens, squares = batch.unshared(reserved.cpu_block if on_cpu else reserved.block)
@@ -107,33 +109,37 @@ def prefill(config: ModelConfig, deployment: Deployment, constants: Constants, b
 def _adapted_matrices(config: ModelConfig, deployment: Deployment) -> int:
     """Return how many matrices have an adapter that is not merged into them."""
     adapters = config.shape.adapters
-    return len(adapters.chosen(linear(config.shape))) * config.shape.layers if adapters and not deployment.merges else 0
+    return (
+        len(adapters.chosen(linear_layers(config.shape))) * config.shape.layers
+        if adapters and not deployment.merges
+        else 0
+    )
 
 
-def slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
+def decoding_slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
     """Return how many rows a replica decodes together: as many as its cache holds at their full length."""
     reserved = deployment.spec.memory.cache
-    if not isinstance(reserved, Reserved):
+    if not isinstance(reserved, ReservedCache):
         return SLOTS
     device = deployment.island.device
     if deployment.on_cpu and not deployment.kv_bytes:
         return reserved.cpu_rows
     weights = work.rank_parameters(config.shape, config.kind, 1, deployment.tp) * config.item
-    weights += adapters_held(config, deployment, config.item)
+    weights += held_adapter_bytes(config, deployment, config.item)
     room = deployment.kv_bytes or reserved.share * device.memory - weights
-    row_bytes = cached(config, deployment) * (batch.prompt.mean + batch.response.mean)
+    row_bytes = cached_token_bytes(config, deployment) * (batch.prompt.mean + batch.response.mean)
     return max(1.0, min(at_once(deployment), room / row_bytes))
 
 
 def at_once(deployment: Deployment) -> float:
     """Return the most rows that a replica decodes together, however large its cache is."""
     reserved = deployment.spec.memory.cache
-    if not isinstance(reserved, Reserved):
+    if not isinstance(reserved, ReservedCache):
         return SLOTS
     return reserved.cpu_rows if deployment.on_cpu else reserved.rows
 
 
-def cached(config: ModelConfig, deployment: Deployment) -> float:
+def cached_token_bytes(config: ModelConfig, deployment: Deployment) -> float:
     """Return the bytes of a token in each rank's cache."""
     cpu_dtype = deployment.spec.memory.cpu_dtype
     item = ITEM_BYTES[cpu_dtype] if cpu_dtype and deployment.on_cpu else config.item
@@ -178,7 +184,7 @@ class DecodeStep:
         shape, device = config.shape, deployment.island.device
         rates = constants.rates[deployment.engine, "generate"]
         bandwidth = device.streamed * rates.memory
-        context = work.seen(shape, batch.prompt.mean + batch.response.mean / 2)
+        context = work.seen_tokens(shape, batch.prompt.mean + batch.response.mean / 2)
         self.weights = work.active_parameters(shape) * config.item / deployment.tp / bandwidth
         self.others = (
             work.stage_parameters(shape, config.kind, 1) * config.item / deployment.tp / bandwidth - self.weights
@@ -188,7 +194,7 @@ class DecodeStep:
         self.above = _excess(ranks) if ranks > 1 else 0.0
         self.experts = work.expert_parameters(shape) * config.item / ranks / bandwidth
         """Seconds to read all experts of a rank, where ranks have whole experts."""
-        token_bytes = cached(config, deployment)
+        token_bytes = cached_token_bytes(config, deployment)
         if shape.latent and not deployment.spec.absorbs:
             # Keys and values are made from the cache: they are written, and read.
             numbers = latent.made(shape, shape.latent, deployment.on_cpu and config.dtype != "bfloat16")

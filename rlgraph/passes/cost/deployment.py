@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from rlgraph.backends.enginespec.registry import engine
-from rlgraph.backends.enginespec.spec import EngineSpec, Shares
-from rlgraph.catalog.clusters.cluster import Island
+from rlgraph.backends.enginespec.spec import EngineSpec, PrefixSharing
+from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.dtypes import ITEM_BYTES
@@ -15,7 +15,7 @@ from rlgraph.ir.mesh import Mesh
 from rlgraph.ops.optimizers import ADAMW, Optimizer
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.constants import Constants
-from rlgraph.passes.cost.links import Link, across, link
+from rlgraph.passes.cost.links import Link, cross_node_link, node_link
 
 BLOCK_TOKENS = 2048
 """Padded tokens of a micro-batch where the user sets none: the default of the engines."""
@@ -56,7 +56,7 @@ class Deployment:
     """A group of equal devices, and how a model is split over them."""
 
     engine: str
-    island: Island
+    island: NodeGroup
     mesh: Mesh = field(default=Mesh())
     micro_tokens: int = 0
     """Padded tokens of a micro-batch; 0: the default of the engine."""
@@ -86,7 +86,7 @@ class Deployment:
         return self.spec.packed(self.attention)
 
     @cached_property
-    def shares(self) -> Shares | None:
+    def shares(self) -> PrefixSharing | None:
         """Return how rows with a common prefix are read together; None: each by itself, as where ranks shard rows,
         which they do by length."""
         shares = self.spec.shares if self.packs and self.row_ranks == 1 else None
@@ -170,7 +170,7 @@ class Deployment:
         """Return the link between FSDP ranks. Where they reach over nodes, the devices of a node with the same part of
         each layer form one ring."""
         near, share = self.island.near(self.tp * self.fsdp), constants.collective
-        return link(self.island, True, share) if near else across(self.island, self.tp, share)
+        return node_link(self.island, True, share) if near else cross_node_link(self.island, self.tp, share)
 
     def process(self, constants: Constants) -> int:
         """Return the bytes of a device that one of its processes uses beside tensors: those of the runtime, and of a
@@ -184,15 +184,15 @@ class Deployment:
         """Return the links between tensor-parallel ranks, which are next to each other, and between neighbouring
         stages."""
         share = constants.collective
-        inner = link(self.island, self.tp <= self.island.per_node, share)
-        return inner, link(self.island, self.island.beside(self.tp * self.ep * self.cp, self.pp), share)
+        inner = node_link(self.island, self.tp <= self.island.per_node, share)
+        return inner, node_link(self.island, self.island.beside(self.tp * self.ep * self.cp, self.pp), share)
 
     def among_experts(self, constants: Constants) -> Link:
         """Return the link between expert-parallel ranks."""
-        return link(self.island, self.tp * self.ep <= self.island.per_node, constants.collective)
+        return node_link(self.island, self.tp * self.ep <= self.island.per_node, constants.collective)
 
     def among_tokens(self, constants: Constants) -> Link:
         """Return the link between context-parallel ranks."""
         inner, share = self.tp * self.ep, constants.collective
         near = self.island.near(inner * self.cp)
-        return link(self.island, True, share) if near else across(self.island, inner, share)
+        return node_link(self.island, True, share) if near else cross_node_link(self.island, inner, share)

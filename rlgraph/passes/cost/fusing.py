@@ -10,20 +10,20 @@ from math import inf
 from operator import ge
 from random import Random
 
-from rlgraph.ir.shared_pipelines import common
+from rlgraph.ir.shared_pipelines import shared_stages
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.time import Cost, LatencyModel
 from rlgraph.passes.pipelines.bounds import least_seconds, serial_seconds
 from rlgraph.passes.pipelines.counted import counted
-from rlgraph.passes.pipelines.dispatch import dispatched, plain, urgent
-from rlgraph.passes.pipelines.fuse import drawn
+from rlgraph.passes.pipelines.dispatch import plain_rules, schedule_by_rule, urgent_rules
+from rlgraph.passes.pipelines.fuse import best_of_rules
 from rlgraph.passes.pipelines.problem import Model, Problem
-from rlgraph.passes.pipelines.published import alone
+from rlgraph.passes.pipelines.published import published_lists
 from rlgraph.passes.pipelines.timetable import Entry, Lists, Timetable, timetable
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class PipelineTraining:
     """The training of one model on the replica that has most rows."""
 
     name: str
@@ -101,11 +101,11 @@ class Fusion:
     """Seconds of one training after the other, each by 1F1B, without the optimizers' steps."""
 
 
-def fusion(trainings: Sequence[Training]) -> Fusion:
+def fusion(trainings: Sequence[PipelineTraining]) -> Fusion:
     """Return the pipeline of trainings that begin together: one alone runs 1F1B, interleaved if it has chunks; several
     fill each other's bubbles. All have rows."""
     counts = _problem(trainings, [training.counted for training in trainings])
-    lists = drawn(counts) if len(trainings) > 1 else alone(counts.models[0])
+    lists = best_of_rules(counts) if len(trainings) > 1 else published_lists(counts.models[0])
     problem = _predicted(trainings)
     table = timetable(problem, lists)
     return Fusion(
@@ -119,28 +119,28 @@ def fusion(trainings: Sequence[Training]) -> Fusion:
     )
 
 
-def least(trainings: Sequence[Training]) -> float:
+def lower_bound(trainings: Sequence[PipelineTraining]) -> float:
     """Return a lower bound in seconds for any lists, until all trainings have taken their optimizer steps."""
     return _cost(trainings, least_seconds(_predicted(trainings))).seconds
 
 
-def about(trainings: Sequence[Training]) -> float:
+def estimated_seconds(trainings: Sequence[PipelineTraining]) -> float:
     """Return the seconds of lists that are quick to make; the lists of the ranks are hardly ever longer."""
     lists = _quick_lists(_problem(trainings, [training.counted for training in trainings]))
     return _cost(trainings, timetable(_predicted(trainings), lists).makespan).seconds
 
 
-def _predicted(trainings: Sequence[Training]) -> Problem:
+def _predicted(trainings: Sequence[PipelineTraining]) -> Problem:
     """Return the problem in predicted seconds."""
     return _problem(trainings, [training.predicted for training in trainings])
 
 
-def _problem(trainings: Sequence[Training], models: Sequence[Model]) -> Problem:
+def _problem(trainings: Sequence[PipelineTraining], models: Sequence[Model]) -> Problem:
     """Return the problem of the models, where those with fewer stages than others have several replicas behind each
     other."""
     if len({training.deployment.pp for training in trainings}) == 1:
         return Problem(tuple(models))
-    mesh = common([training.deployment.mesh for training in trainings])
+    mesh = shared_stages([training.deployment.mesh for training in trainings])
     behind = [mesh.behind(training.deployment.mesh) for training in trainings]
     return Problem(tuple(replace(model, copies=copies) for model, copies in zip(models, behind, strict=True)))
 
@@ -149,8 +149,8 @@ def _problem(trainings: Sequence[Training], models: Sequence[Model]) -> Problem:
 def _quick_lists(problem: Problem) -> Lists:
     """Return the lists of the best of a few rules, or of the first rule that reaches the lower bound."""
     shortest, best = least_seconds(problem) * (1 + 1e-9), None
-    for rule in chain((rule for rule in plain(problem, inf) if rule.memory == inf), urgent(problem)):
-        candidate = dispatched(problem, rule, Random(0))
+    for rule in chain((rule for rule in plain_rules(problem, inf) if rule.memory == inf), urgent_rules(problem)):
+        candidate = schedule_by_rule(problem, rule, Random(0))
         best = candidate if candidate and (best is None or candidate.makespan < best.makespan) else best
         if best and best.makespan <= shortest:
             break
@@ -158,7 +158,7 @@ def _quick_lists(problem: Problem) -> Lists:
     return best.lists
 
 
-def _cost(trainings: Sequence[Training], makespan: float) -> Cost:
+def _cost(trainings: Sequence[PipelineTraining], makespan: float) -> Cost:
     """Return the cost of trainings whose micro-batches together take `makespan` seconds."""
     busy = sum((training.busy for training in trainings), Cost())
     waits = max(0.0, makespan - busy.seconds) + max(training.late for training in trainings)

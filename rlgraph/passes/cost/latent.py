@@ -1,18 +1,18 @@
 """Computes the FLOPs of attention whose keys and values are made from a few latent numbers for each token
-(`rlgraph.catalog.models.latent.Latent`), and the bytes that it keeps."""
+(`rlgraph.catalog.models.latent.LatentAttention`), and the bytes that it keeps."""
 
 from __future__ import annotations
 
-from rlgraph.catalog.models.latent import Latent
+from rlgraph.catalog.models.latent import LatentAttention
 from rlgraph.catalog.models.shape import Shape
 
 
-def shared_weights(shape: Shape, latent: Latent) -> int:
+def shared_weights(shape: Shape, latent: LatentAttention) -> int:
     """Return the number of weights of a layer that every head needs in full."""
     return shape.hidden * (latent.queries + latent.cached)
 
 
-def decode_flops(shape: Shape, latent: Latent, context: float) -> float:
+def decode_flops(shape: Shape, latent: LatentAttention, context: float) -> float:
     """Return the FLOPs that the products of a layer have in addition to those of a pass over rows
     (`rlgraph.passes.cost.work.forward_flops`), for a token that sees `context` tokens. Keys and values of all that it
     sees are remade, as transformers does; values keep their own width."""
@@ -20,14 +20,14 @@ def decode_flops(shape: Shape, latent: Latent, context: float) -> float:
     return made - 2.0 * shape.heads * (2 * shape.widest - shape.head_dim - latent.values) * context
 
 
-def absorbed_flops(shape: Shape, latent: Latent, context: float) -> float:
+def absorbed_flops(shape: Shape, latent: LatentAttention, context: float) -> float:
     """Return the same as `decode_flops` for an engine that remakes nothing: queries are multiplied with the weights
     that make keys, attend to the cache, and the output is multiplied with the weights that make values (DeepSeek-V2,
     arXiv 2405.04434, section 2.1.2). These two products have as many numbers as the one that they replace."""
     return 2.0 * shape.heads * (latent.cached + latent.keys - 2 * shape.widest) * context
 
 
-def prompted(shape: Shape, latent: Latent, heads: float) -> float:
+def prefill_numbers(shape: Shape, latent: LatentAttention, heads: float) -> float:
     """Return how many numbers of one token such an engine has in prefill, where it makes keys and values, beside the
     hidden states: the latents below queries and keys, plain and normalized, and the rotating part of keys; queries,
     keys, both parts of keys and values in one, and the output: of each row, of all, and where the caller wants it."""
@@ -35,13 +35,13 @@ def prompted(shape: Shape, latent: Latent, heads: float) -> float:
     return low + heads * (2 * shape.head_dim + latent.plain + 4 * latent.values)
 
 
-def made(shape: Shape, latent: Latent, products: bool) -> int:
+def made(shape: Shape, latent: LatentAttention, products: bool) -> int:
     """Return how many numbers a layer makes from the cache of one token: keys and values as they are made, and keys
     with the rotating part behind them. products: attention is two products, which need separate values."""
     return shape.heads * (latent.plain + latent.values + shape.head_dim + products * latent.values)
 
 
-def forward(shape: Shape, latent: Latent, heads: float) -> float:
+def forward_numbers(shape: Shape, latent: LatentAttention, heads: float) -> float:
     """Return how many numbers of one token attention needs where nothing is kept: the latents below queries and keys;
     queries as made, their rotating part, and both together; keys and values as made, and keys with their rotating part;
     the output, of each row and of all; and zero-padded values, if these are narrower, or else queries and keys."""
@@ -51,8 +51,15 @@ def forward(shape: Shape, latent: Latent, heads: float) -> float:
     return low + heads * per_head
 
 
-def kept(
-    shape: Shape, latent: Latent, itemsize: int, inner: int, heads: float, cp: int, scores: bool, token_ranks: int
+def layer_kept_bytes(
+    shape: Shape,
+    latent: LatentAttention,
+    itemsize: int,
+    inner: int,
+    heads: float,
+    cp: int,
+    scores: bool,
+    token_ranks: int,
 ) -> float:
     """Return the bytes of one token that a layer keeps from its forward to its backward pass: the latents below
     queries and keys, queries, keys and zero-padded values, the output, padded and at its own width, and a float32 for

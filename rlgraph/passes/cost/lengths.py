@@ -20,7 +20,7 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
-from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
+from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
 from rlgraph.files import read_bytes, reason
 
 BAD_TEXT = "E0926"
@@ -176,7 +176,7 @@ def _of_pair(source: Source) -> Lengths:
         span = _span(source, begin, end)
         if name != "mean" and not _percent(name):
             legal = "there are `mean` and percentiles: `p50`, `p90`, `p99`, `p99.9`"
-            hint = nearest(name, ("mean", "p50", "p90", "p99")) or legal
+            hint = did_you_mean(name, ("mean", "p50", "p90", "p99")) or legal
             raise _wrong(BAD_TEXT, f"`{name}` says nothing of lengths", _span(source, begin, begin + len(name)), hint)
         if _percent(name) in map(_percent, numbers):
             raise _wrong(BAD_TEXT, f"`{name}` is given twice", span, "a distribution has two different numbers")

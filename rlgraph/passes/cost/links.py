@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rlgraph.catalog.clusters.cluster import Island
+from rlgraph.catalog.clusters.cluster import NodeGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +51,20 @@ class Link:
         return size / self.bandwidth + self.latency
 
 
-def between_copies(island: Island, one: int, copies: int, share: float) -> Link:
+def replicas_link(island: NodeGroup, one: int, copies: int, share: float) -> Link:
     """Return the link between the replicas of a group, each on `one` devices in a row; between several node groups it
     is as slow as the slowest part of a ring through all of them."""
     if island.parts:
-        wide = [across(part, one, share) for part in island.parts]
+        wide = [cross_node_link(part, one, share) for part in island.parts]
         members = min(max(1, part.per_node // one) for part in island.parts)
         bandwidth = min([island.between * members * share, *(part_link.bandwidth for part_link in wide)])
         return Link(bandwidth, max(island.between_latency, *(part_link.latency for part_link in wide)))
     if one * copies <= island.per_node:
         return Link(island.device.link * share, island.link_latency)
-    return across(island, one, share)
+    return cross_node_link(island, one, share)
 
 
-def across(island: Island, one: int, share: float) -> Link:
+def cross_node_link(island: NodeGroup, one: int, share: float) -> Link:
     """Return the link between ranks that are `one` devices apart, and reach over nodes.
 
     The devices of a node that communicate form one ring, which uses all their network adapters: the adapters of a node
@@ -74,7 +74,7 @@ def across(island: Island, one: int, share: float) -> Link:
     return Link(min(island.device.link, island.network * members) * share, island.network_latency)
 
 
-def link(island: Island, near: bool, share: float) -> Link:
+def node_link(island: NodeGroup, near: bool, share: float) -> Link:
     """Return the link within a node or between two. share: the part of the bandwidth that is reached."""
     if near:
         return Link(island.device.link * share, island.link_latency)

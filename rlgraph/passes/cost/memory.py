@@ -13,15 +13,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from rlgraph.backends.enginespec.spec import Shares
+from rlgraph.backends.enginespec.spec import PrefixSharing
 from rlgraph.catalog.models.families import matrices
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.activations import QUERIES, Activations, activation_bytes, forward_bytes, logits_bytes
 from rlgraph.passes.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.passes.cost.optimizer import WIDE, optimizer_bytes
-from rlgraph.passes.cost.time import Batch, adapters, held, trained
+from rlgraph.passes.cost.time import Batch, held, held_adapter_numbers, trained_numbers
 from rlgraph.passes.cost.work import Tokens
-from rlgraph.passes.pipelines.published import in_flight
+from rlgraph.passes.pipelines.published import micro_batches_in_flight
 
 KEPT = ("weights", "optimizer")
 """What the host keeps of an off-loaded model; of one whose gradients are added up while others work, it keeps these
@@ -79,7 +79,7 @@ that is smaller in no number needs at least as much memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class MemoryNeeds:
     """The memory of a replica with some load."""
 
     stays: Bytes
@@ -122,7 +122,7 @@ class MemoryModel(ABC):
         deployment."""
 
     @abstractmethod
-    def needs(self, load: Load) -> Needs:
+    def needs(self, load: Load) -> MemoryNeeds:
         """Return the memory of a replica with this load."""
 
     def at(self, copies: int) -> Footprint:
@@ -168,7 +168,7 @@ class _Feeding:
     """The micro-batches in which rows are fed, whatever model reads them: many splits feed the same."""
 
     def __init__(
-        self, batches: tuple[Batch, ...], budget: int, side: int, ranks: int, shares: Shares | None = None
+        self, batches: tuple[Batch, ...], budget: int, side: int, ranks: int, shares: PrefixSharing | None = None
     ) -> None:
         """budget: padded tokens of a micro-batch. side: in-flight micro-batches. ranks: the ranks that shard the rows
         of a replica. shares: how rows with a common prefix are read together."""
@@ -212,7 +212,8 @@ class _Feeding:
             least = max((batch.least(copies) for batch in self.batches), default=1.0) // self.ranks
             counts = [self._most_at_a_time(rows) for rows in {self._available(copies), least} if rows > 0]
             first, last = (
-                max(in_flight(self.side, count, chunks, stage) for count in counts) for stage in (0, self.side - 1)
+                max(micro_batches_in_flight(self.side, count, chunks, stage) for count in counts)
+                for stage in (0, self.side - 1)
             )
             self._under_way[copies, chunks] = first, last
         return self._under_way[copies, chunks]
@@ -290,9 +291,9 @@ class _Fed(MemoryModel):
         self.feeding = _feeding(tuple(batches), budget, side, deployment.row_ranks, deployment.shares)
         self.weights = held(config, deployment)
         """The parameters of the fullest rank."""
-        self.trained = trained(config, deployment)
+        self.trained = trained_numbers(config, deployment)
         """The parameters of this rank and its adapters that training changes."""
-        self.held = self.weights * config.item + adapters(config, deployment) * config.trained_item
+        self.held = self.weights * config.item + held_adapter_numbers(config, deployment) * config.trained_item
         self.state = optimizer_bytes(config.optimizer, config.trained_item)
 
     @property
@@ -307,7 +308,7 @@ class _Fed(MemoryModel):
         return self.feeding.micro(rows, prefixes).shared_out(self.deployment.cp)
 
 
-class Training(_Fed):
+class TrainingMemory(_Fed):
     """The memory of training a model, with its optimizer state, which replicas may shard: ZeRO's first stage (arXiv
     1910.02054). Where gradients stay, a load has the in-flight micro-batches of the first stage and of the last one, in
     place of their number; else it also has whether there is another replica to all-reduce gradients with: 1 or 2."""
@@ -330,7 +331,7 @@ class Training(_Fed):
     parted = False
     """Whether gradients are added up while the group does other work, too."""
 
-    def needs(self, load: Load) -> Needs:
+    def needs(self, load: Load) -> MemoryNeeds:
         config, deployment = self.config, self.deployment
         rows, blocks, prefixes, more = load
         weights, state = self.trained, self.state
@@ -360,10 +361,14 @@ class Training(_Fed):
             passes = _shared_passes if deployment.fsdp > 1 else _passes
             active = passes(config, deployment, per_block, blocks, gradients, self.parted)
             active = larger(active, _update(config, deployment, weights, more == 2.0) + gradient_sum.times(-1))
-        return Needs(resident, active, optimizer, shared_out) if sharded else Needs(resident + optimizer, active)
+        return (
+            MemoryNeeds(resident, active, optimizer, shared_out)
+            if sharded
+            else MemoryNeeds(resident + optimizer, active)
+        )
 
 
-class Accumulating(Training):
+class AccumulatingMemory(TrainingMemory):
     """The memory of training where a step's rows come while the group does other work: the sum of the gradients stays
     meanwhile."""
 
@@ -371,10 +376,10 @@ class Accumulating(Training):
     keeps = (*KEPT, "gradients")
 
 
-class Reading(_Fed):
+class ForwardMemory(_Fed):
     """The memory of a forward pass: one layer at a time, and then the head."""
 
-    def needs(self, load: Load) -> Needs:
+    def needs(self, load: Load) -> MemoryNeeds:
         rows, blocks, prefixes = load
         config, deployment = self.config, self.deployment
         shape, item, spec = config.shape, config.item, deployment.spec
@@ -402,7 +407,9 @@ class Reading(_Fed):
             # the message before that.
             begins = Bytes((("activations", 2 * micro.tokens * shape.hidden * item), ("buffers", layer * item)))
             active = larger(active, begins) + Bytes((("buffers", (2 * layer + rest) * item),))
-        return Needs(resident + _gathered(config, deployment, micro), active.times(min(deployment.threads, blocks)))
+        return MemoryNeeds(
+            resident + _gathered(config, deployment, micro), active.times(min(deployment.threads, blocks))
+        )
 
 
 def _gathered(config: ModelConfig, deployment: Deployment, micro: Tokens) -> Bytes:
@@ -498,7 +505,7 @@ def _shared_passes(
     shape, item, wide = config.shape, config.item, max(WIDE, config.item)
     layer, rest = _units(config, deployment)
     # Trained parameters of a layer, counted in its dtype, and those outside of layers.
-    small = deployment.fsdp * adapters(config, deployment) / shape.layers * config.trained_item / item
+    small = deployment.fsdp * held_adapter_numbers(config, deployment) / shape.layers * config.trained_item / item
     layer_trained, rest_trained = (small, 0.0) if shape.adapters else (layer, rest)
     layer += small
     # Where the parameters of all layers stay, none arrive in the backward pass; in the first micro-batch the message

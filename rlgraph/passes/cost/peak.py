@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlgraph.backends.enginespec.registry import engine as spec_of
-from rlgraph.catalog.clusters.cluster import Cluster, Island
+from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.catalog.models.families import count
 from rlgraph.ir.plan import Group, Plan, Pool
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.fusing import Fusion
-from rlgraph.passes.cost.memory import KEPT, Accumulating, Bytes, Footprint
+from rlgraph.passes.cost.memory import KEPT, AccumulatingMemory, Bytes, Footprint
 from rlgraph.passes.cost.predict import Predictor, footprint
 from rlgraph.passes.cost.tasks import Task
 from rlgraph.passes.cost.time import Batch
@@ -66,7 +66,7 @@ class Peak:
         return self.bytes > TIGHT * self.capacity
 
 
-def usable(island: Island, constants: Constants) -> float:
+def usable(island: NodeGroup, constants: Constants) -> float:
     """Return the bytes of a device that a plan may use."""
     return island.device.memory * (1 - constants.fragmentation) - constants.reserved
 
@@ -92,7 +92,7 @@ def peaks(
 
 
 @dataclass(frozen=True, slots=True)
-class Lodging:
+class OffloadedModels:
     """The off-loaded models in the host memory of a node."""
 
     parts: tuple[tuple[str, float], ...]
@@ -111,7 +111,7 @@ class Lodging:
         return self.bytes <= self.capacity
 
 
-def lodges(island: Island, constants: Constants) -> float:
+def lodges(island: NodeGroup, constants: Constants) -> float:
     """Return the bytes of a node's host memory that off-loaded models may use."""
     return island.host_memory * constants.asleep
 
@@ -123,7 +123,7 @@ def lodgings(
     cluster: Cluster,
     constants: Constants,
     accumulated: Collection[str] = (),
-) -> dict[int, Lodging]:
+) -> dict[int, OffloadedModels]:
     """Return the off-loaded models of each node that has any, by the number of the node. Arguments are as for `peaks`.
     Copies of weights and of optimizer state stay in the host's memory when their model is loaded again, so that all
     models that are off-loaded at some time are there at once."""
@@ -142,12 +142,14 @@ def lodgings(
                 sizes, name = by_node.setdefault(cluster.node(pool.first + device), {}), plan.part(model, group.name)
                 sizes[name] = sizes.get(name, 0.0) + size
     return {
-        node: Lodging(tuple(sorted(sizes.items(), key=lambda part: -part[1])), lodges(cluster.home(node), constants))
+        node: OffloadedModels(
+            tuple(sorted(sizes.items(), key=lambda part: -part[1])), lodges(cluster.home(node), constants)
+        )
         for node, sizes in sorted(by_node.items())
     }
 
 
-def in_flight(predictor: Predictor, works: Sequence[tuple[str, Sequence[Batch]]], by: Fusion) -> Parts:
+def in_flight_bytes(predictor: Predictor, works: Sequence[tuple[str, Sequence[Batch]]], by: Fusion) -> Parts:
     """Return the bytes that in-flight micro-batches need in a pipeline, for all models that share it, on the stage and
     at the moment where they are most. works: models, each with its rows. by: the lists that they follow."""
     moments = []
@@ -262,7 +264,7 @@ class _Filling:
         """Return the bytes that the host keeps of an off-loaded model for one rank."""
         if self.plan.brought(model, group.name):
             return 0.0
-        names = Accumulating.keeps if model in self.accumulated else KEPT
+        names = AccumulatingMemory.keeps if model in self.accumulated else KEPT
         return self.held.get((model, group.name), Bytes()).of(names)
 
     def parts(self, device: int, task: Task, group: Group) -> Parts:
@@ -290,7 +292,7 @@ class _Filling:
         }
         fullest = {name: max(batches, key=_rows) for name, batches in fed.items() if batches}
         works = [*fullest.items()]
-        yield from in_flight(self.predictor, works, self.predictor.fused(works))
+        yield from in_flight_bytes(self.predictor, works, self.predictor.fused(works))
 
     def staying(self, device: int, busy: tuple[str, str] | None) -> Iterator[tuple[str, str, float]]:
         """Yield what a device holds while one model works."""

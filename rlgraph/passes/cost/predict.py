@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from rlgraph.backends.enginespec.legal import adapted
+from rlgraph.backends.enginespec.legal import adapter_choices
 from rlgraph.backends.enginespec.registry import engine
-from rlgraph.catalog.clusters.cluster import Cluster, Island
+from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.ir.layout import share
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ops.nodes import NODES, planned_as
 from rlgraph.passes.cost import caches, decoding, memory, time
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.fusing import Fusion, Training, fusion
+from rlgraph.passes.cost.fusing import Fusion, PipelineTraining, fusion
 from rlgraph.passes.cost.memory import Footprint
-from rlgraph.passes.cost.sampled import Sampled, sampled
+from rlgraph.passes.cost.sampled import SamplingResult, sampled
 from rlgraph.passes.cost.time import Batch, Cost
 
 ROW_BYTES = 20
@@ -70,7 +70,7 @@ class TaskModel:
         self._fixed = ordered + sent
         self._each_rank = order(1, constants).seconds - ordered
         self._each_token = rows(1.0, deployment.island, constants).seconds - sent
-        self.update = time.update(config, deployment, constants) if op.updates else None
+        self.update = time.optimizer_step(config, deployment, constants) if op.updates else None
 
     def work(self, copies: int) -> Cost:
         """Return the cost of the work alone, of all replicas."""
@@ -118,11 +118,11 @@ class TaskModel:
         """Return the seconds of its request, and those until its rows arrive."""
         return self._order(copies).seconds, self._rows(copies).seconds
 
-    def training(self, config: ModelConfig, copies: int, turned: bool) -> Training:
+    def training(self, config: ModelConfig, copies: int, turned: bool) -> PipelineTraining:
         """Return the task as one of the trainings that share a pipeline."""
         assert self.passes and self.update
         rows, update = self.share(copies), self.update.cost(copies)
-        return Training(config.name, config, self.deployment, self.passes, rows, update, turned)
+        return PipelineTraining(config.name, config, self.deployment, self.passes, rows, update, turned)
 
     def share(self, copies: int, threads: int = 0) -> float:
         """Return the rows of the replica, and the thread, that has most of them. threads: 0: as many as the deployment
@@ -143,7 +143,7 @@ class TaskModel:
         return rows(self.tokens * thread_rows / self.rows if self.rows else 0.0, self.deployment.island, self.constants)
 
 
-class Spread(TaskModel):
+class NodeGroupsTaskModel(TaskModel):
     """A task whose replicas lie on several node groups: rows are sharded evenly, so that all take as long as the
     slowest replica. Replicas that are trained communicate across node groups."""
 
@@ -159,7 +159,7 @@ class Spread(TaskModel):
         alike: TaskModel | None = None,
     ) -> None:
         similar: Sequence[TaskModel | None] = (None,) * len(deployment.island.parts)
-        if isinstance(alike, Spread):
+        if isinstance(alike, NodeGroupsTaskModel):
             similar = alike.parts
         deployments = [replace(deployment, island=part) for part in deployment.island.parts]
         self.parts: tuple[TaskModel, ...] = tuple(
@@ -193,7 +193,7 @@ class Spread(TaskModel):
     def filled(self, copies: int) -> tuple[float, float, float, float]:
         return self.slowest(copies).filled(copies)
 
-    def training(self, config: ModelConfig, copies: int, turned: bool) -> Training:
+    def training(self, config: ModelConfig, copies: int, turned: bool) -> PipelineTraining:
         return self.slowest(copies).training(config, copies, turned)
 
 
@@ -206,7 +206,7 @@ def task_model(
     alike: TaskModel | None = None,
 ) -> TaskModel:
     """Return the task model on one node group or on several. Arguments are as for `TaskModel`."""
-    kind = Spread if deployment.island.parts else TaskModel
+    kind = NodeGroupsTaskModel if deployment.island.parts else TaskModel
     return kind(operation, config, deployment, constants, batches, alike)
 
 
@@ -226,8 +226,10 @@ def memory_model(
     the same split with another size of micro-batches or cache."""
     op = NODES[operation]
     if op.generates:
-        return caches.generating(config, deployment, batches)
-    model_class = memory.Reading if not op.trains else memory.Accumulating if op.part_of else memory.Training
+        return caches.generation_memory(config, deployment, batches)
+    model_class = (
+        memory.ForwardMemory if not op.trains else memory.AccumulatingMemory if op.part_of else memory.TrainingMemory
+    )
     return model_class(config, deployment, batches, alike)
 
 
@@ -245,13 +247,13 @@ def order(ranks: int, constants: Constants, apart: tuple[float, float] | None = 
     return Cost(overhead=constants.host.order + constants.host.order_rank * ranks, communication=both_ways)
 
 
-def rows(tokens: float, island: Island, constants: Constants) -> Cost:
+def rows(tokens: float, island: NodeGroup, constants: Constants) -> Cost:
     """Return the cost until a replica has the rows that it works on, while other replicas get theirs."""
     sent = tokens * ROW_BYTES
     return Cost(communication=sent / (island.network * constants.transfer) + island.network_latency)
 
 
-def sent_apart(tokens: float, apart: tuple[float, float], constants: Constants) -> Cost:
+def node_groups_cost(tokens: float, apart: tuple[float, float], constants: Constants) -> Cost:
     """Return the cost until one replica has the rows that a replica on another node group, or the host, sends to
     it."""
     bandwidth, latency = apart
@@ -275,14 +277,14 @@ class Predictor:
         self.threads = threads
         self._pools = {pool.name: pool for pool in plan.pools}
 
-    def island(self, group: Group) -> Island:
+    def island(self, group: Group) -> NodeGroup:
         """Return the node group of a group's pool; a group without models is near the first devices."""
         if not group.models:
             return self.cluster.islands[0]
         pool = self._pools[group.pool]
         return self.cluster.over(pool.first, pool.devices)
 
-    def lies(self, group: Group, copy: int | None = None) -> Island:
+    def lies(self, group: Group, copy: int | None = None) -> NodeGroup:
         """Return the node groups where a group, or one of its replicas, has its processes: in a pool over several node
         groups it may be on fewer."""
         island = self.island(group)
@@ -296,7 +298,7 @@ class Predictor:
     def deployment(self, model: str, group: Group, copy: int | None = None) -> Deployment:
         """Return where and how a group, or one of its replicas, works with a model."""
         holding, config, lies = self.plan.holding(model, group.name), self.configs[model], self.lies(group, copy)
-        ways = adapted(engine(group.engine), config.shape, config.dtype, lies.device.kind, holding.adapters)
+        ways = adapter_choices(engine(group.engine), config.shape, config.dtype, lies.device.kind, holding.adapters)
         return Deployment(
             group.engine,
             lies,
@@ -330,7 +332,7 @@ class Predictor:
 
     def sampled(
         self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
-    ) -> Sampled:
+    ) -> SamplingResult:
         """Return the work of one replica that samples, on its rows alone. prompts, answers: tokens of each row; the
         `samples` rows of one prompt are adjacent."""
         group, config = self.plan.role(model, planned_as(operation)), self.configs[model]
@@ -342,7 +344,7 @@ class Predictor:
             results.append(sampled(config, deployment, self.constants, *rows, samples))
         slowest = max((result.cost for result in results), key=lambda cost: cost.seconds)
         pace = results[0].pace if len(results) == 1 else None
-        return Sampled(slowest, [end for result in results for end in result.ends], pace)
+        return SamplingResult(slowest, [end for result in results for end in result.ends], pace)
 
     def order(self, group: str, copies: int | None = None) -> Cost:
         """Return the cost until a group, or so many of its replicas, has its requests and has answered."""
@@ -359,7 +361,7 @@ class Predictor:
         ):
             # Each replica has its own link; the host, and a process that runs a function, count as one.
             ends = [group.mesh.length("dp") if group.models else 1 for group in (sending, receiving)]
-            return sent_apart(tokens / min(ends[0], copies or ends[1]), apart, self.constants)
+            return node_groups_cost(tokens / min(ends[0], copies or ends[1]), apart, self.constants)
         if receiving.code:
             # It is unknown where its CPUs are: assumed near the first devices, on another machine than the rows.
             return rows(tokens, self.cluster.islands[0], self.constants)
@@ -386,14 +388,14 @@ class Predictor:
         receiving = self.deployment(model, to)
         ends = self.deployment(model, from_), receiving if copies is None else receiving.copied(copies)
         apart = self.cluster.apart(ends[0].island, ends[1].island)
-        return time.sync(self.configs[model], *ends, from_.pool == to.pool, self.constants, apart)
+        return time.sync_cost(self.configs[model], *ends, from_.pool == to.pool, self.constants, apart)
 
     def host(self, op: str, count: float) -> Cost:
         """Return the cost of work of the host on so many rows."""
         return host(op, count, self.constants)
 
 
-class Here(Predictor):
+class OneProcessPredictor(Predictor):
     """Predicts costs where all work is done in one process, which needs no requests and sends nothing."""
 
     def order(self, group: str, copies: int | None = None) -> Cost:

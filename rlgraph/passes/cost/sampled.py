@@ -1,7 +1,7 @@
 """Computes when the rows that one replica of a model samples end, each by its own length.
 
 An engine decodes so many rows together, one token of each in a step, and takes the next row when one has ended. The
-time of a step depends on the rows in it. `rlgraph.passes.cost.decoding.generate` has the cost on average.
+time of a step depends on the rows in it. `rlgraph.passes.cost.decoding.generation_cost` has the cost on average.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
 from rlgraph.passes.cost.constants import Constants
-from rlgraph.passes.cost.decoding import DecodeStep, prefill, slots
+from rlgraph.passes.cost.decoding import DecodeStep, decoding_slots, prefill_cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.time import Batch, Cost, crowded
+from rlgraph.passes.cost.time import Batch, Cost, slowdown
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SamplingPace:
     """How fast a replica samples the rows of a call."""
 
     call: float
@@ -34,18 +34,18 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SamplingResult:
     """The cost of rows that one replica samples, and when each of them ends."""
 
     cost: Cost
     """The cost until the last row has ended."""
     ends: Sequence[float]
     """Seconds after which each row has ended, from the beginning of the work."""
-    pace: Pace | None = None
+    pace: SamplingPace | None = None
     """The pace, where rows of another call can begin in between."""
 
 
-NOTHING = Sampled(Cost(), (), Pace(0.0, 0.0, 1, lambda rows: 0.0))
+NOTHING = SamplingResult(Cost(), (), SamplingPace(0.0, 0.0, 1, lambda rows: 0.0))
 """The result of a replica without rows."""
 
 
@@ -56,7 +56,7 @@ def sampled(
     prompts: Sequence[float],
     answers: Sequence[float],
     samples: int,
-) -> Sampled:
+) -> SamplingResult:
     """Return the rows that one replica, or one thread of it, samples. prompts, answers: tokens of each row, in the
     order in which they begin; the `samples` rows of one prompt are adjacent."""
     if not answers:
@@ -64,9 +64,9 @@ def sampled(
     rates = constants.rates[deployment.engine, "generate"]
     call = Cost(overhead=rates.call)
     batch = Batch(len(answers), Lengths.of(prompts), Lengths.of(answers), samples)
-    most = max(1, int(slots(config, deployment, batch)))
-    step, slower = DecodeStep(config, deployment, constants, batch), crowded(deployment, rates)
-    read = prefill(config, deployment, constants, batch, len(answers) / samples).times(slower)
+    most = max(1, int(decoding_slots(config, deployment, batch)))
+    step, slower = DecodeStep(config, deployment, constants, batch), slowdown(deployment, rates)
+    read = prefill_cost(config, deployment, constants, batch, len(answers) / samples).times(slower)
     ended = _tokens(answers, most)
     order = sorted(range(len(ended)), key=ended.__getitem__)
     left = [min(most, len(ended) - number) for number in range(len(ended))]
@@ -83,9 +83,11 @@ def sampled(
             decoded += took * costs[together].seconds * slower
             total[together] += took
         ends[row] = call.seconds + read.seconds * begun + decoded
-    pace = Pace(call.seconds, read.seconds / len(ended), most, lambda count: step.cost(count).times(slower).seconds)
+    pace = SamplingPace(
+        call.seconds, read.seconds / len(ended), most, lambda count: step.cost(count).times(slower).seconds
+    )
     decoding = Cost.total([(cost, total[count] * slower) for count, cost in costs.items()])
-    return Sampled(call + read + decoding, ends, pace)
+    return SamplingResult(call + read + decoding, ends, pace)
 
 
 def _tokens(answers: Sequence[float], most: int) -> Sequence[float]:
@@ -101,7 +103,7 @@ def _tokens(answers: Sequence[float], most: int) -> Sequence[float]:
     return ends
 
 
-class Together:
+class ContinuousBatch:
     """The rows that one replica samples for several calls, as many together as the largest call has rows, or as there
     are slots. So a row that ends is followed by one of the next call, and the time of a step depends on the rows in it,
     each at the pace of its call."""
@@ -109,9 +111,9 @@ class Together:
     def __init__(self) -> None:
         self._now = self._steps = 0.0
         """The present moment in seconds, and the steps that have been taken by then."""
-        self._paces: list[tuple[int, Pace]] = []
+        self._paces: list[tuple[int, SamplingPace]] = []
         """The number of rows and the pace of each call."""
-        self._mixed: list[tuple[int, Pace]] = []
+        self._mixed: list[tuple[int, SamplingPace]] = []
         """The rows and paces of the calls that had rows when the last one arrived."""
         self._active: list[tuple[float, int, int]] = []
         """A heap of the rows that are decoded: the step after which a row ends, its call, and its number in the
@@ -123,7 +125,7 @@ class Together:
         self._unfinished: dict[int, int] = {}
         """The rows of each call that have not ended."""
 
-    def join(self, now: float, pace: Pace, answers: Sequence[float], more: bool = False) -> int:
+    def join(self, now: float, pace: SamplingPace, answers: Sequence[float], more: bool = False) -> int:
         """Add a call with rows of so many tokens at a moment, no earlier than the calls before, and return its
         number. more: its rows are sampled in addition to those of the other calls, not in their slots."""
         self._run(now + pace.call)
@@ -194,6 +196,6 @@ class Together:
             self._now += self._paces[call][1].read
             heappush(self._active, (self._steps + length, call, row))
 
-    def _mean(self, of: Callable[[Pace], float]) -> float:
+    def _mean(self, of: Callable[[SamplingPace], float]) -> float:
         """Return the mean of a number over the paces of the mixed calls, weighted by rows."""
         return sum(count * of(pace) for count, pace in self._mixed) / sum(count for count, _ in self._mixed)

@@ -15,7 +15,15 @@ from functools import cache
 
 from rlgraph.ir.graph import Graph, Node, Phase, Program
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
-from rlgraph.ops.nodes import NODES, at_once, attr, chosen_from, code_of, needed, rows_each
+from rlgraph.ops.nodes import (
+    NODES,
+    attribute_value,
+    chosen_from,
+    code_of,
+    concurrent_batches,
+    read_inputs,
+    rows_per_input,
+)
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.time import Batch
 
@@ -38,7 +46,7 @@ class Workload:
 
     def answers(self, limit: int) -> Lengths:
         """Return the lengths of what is sampled with at most so many tokens."""
-        return (self.response or usual(limit)).capped(limit)
+        return (self.response or usual_lengths(limit)).capped(limit)
 
 
 LONGEST = 1 << 20
@@ -46,7 +54,7 @@ LONGEST = 1 << 20
 
 
 @cache
-def usual(limit: int) -> Lengths:
+def usual_lengths(limit: int) -> Lengths:
     """Return the lengths of answers of which only the limit is known: log-normal, and 1 of 100 is cut.
 
     The limit is twice the median up to 256 tokens, and sqrt(limit) / 8 times beyond: 4 times at 1,024, 16 times at
@@ -64,7 +72,7 @@ Maker = tuple[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadValue:
     """A value that a task reads and another operation has made. Where both are done by the same processes, or the value
     was read there before, nothing travels."""
 
@@ -100,7 +108,7 @@ class Task:
     """Processes over which its calls are spread, where the code has no pool of its own."""
     turns: int = 0
     """How often an environment may answer each row."""
-    reads: tuple[Read, ...] = ()
+    reads: tuple[ReadValue, ...] = ()
     """The values that it reads from elsewhere."""
     loops: tuple[tuple[int, float], ...] = ()
     """The loops around it, the outermost first, each with a number and how often it runs: together `times`."""
@@ -279,24 +287,27 @@ class _TaskList:
     def rounds(self, node: Node, scope: _Scope) -> float:
         """Return how many batches `collect` reads until enough rows are kept. Surplus rows that are carried over save
         batches in later steps."""
-        if attr(node, "rest") == "longest":
+        if attribute_value(node, "rest") == "longest":
             # All rows that begin side by side are one batch. Those that are left over are sampled again in steps of
             # their own, which begin no more rows than they take: the share of steps that read new rows is the rows
             # taken divided by the rows begun.
-            begun, wanted = float(at_once(node, node.attr("rows")) * node.attr("batch")), float(node.attr("rows"))
+            begun, wanted = (
+                float(concurrent_batches(node, node.attr("rows")) * node.attr("batch")),
+                float(node.attr("rows")),
+            )
             reader = next(inner for inner in node.region.nodes if NODES[inner.op].place("cursor") is not None)
             self.batch_rows[reader.name] = wanted * (2 - wanted / begun)
         for inner in node.region.nodes:
             self.measure(inner, scope)
-        if attr(node, "rest") == "longest":
+        if attribute_value(node, "rest") == "longest":
             return 1.0
         kept_rows = self.rows.get(node.attr("axis"), 0.0)
         wanted = float(node.attr("rows"))
-        if not kept_rows or attr(node, "rest") == "carry":
+        if not kept_rows or attribute_value(node, "rest") == "carry":
             return wanted / kept_rows if kept_rows else 1.0
         read = 0
         while read * kept_rows < wanted - 1e-9:
-            read += at_once(node, wanted - read * kept_rows)
+            read += concurrent_batches(node, wanted - read * kept_rows)
         return read
 
     def add(self, node: Node, scope: _Scope, after: frozenset[int]) -> int:
@@ -338,15 +349,15 @@ class _TaskList:
                 source = selected[at] if selected else value.name
                 self.origins[value.name] = self.origins.get(source, (value.name, self.maker(node)))
 
-    def arriving(self, node: Node, here: Maker, scope: _Scope) -> Iterator[Read]:
+    def arriving(self, node: Node, here: Maker, scope: _Scope) -> Iterator[ReadValue]:
         """Yield what a node's maker has to get from elsewhere, each value once."""
         times, roots = scope.times / scope.epochs, set[str]()
-        for name in needed(node):
+        for name in read_inputs(node):
             root, maker = self.origins.get(name, (name, here))
             tokens = self.entries(self.types[name], scope)
             if tokens and maker != here and root not in roots:
                 roots.add(root)
-                yield Read(root, maker, tokens * times, times)
+                yield ReadValue(root, maker, tokens * times, times)
 
     def entries(self, kind: Type, scope: _Scope) -> float:
         """Return the tokens of a value; a value with one number for each row counts as one token for each."""
@@ -367,7 +378,7 @@ class _TaskList:
         if NODES[node.op].generates:
             answered = node.outputs[0].type
             assert isinstance(answered, Table)
-            samples, first = node.attr("n"), rows_each(node)
+            samples, first = node.attr("n"), rows_per_input(node)
             batch = self.batch(answered, scope, samples)
             if first < samples:
                 sampled = self.workload.answers(node.attr("max_tokens")).until(first, samples)
@@ -431,8 +442,12 @@ class _TaskList:
             kind, prompts = node.outputs[0].type, axis_of(self.types[node.inputs[1]])
             assert isinstance(kind, Table) and kind.token and prompts
             if kind.axis.key not in self.rows:
-                self.rows[kind.axis.key] = self.rows.get(prompts.row.key, 1.0) * rows_each(node)
-            answers, samples, first = self.workload.answers(node.attr("max_tokens")), node.attr("n"), rows_each(node)
+                self.rows[kind.axis.key] = self.rows.get(prompts.row.key, 1.0) * rows_per_input(node)
+            answers, samples, first = (
+                self.workload.answers(node.attr("max_tokens")),
+                node.attr("n"),
+                rows_per_input(node),
+            )
             finished = answers.first(first, samples) if first < samples else answers
             self.lengths[kind.token.key] = (self.workload.prompt, finished)
         elif node.op == "encode":

@@ -16,8 +16,8 @@ from typing import Literal
 
 from rlgraph.backends.enginespec.rates import Rates
 from rlgraph.backends.enginespec.registry import engine
-from rlgraph.backends.enginespec.spec import Shares
-from rlgraph.catalog.clusters.cluster import Island
+from rlgraph.backends.enginespec.spec import PrefixSharing
+from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import Mesh
@@ -26,7 +26,7 @@ from rlgraph.passes.cost.activations import in_parts, layer_bytes
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.links import between_copies
+from rlgraph.passes.cost.links import replicas_link
 from rlgraph.passes.cost.optimizer import WIDE, optimizer_bytes
 from rlgraph.passes.cost.work import Tokens
 
@@ -74,7 +74,7 @@ class Batch:
         """Return the rows of the replica that gets fewest of them."""
         return self.rows / self.samples // parts * self.samples
 
-    def blocks(self, budget: float, packed: bool = False, shares: Shares | None = None) -> tuple[float, Tokens]:
+    def blocks(self, budget: float, packed: bool = False, shares: PrefixSharing | None = None) -> tuple[float, Tokens]:
         """Return how many micro-batches of at most so many padded tokens a row makes, and the tokens of a row with its
         padding: the longest rows come first, and the rows of a micro-batch are padded to its longest. packed: rows have
         no padding, and a row longer than the budget is a micro-batch by itself. shares: how packed rows with a common
@@ -85,7 +85,7 @@ class Batch:
             self._blocks[budget] = self._cut(budget)
         return self._blocks[budget]
 
-    def read(self, shares: Shares | None) -> Tokens:
+    def read(self, shares: PrefixSharing | None) -> Tokens:
         """Return what a model reads of one row, on average, where neighbours that begin with the same prompt may share
         it."""
         if shares is None or self.together <= 1:
@@ -305,7 +305,7 @@ def _before(stages: int, chunks: int, turns: float) -> float:
     return max(0.0, stages - turns) + (min(turns, stages) - 1) / chunks
 
 
-def crowded(deployment: Deployment, rates: Rates) -> float:
+def slowdown(deployment: Deployment, rates: Rates) -> float:
     """Return by what factor work is slower that other ranks or threads do at the same time."""
     return (1 + rates.crowd * (deployment.size > 1)) * (1 + rates.lock * (deployment.threads > 1))
 
@@ -332,7 +332,7 @@ def _row(
     tp: int,
     budget: int,
     packs: bool,
-    shares: Shares | None,
+    shares: PrefixSharing | None,
     recompute: bool,
     batches: tuple[Batch, ...],
 ) -> _Row:
@@ -406,7 +406,7 @@ def latency(
     if deployment.spec.keeps_scores(deployment.attention):
         moved += passes * constants.traffic * layers * shape.heads / deployment.tp * row.squares * max(4, config.item)
     memory = moved / (device.streamed * rates.memory)
-    slower = crowded(deployment, rates)
+    slower = slowdown(deployment, rates)
     waits = 1 - rates.hides
     row_cost = Cost(compute, memory, sent * waits, overhead=rates.row + rates.token * tokens * layers).times(slower)
     # Each chunk of a stage's layers is a separate pass.
@@ -448,12 +448,12 @@ def held(config: ModelConfig, deployment: Deployment) -> float:
     return work.rank_parameters(config.shape, config.kind, deployment.pp, deployment.tp, deployment.ep)
 
 
-def trained(config: ModelConfig, deployment: Deployment) -> float:
+def trained_numbers(config: ModelConfig, deployment: Deployment) -> float:
     """Return how many of these parameters, and of its adapters, training changes."""
     return held(config, deployment) if config.shape.adapters is None else _carried(config, deployment, config.kind)
 
 
-def adapters(config: ModelConfig, deployment: Deployment) -> float:
+def held_adapter_numbers(config: ModelConfig, deployment: Deployment) -> float:
     """Return how many numbers of adapters the fullest rank keeps."""
     return _carried(config, deployment, "causal_lm") if config.shape.adapters else 0
 
@@ -472,11 +472,11 @@ def _laid_out(name: str, shape: Shape, split: Mesh, kind: ModelKind) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class OptimizerStep:
     """The end of an optimizer step, by the number of replicas: they all-reduce their gradients and change the
     weights."""
 
-    island: Island
+    island: NodeGroup
     one: int
     """Devices of a replica."""
     sent: float
@@ -500,12 +500,12 @@ class Update:
         """Return the seconds in which replicas communicate."""
         copies *= self.alike
         one = self.one // self.alike
-        between = between_copies(self.island, one, copies, self.share)
+        between = replicas_link(self.island, one, copies, self.share)
         seconds = 2 * between.all_gather(self.sent / 2, copies)
         if not self.common:
             return seconds
         ranks = copies * self.sharing
-        wider = between_copies(self.island, one // self.sharing, ranks, self.share)
+        wider = replicas_link(self.island, one // self.sharing, ranks, self.share)
         return seconds + 2 * wider.all_gather(self.common / 2, ranks)
 
     def memory(self, copies: int) -> float:
@@ -521,10 +521,10 @@ class Update:
         return self.memory(copies) + self.communication(copies) + self.overhead
 
 
-def update(config: ModelConfig, deployment: Deployment, constants: Constants) -> Update:
+def optimizer_step(config: ModelConfig, deployment: Deployment, constants: Constants) -> OptimizerStep:
     """Return the end of an optimizer step of a model that is trained on such a split."""
     rates = constants.rates[deployment.engine, "train"]
-    weights = trained(config, deployment)
+    weights = trained_numbers(config, deployment)
     stage = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
     device = deployment.island.device
     # Replicas that shard the optimizer reduce-scatter float32 gradients and all-gather new weights; else they
@@ -540,7 +540,7 @@ def update(config: ModelConfig, deployment: Deployment, constants: Constants) ->
     whole = weights * (step.gradient + (config.item if split else step.moved))
     shared = stage / deployment.ep / deployment.cp * step.moved if split else 0.0
     reached = device.streamed * rates.memory
-    return Update(
+    return OptimizerStep(
         deployment.island,
         deployment.mesh.copy_size,
         experts * sent_bytes,
@@ -555,7 +555,7 @@ def update(config: ModelConfig, deployment: Deployment, constants: Constants) ->
     )
 
 
-def sync(
+def sync_cost(
     config: ModelConfig,
     source: Deployment,
     target: Deployment,
@@ -575,23 +575,23 @@ def sync(
     """
     size = work.trained_parameters(config.shape, config.kind) * config.trained_item
     overhead = constants.sync + constants.tensor * work.tensor_count(config.shape, config.kind)
-    one, merged = target.parts, merging(config, target, constants)
+    one, merged = target.parts, merging_cost(config, target, constants)
     if together and source.island != target.island:
         # In a pool over several node groups, one has replicas where the other has none.
         wider = max(source.island, target.island, key=lambda island: len(island.parts))
         together, apart = False, (wider.between, wider.between_latency)
     if together:
         held = size / source.parts if target.tp <= source.tp else 0.0
-        near = link_of(source, max(source.mesh.copy_size, target.mesh.copy_size), constants)
+        near = transfer_bandwidth(source, max(source.mesh.copy_size, target.mesh.copy_size), constants)
         return Cost(communication=max(0.0, size / one - held) / near, overhead=overhead) + merged
     bandwidth, latency = apart or (math.inf, 0.0)
     network = min(source.island.network, target.island.network, bandwidth) * constants.transfer
     least = min(source.size, target.size, source.island.per_node, target.island.per_node)
-    passed = size / one / link_of(target, target.mesh.copy_size, constants)
+    passed = size / one / transfer_bandwidth(target, target.mesh.copy_size, constants)
     return Cost(communication=size / least / network + passed + latency, overhead=overhead) + merged
 
 
-def adapters_held(config: ModelConfig, deployment: Deployment, item: int) -> float:
+def held_adapter_bytes(config: ModelConfig, deployment: Deployment, item: int) -> float:
     """Return the bytes of adapters that an engine receives, and of what it keeps to compute with them; 0 without
     adapters. item: bytes of a number of the weights."""
     shape, spec = config.shape, deployment.spec
@@ -601,7 +601,7 @@ def adapters_held(config: ModelConfig, deployment: Deployment, item: int) -> flo
     return work.adapters_held(shape, deployment.merges, item, wide, room, deployment.tp, deployment.on_cpu)
 
 
-def merging(config: ModelConfig, target: Deployment, constants: Constants) -> Cost:
+def merging_cost(config: ModelConfig, target: Deployment, constants: Constants) -> Cost:
     """Return the cost of merging received adapters into the weights of an engine: for each matrix the copy without
     adapters is read, their product is added in the adapters' dtype, and the sum is written to the weights."""
     if config.shape.adapters is None or not target.merges:
@@ -614,7 +614,7 @@ def merging(config: ModelConfig, target: Deployment, constants: Constants) -> Co
     return Cost(compute=products, memory=moved / (device.streamed * rates.memory))
 
 
-def link_of(deployment: Deployment, reach: int, constants: Constants) -> float:
+def transfer_bandwidth(deployment: Deployment, reach: int, constants: Constants) -> float:
     """Return the bytes a second of planned transfers among so many devices in a row."""
     island = deployment.island
     return (island.device.link if island.near(reach) else island.network) * constants.transfer

@@ -16,7 +16,7 @@ Pools = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class TaskOrder:
     """Which tasks wait for which, computed once for all timetables of a step."""
 
     after: tuple[tuple[int, ...], ...]
@@ -31,7 +31,7 @@ class Order:
     """Tasks that request their pools after all others that do so at the same time."""
 
     @classmethod
-    def of(cls, after: Sequence[Sequence[int]], late: frozenset[int] = frozenset()) -> Order:
+    def of(cls, after: Sequence[Sequence[int]], late: frozenset[int] = frozenset()) -> TaskOrder:
         """Return the order of tasks that wait for the given others."""
         before: list[list[int]] = [[] for _ in after]
         for number, inputs in enumerate(after):
@@ -49,7 +49,7 @@ class Order:
             late,
         )
 
-    def served(self, pools: Pools, lasting: Sequence[bool]) -> Order:
+    def served(self, pools: Pools, lasting: Sequence[bool]) -> TaskOrder:
         """Return the order with what follows from pools that serve requests in order: however long tasks take, of two
         tasks on one pool the one whose inputs end first runs first.
 
@@ -57,7 +57,7 @@ class Order:
         """
         after = [set(inputs) for inputs in self.after]
         while True:
-            order = Order.of([sorted(inputs) for inputs in after])
+            order = TaskOrder.of([sorted(inputs) for inputs in after])
             more = [
                 (number, earlier)
                 for number, pools_of in enumerate(pools)
@@ -72,7 +72,7 @@ class Order:
             for number, earlier in more:
                 after[number].add(earlier)
 
-    def _requests_first(self, task: int, later: int, order: Order, lasting: Sequence[bool]) -> bool:
+    def _requests_first(self, task: int, later: int, order: TaskOrder, lasting: Sequence[bool]) -> bool:
         """Return whether a task requests its pools before a later one does; of two at the same time the one with the
         smaller number is first."""
         needed = {*self.after[task]}
@@ -83,7 +83,7 @@ class Order:
         return task < later and needed.issubset(ended)
 
 
-def starts(order: Order, seconds: Sequence[float], pools: Pools) -> list[float]:
+def start_times(order: TaskOrder, seconds: Sequence[float], pools: Pools) -> list[float]:
     """Return when each task starts."""
     waiting = [len(inputs) for inputs in order.after]
     ready = [(0.0, number in order.late, number) for number, count in enumerate(waiting) if not count]
@@ -107,9 +107,9 @@ def starts(order: Order, seconds: Sequence[float], pools: Pools) -> list[float]:
     return begins
 
 
-def makespan(order: Order, seconds: Sequence[float], pools: Pools) -> float:
+def makespan(order: TaskOrder, seconds: Sequence[float], pools: Pools) -> float:
     """Return the seconds of the step."""
-    begins = starts(order, seconds, pools)
+    begins = start_times(order, seconds, pools)
     return max((start + length for start, length in zip(begins, seconds, strict=True)), default=0.0)
 
 
@@ -117,7 +117,7 @@ Chains = tuple[tuple[tuple[int, ...], ...], ...]
 """For each task, and at the end for the end of the step, the earlier tasks that share a pool, pool by pool."""
 
 
-def chains(order: Order, pools: Pools, count: int) -> Chains:
+def pool_chains(order: TaskOrder, pools: Pools, count: int) -> Chains:
     """Return the tasks of each pool that run one after the other before a task can start; `count` is the number of
     pools."""
     by_task = []
@@ -127,7 +127,7 @@ def chains(order: Order, pools: Pools, count: int) -> Chains:
     return tuple(by_task)
 
 
-def bound(order: Order, seconds: Sequence[float], chained: Chains) -> float:
+def lower_bound(order: TaskOrder, seconds: Sequence[float], chained: Chains) -> float:
     """Return a lower bound of the time for any order of the tasks: on a pool, all tasks that come before a task run
     one after the other. The bound does not fall when a task takes longer."""
     earliest = [0.0] * len(seconds)
@@ -157,7 +157,7 @@ def _loaded(at: float, chained: Sequence[Sequence[int]], earliest: Sequence[floa
 
 
 def _followed(
-    end: float, order: Order, chained: Sequence[Sequence[int]], earliest: Sequence[float], seconds: Sequence[float]
+    end: float, order: TaskOrder, chained: Sequence[Sequence[int]], earliest: Sequence[float], seconds: Sequence[float]
 ) -> float:
     """Return this bound for the whole step: after the last of some tasks of a pool comes at least the shortest tail of
     them (the bound of one machine with heads and tails, Carlier 1982)."""

@@ -6,7 +6,15 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 
-from rlgraph.catalog.models.families import ModelKind, count, matrices, numbers, parameters, tensors, trained
+from rlgraph.catalog.models.families import (
+    ModelKind,
+    count,
+    count_numbers,
+    layer_tensors,
+    matrices,
+    parameters,
+    trainable_parameters,
+)
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import first_layer
 from rlgraph.passes.cost import latent
@@ -74,15 +82,15 @@ def layer_parameters(shape: Shape, layer: int = -1) -> int:
 @cache
 def body_parameters(shape: Shape) -> int:
     """Return the parameters of all layers."""
-    return numbers(parameter for parameter in parameters(shape) if "*" in parameter.name)
+    return count_numbers(parameter for parameter in parameters(shape) if "*" in parameter.name)
 
 
 @cache
 def tensor_count(shape: Shape, kind: ModelKind) -> int:
     """Return how many tensors training changes, in all layers."""
     if shape.adapters:
-        return sum(tensor.shape[0] if "*" in tensor.name else 1 for tensor in trained(shape, kind))
-    return sum(1 for _ in tensors(shape, kind))
+        return sum(tensor.shape[0] if "*" in tensor.name else 1 for tensor in trainable_parameters(shape, kind))
+    return sum(1 for _ in layer_tensors(shape, kind))
 
 
 def expert_parameters(shape: Shape) -> int:
@@ -115,8 +123,8 @@ def stage_parameters(shape: Shape, kind: ModelKind, pp: int) -> int:
 @cache
 def shard_parameters(shape: Shape, kind: ModelKind, parts: int) -> int:
     """Return the parameters of the fullest of so many ranks that shard the first dimension of each tensor
-    (`rlgraph.ir.layout.chunk`)."""
-    return sum(-(-tensor.shape[0] // parts) * math.prod(tensor.shape[1:]) for tensor in tensors(shape, kind))
+    (`rlgraph.ir.layout.chunk_range`)."""
+    return sum(-(-tensor.shape[0] // parts) * math.prod(tensor.shape[1:]) for tensor in layer_tensors(shape, kind))
 
 
 def rank_parameters(shape: Shape, kind: ModelKind, pp: int, tp: int, ep: int = 1) -> float:
@@ -131,7 +139,7 @@ def rank_parameters(shape: Shape, kind: ModelKind, pp: int, tp: int, ep: int = 1
 @cache
 def adapter_parameters(shape: Shape) -> int:
     """Return the parameters of the adapters of all layers."""
-    return numbers(trained(shape)) if shape.adapters else 0
+    return count_numbers(trainable_parameters(shape)) if shape.adapters else 0
 
 
 @cache
@@ -161,7 +169,7 @@ def adapted_parameters(shape: Shape) -> int:
 def trained_parameters(shape: Shape, kind: ModelKind, pp: int = 1) -> int:
     """Return the parameters of the fullest stage that training changes: they have gradients and moments, and are
     synced."""
-    return numbers(trained(shape, kind)) if shape.adapters else stage_parameters(shape, kind, pp)
+    return count_numbers(trainable_parameters(shape, kind)) if shape.adapters else stage_parameters(shape, kind, pp)
 
 
 # FLOPs
@@ -228,7 +236,7 @@ def decode_flops(shape: Shape, context: float, absorbed: bool = False) -> float:
     return flops + shape.layers * latent_flops(shape, shape.latent, context)
 
 
-def seen(shape: Shape, context: float) -> float:
+def seen_tokens(shape: Shape, context: float) -> float:
     """Return how many of so many earlier tokens a new one sees, as a mean of all layers."""
     return context - shape.windowed / shape.layers * max(0.0, context - shape.window)
 

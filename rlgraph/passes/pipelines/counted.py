@@ -27,10 +27,10 @@ def counted(
         memory=float(shape.layers * shape.hidden),
         reverse=turned,
     )
-    return batched(model, micro_batches)
+    return split_into_micro_batches(model, micro_batches)
 
 
-def batched(whole: Model, micro_batches: int) -> Model:
+def split_into_micro_batches(whole: Model, micro_batches: int) -> Model:
     """Return `whole`, which is counted with one micro-batch of all rows, split into `micro_batches`. That holds for
     heterogeneous meshes, too: models of one pipeline lie on the same devices, and a model with more replicas has fewer
     rows in each."""

@@ -46,7 +46,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatched:
+class RuleSchedule:
     """A schedule that a rule made, with its seconds and the memory of its fullest stage."""
 
     makespan: float
@@ -54,7 +54,7 @@ class Dispatched:
     lists: Lists
 
 
-def dispatched(problem: Problem, rule: Rule, draw: random.Random) -> Dispatched | None:
+def schedule_by_rule(problem: Problem, rule: Rule, draw: random.Random) -> RuleSchedule | None:
     """Return the schedule that a rule makes; None where it gets stuck because no stage has memory for the work that
     would free some."""
     model_numbers = [problem.models.index(line.model) for line in problem.lines]
@@ -146,32 +146,32 @@ def dispatched(problem: Problem, rule: Rule, draw: random.Random) -> Dispatched 
         free = sorted(ended)
     if count < problem.work:
         return None
-    return Dispatched(now, max(peaks), tuple(map(tuple, lists)))
+    return RuleSchedule(now, max(peaks), tuple(map(tuple, lists)))
 
 
-def by_rule(
+def search_rules(
     problem: Problem,
     memory: float,
     draw: random.Random,
-    better: Callable[[Dispatched], bool],
+    better: Callable[[RuleSchedule], bool],
     over: Callable[[], bool],
     kept: Rule | None = None,
 ) -> Rule | None:
     """Try rules until `over()`, first the plain ones, or, where a rule is `kept`, rules near it, and return the rule
     that did best. `better` says whether a schedule is good enough to vary its rule. memory: that of a stage, around
     which memory is drawn."""
-    first = plain(problem, memory) if kept is None else iter(())
+    first = plain_rules(problem, memory) if kept is None else iter(())
     while not over():
         rule = next(first, None)
         if rule is None:
             rule = _fresh(problem, memory, draw) if kept is None or draw.random() < 0.15 else _near(problem, kept, draw)
-        schedule = dispatched(problem, rule, draw)
+        schedule = schedule_by_rule(problem, rule, draw)
         if schedule and better(schedule):
             kept = rule
     return kept
 
 
-def plain(problem: Problem, memory: float) -> Iterator[Rule]:
+def plain_rules(problem: Problem, memory: float) -> Iterator[Rule]:
     """Yield the rules without random numbers, by which the micro-batch with most work to come is the most urgent. Two
     equal models in opposite directions reach the bound with them, with half as many micro-batches again in flight as
     one after the other."""
@@ -182,7 +182,7 @@ def plain(problem: Problem, memory: float) -> Iterator[Rule]:
             yield Rule(alike[0], 1.0, alike[1], 0.0, min(room * memory, problem.room))
 
 
-def urgent(problem: Problem) -> Iterator[Rule]:
+def urgent_rules(problem: Problem) -> Iterator[Rule]:
     """Yield a few more rules without random numbers, by which two models with few micro-batches often reach the bound.
     First come the backwards of every other model and the forwards of those between; or the first model; or the forwards
     of those with the smallest micro-batches."""

@@ -19,12 +19,12 @@ TICKS = 1 << 24
 """The longest schedule has at most this many ticks: durations that are no multiples of a tick are rounded up."""
 
 
-def installed() -> bool:
+def solver_installed() -> bool:
     """Return whether OR-Tools is installed."""
     return find_spec("ortools") is not None
 
 
-def by_constraints(
+def solve_constraints(
     problem: Problem,
     start: Lists | None,
     within: float,

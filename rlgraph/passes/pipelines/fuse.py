@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from rlgraph.passes.pipelines import exact
 from rlgraph.passes.pipelines.bounds import least_seconds, serial_memory, serial_seconds
-from rlgraph.passes.pipelines.dispatch import Dispatched, by_rule
+from rlgraph.passes.pipelines.dispatch import RuleSchedule, search_rules
 from rlgraph.passes.pipelines.problem import Problem
 from rlgraph.passes.pipelines.published import in_turn
 from rlgraph.passes.pipelines.timetable import Lists, timetable
@@ -24,7 +24,7 @@ PACE = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class FusedSchedule:
     """The schedule that was found, and what it is compared with."""
 
     lists: Lists
@@ -44,7 +44,7 @@ class Fused:
     """Memory of the fullest stage then."""
 
 
-def fused(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int = 0) -> Fused | None:
+def search_schedule(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int = 0) -> FusedSchedule | None:
     """Return the best schedule found with at most so much work, of which a unit takes about a second of an idle core;
     None where none was found that keeps to the capacity. Work is counted, not seconds: a problem has the same lists on
     every machine.
@@ -54,13 +54,13 @@ def fused(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int 
     other.
     """
     bound, spare = least_seconds(problem), serial_memory(problem)
-    best: Dispatched | None = None
+    best: RuleSchedule | None = None
     left, rule_work = work, problem.work / PACE
 
     def perfect() -> bool:
         return best is not None and best.makespan <= bound * (1 + 1e-9) and best.peak <= spare * (1 + 1e-9)
 
-    def better(schedule: Dispatched | None) -> bool:
+    def better(schedule: RuleSchedule | None) -> bool:
         nonlocal best
         if schedule is None or (best and _rank(schedule, shortest) > _rank(best, shortest)):
             return False
@@ -85,7 +85,7 @@ def fused(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int 
         """Return whether the constraint solver finds something better."""
         nonlocal left
         least = shortest if to_solve is not problem else bound
-        lists, taken = exact.by_constraints(to_solve, start, longest, least, memory, most)
+        lists, taken = exact.solve_constraints(to_solve, start, longest, least, memory, most)
         left -= taken
         return better(_dispatched(problem, lists))
 
@@ -95,14 +95,14 @@ def fused(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int 
     assert first
     if first.peak <= problem.room * (1 + 1e-9):
         better(first)
-    small = exact.installed() and problem.work <= SMALL
+    small = exact.solver_installed() and problem.work <= SMALL
     draw, share = random.Random(seed), 0.1 if small else 0.5
-    rule = by_rule(problem, spare, draw, better, until((1 - share) * work))
+    rule = search_rules(problem, spare, draw, better, until((1 - share) * work))
     if best and not small:
         # Look for one as short as that with less memory.
         shortest = max(shortest, best.makespan)
-        by_rule(problem, spare, draw, better, until(0.05 * work), rule)
-    if exact.installed() and best is None:
+        search_rules(problem, spare, draw, better, until(0.05 * work), rule)
+    if exact.solver_installed() and best is None:
         # Rules get stuck where memory hardly suffices for one micro-batch; one after the other it always suffices.
         one_by_one = sum(
             line.model.micro_batches * line.model.stages * (line.model.forward + line.model.backward)
@@ -117,9 +117,9 @@ def fused(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int 
         if not constrained(tight, None, shortest, None, 0.4 * left) and best.makespan > shortest:
             constrained(problem, best.lists, best.makespan, None, 0.6 * left)
         shortest = max(shortest, (1 + within) * best.makespan)
-    if exact.installed() and best.peak > spare and problem.capacity is None and left > 0.1:
+    if exact.solver_installed() and best.peak > spare and problem.capacity is None and left > 0.1:
         constrained(problem, best.lists, max(shortest, best.makespan), (spare, best.peak), left)
-    return Fused(
+    return FusedSchedule(
         best.lists,
         best.makespan,
         best.peak,
@@ -132,14 +132,14 @@ def fused(problem: Problem, work: float = 10.0, within: float = 0.01, seed: int 
 
 
 @lru_cache(maxsize=256)
-def drawn(problem: Problem) -> Lists:
+def best_of_rules(problem: Problem) -> Lists:
     """Return, of a number of rules' schedules, the shortest one and, of those within 1% of the shortest possible one,
     the one with the least memory: it is the same wherever it is computed."""
     shortest, spare = 1.01 * least_seconds(problem), serial_memory(problem)
-    best: Dispatched | None = None
+    best: RuleSchedule | None = None
     left = max(20, 20_000 // problem.work)
 
-    def better(schedule: Dispatched) -> bool:
+    def better(schedule: RuleSchedule) -> bool:
         nonlocal best
         if best and _rank(schedule, shortest) >= _rank(best, shortest):
             return False
@@ -151,18 +151,18 @@ def drawn(problem: Problem) -> Lists:
         left -= 1
         return left < 0 or (best is not None and best.makespan <= shortest and best.peak <= spare * (1 + 1e-9))
 
-    by_rule(problem, spare, random.Random(0), better, over)
+    search_rules(problem, spare, random.Random(0), better, over)
     assert best, "without a capacity every rule comes to an end"
     return best.lists
 
 
-def _rank(schedule: Dispatched, shortest: float) -> tuple[float, float, float]:
+def _rank(schedule: RuleSchedule, shortest: float) -> tuple[float, float, float]:
     """Return the sort key of a schedule, smaller is better. shortest: seconds below which memory counts for more."""
     return max(schedule.makespan, shortest), schedule.peak, schedule.makespan
 
 
-def _dispatched(problem: Problem, lists: Lists | None) -> Dispatched | None:
+def _dispatched(problem: Problem, lists: Lists | None) -> RuleSchedule | None:
     if lists is None:
         return None
     table = timetable(problem, lists)
-    return Dispatched(table.makespan, max(table.peaks), lists)
+    return RuleSchedule(table.makespan, max(table.peaks), lists)

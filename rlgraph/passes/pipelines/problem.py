@@ -67,7 +67,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PipelineReplica:
     """A replica of a model, and the stages that it lies on."""
 
     model: Model
@@ -107,13 +107,13 @@ class Problem:
         return max(model.copies * model.stages for model in self.models)
 
     @property
-    def lines(self) -> tuple[Line, ...]:
+    def lines(self) -> tuple[PipelineReplica, ...]:
         """The replicas of all models, in the order of the models."""
         lines = []
         for model in self.models:
             for copy in range(model.copies):
                 stages = range(copy * model.stages, (copy + 1) * model.stages)
-                lines.append(Line(model, tuple(reversed(stages) if model.reverse else stages)))
+                lines.append(PipelineReplica(model, tuple(reversed(stages) if model.reverse else stages)))
         return tuple(lines)
 
     @property

@@ -31,11 +31,11 @@ def interleaved(model: Model) -> Lists:
     smaller than the number of stages, and memory is that of the largest.
     """
     stages, sizes = model.stages, _groups(model.stages, model.micro_batches)
-    goes = forwards(stages, model.micro_batches, model.chunks)
+    goes = forward_entries(stages, model.micro_batches, model.chunks)
     returns = [Entry(0, "B", chunk) for size in sizes for chunk in reversed(range(model.chunks)) for _ in range(size)]
     lists = []
     for stage in range(stages):
-        ahead = round(model.chunks * in_flight(stages, model.micro_batches, model.chunks, stage))
+        ahead = round(model.chunks * micro_batches_in_flight(stages, model.micro_batches, model.chunks, stage))
         entries = goes[:ahead]
         for back, further in zip(returns, goes[ahead:], strict=False):
             entries += [back, further]
@@ -43,14 +43,14 @@ def interleaved(model: Model) -> Lists:
     return tuple(lists)
 
 
-def in_flight(stages: int, micro_batches: int, chunks: int, stage: int) -> float:
+def micro_batches_in_flight(stages: int, micro_batches: int, chunks: int, stage: int) -> float:
     """Return how many micro-batches a stage has at most at a time by `interleaved`: one that is in some of the stage's
     chunks counts as that fraction."""
     warm_up = 2 * (stages - stage - 1) + (chunks - 1) * _groups(stages, micro_batches)[0] + 1
     return min(micro_batches, warm_up / chunks)
 
 
-def forwards(stages: int, micro_batches: int, chunks: int) -> list[Entry]:
+def forward_entries(stages: int, micro_batches: int, chunks: int) -> list[Entry]:
     """Return the forwards of any stage in their order: all chunks of a group come before the next group."""
     sizes = _groups(stages, micro_batches)
     return [Entry(0, "F", chunk) for size in sizes for chunk in range(chunks) for _ in range(size)]
@@ -87,7 +87,7 @@ def zero_bubble(model: Model) -> Lists:
     return tuple(lists)
 
 
-def alone(model: Model) -> Lists:
+def published_lists(model: Model) -> Lists:
     """Return the published lists for the chunks and halves of one replica; with both, interleaved with every backward
     in its two halves at once."""
     if model.chunks == 1:
@@ -100,7 +100,7 @@ def in_turn(problem: Problem) -> Lists:
     """Return the lists of one model after the other; the replicas of a model work at the same time."""
     lists: list[list[Entry]] = [[] for _ in range(problem.stages)]
     for number, line in enumerate(problem.lines):
-        stage_lists = alone(replace(line.model, copies=1, reverse=False))
+        stage_lists = published_lists(replace(line.model, copies=1, reverse=False))
         for stage, entries in zip(line.stages, stage_lists, strict=True):
             lists[stage] += [entry._replace(line=number) for entry in entries]
     return tuple(map(tuple, lists))

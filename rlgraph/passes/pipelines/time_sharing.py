@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from rlgraph.passes.pipelines.counted import batched
-from rlgraph.passes.pipelines.fuse import drawn
+from rlgraph.passes.pipelines.counted import split_into_micro_batches
+from rlgraph.passes.pipelines.fuse import best_of_rules
 from rlgraph.passes.pipelines.problem import Model, Problem
-from rlgraph.passes.pipelines.published import alone
+from rlgraph.passes.pipelines.published import published_lists
 from rlgraph.passes.pipelines.timetable import Entry
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ProcessTurn:
     """One entry of the list of one process of a device, and the processes before and after it."""
 
     entry: Entry
@@ -26,7 +26,7 @@ class Turn:
     """The model whose process comes next; None where this process continues, or nothing follows."""
 
 
-def entries_of(models: Sequence[Model], stage: int, most: Sequence[int], here: Sequence[int]) -> list[Entry]:
+def device_entries(models: Sequence[Model], stage: int, most: Sequence[int], here: Sequence[int]) -> list[Entry]:
     """Return what the processes of all models do on a device of a stage, in order.
 
     models: each counted with one micro-batch, with the memory and seconds of all its replicas. most: for each model,
@@ -36,12 +36,12 @@ def entries_of(models: Sequence[Model], stage: int, most: Sequence[int], here: S
     busy = [number for number, count in enumerate(most) if count]
     if not busy:
         return []
-    problem = Problem(tuple(batched(models[number], most[number]) for number in busy))
+    problem = Problem(tuple(split_into_micro_batches(models[number], most[number]) for number in busy))
     if len(busy) > 1:
-        planned: Sequence[Entry] = drawn(problem)[stage]
+        planned: Sequence[Entry] = best_of_rules(problem)[stage]
     else:
         [line] = [line for line in problem.lines if stage in line.stages]
-        planned = alone(replace(line.model, copies=1, reverse=False))[line.stages.index(stage)]
+        planned = published_lists(replace(line.model, copies=1, reverse=False))[line.stages.index(stage)]
     owners, done, entries = problem.owners, Counter[Entry](), []
     for entry in planned:
         number = busy[owners[entry.line] if len(busy) > 1 else 0]
@@ -51,13 +51,13 @@ def entries_of(models: Sequence[Model], stage: int, most: Sequence[int], here: S
     return entries
 
 
-def turns_of(entries: Sequence[Entry], own: Collection[int]) -> list[Turn]:
+def process_turns(entries: Sequence[Entry], own: Collection[int]) -> list[ProcessTurn]:
     """Return the turns of one process, which has the models `own`."""
     if not entries:
         return []
     before, after = [None, *entries[:-1]], [*entries[1:], None]
     return [
-        Turn(
+        ProcessTurn(
             entry,
             None if previous is None or previous.line in own else previous.line,
             None if following is None or following.line in own else following.line,

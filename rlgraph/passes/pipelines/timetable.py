@@ -30,7 +30,7 @@ Lists = tuple[tuple[Entry, ...], ...]
 """For each stage its entries, one after the other."""
 
 
-class Stuck(ValueError):
+class ScheduleDeadlock(ValueError):
     """Raised where stages wait for each other, or something is left out."""
 
 
@@ -66,9 +66,9 @@ def timetable(problem: Problem, lists: Sequence[Sequence[Entry]]) -> Timetable:
                 line, part, chunk = lists[stage][len(starts[stage])]
                 model, stage_index = lines[line].model, positions[line].get(stage)
                 if stage_index is None:
-                    raise Stuck(f"`{model.name}` has nothing to do on stage {stage}")
+                    raise ScheduleDeadlock(f"`{model.name}` has nothing to do on stage {stage}")
                 if not 0 <= chunk < model.chunks:
-                    raise Stuck(f"`{model.name}` has no chunk {chunk}")
+                    raise ScheduleDeadlock(f"`{model.name}` has no chunk {chunk}")
                 position = chunk * model.stages + stage_index
                 forward_done, backward_done = forwards[line][position], backwards[line][position]
                 if part == "F":
@@ -103,13 +103,13 @@ def timetable(problem: Problem, lists: Sequence[Sequence[Entry]]) -> Timetable:
             if len(starts[stage]) == len(lists[stage]):
                 waiting.discard(stage)
     if waiting:
-        raise Stuck(f"stage {min(waiting)} waits for ever")
+        raise ScheduleDeadlock(f"stage {min(waiting)} waits for ever")
     for number, checked_line in enumerate(lines):
         complete = all(
             len(ends) == checked_line.model.micro_batches for ends in (*forwards[number], *backwards[number])
         )
         if not complete or weights[number] != inputs[number]:
-            raise Stuck("not every micro-batch goes forward and backward on every stage")
+            raise ScheduleDeadlock("not every micro-batch goes forward and backward on every stage")
     return Timetable(tuple(map(tuple, starts)), max(free), tuple(peaks))
 
 
@@ -118,7 +118,7 @@ WAYS: dict[Part, str] = {"F": "forward", "B": "backward", "I": "backward (inputs
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TimedEntry:
     """An entry of a list, and when it is done."""
 
     stage: int
@@ -130,12 +130,12 @@ class Piece:
     end: float
 
 
-def pieces(problem: Problem, lists: Lists, table: Timetable) -> Iterator[Piece]:
+def timed_entries(problem: Problem, lists: Lists, table: Timetable) -> Iterator[TimedEntry]:
     """Yield the pieces of each stage in the order of its list. table: the timetable of these lists."""
     lines = problem.lines
     for stage, (entries, starts) in enumerate(zip(lists, table.starts, strict=True)):
         done = {entry: 0 for entry in entries}
         for entry, start in zip(entries, starts, strict=True):
             end = start + lines[entry.line].model.seconds(entry.part)
-            yield Piece(stage, entry, done[entry], start, end)
+            yield TimedEntry(stage, entry, done[entry], start, end)
             done[entry] += 1

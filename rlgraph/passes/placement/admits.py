@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlgraph.backends.enginespec.registry import engine, preferred
-from rlgraph.errors import Diagnostic, listed, nearest
+from rlgraph.errors import Diagnostic, did_you_mean, quoted_list
 from rlgraph.ir.graph import Program
-from rlgraph.ir.plan import Admit, Plan
+from rlgraph.ir.plan import Admission, Plan
 from rlgraph.ir.schedule import Schedule
 from rlgraph.ops.nodes import NODES
-from rlgraph.passes.placement.tails import sampling
+from rlgraph.passes.placement.tails import sampling_groups
 
 
-def admits_of(schedule: Schedule) -> tuple[Admit, ...]:
+def admits_of(schedule: Schedule) -> tuple[Admission, ...]:
     """Return the orders of admission of a schedule."""
-    return tuple(Admit(line.table, line.by, line.name) for line in schedule.admits)
+    return tuple(Admission(line.table, line.by, line.name) for line in schedule.admits)
 
 
-def called(schedule: Schedule) -> tuple[str, ...]:
+def length_functions(schedule: Schedule) -> tuple[str, ...]:
     """Return the functions of the program that predict the lengths of rows."""
     return tuple(line.name for line in schedule.admits if line.by == "function")
 
@@ -27,20 +27,20 @@ def admit_problems(schedule: Schedule, plan: Plan, program: Program) -> Iterator
     """Yield the errors for lines that a plan cannot follow."""
     for line in schedule.admits:
         admit = plan.admit(line.table)
-        for message, hint in faults_of(admit, plan, program) if admit else ():
+        for message, hint in admit_faults(admit, plan, program) if admit else ():
             yield Diagnostic("E0976", message, line.span, hint)
 
 
-def faults_of(admit: Admit, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
+def admit_faults(admit: Admission, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with an order of admission: a message and a hint."""
-    for group in dict.fromkeys(sampling(admit.table, plan, program)):
+    for group in dict.fromkeys(sampling_groups(admit.table, plan, program)):
         if not engine(group.engine).orders:
             able = [spec.name for spec in preferred("generate") if spec.orders]
             message = f"`{group.engine}` begins with the rows of `{admit.table}` in an order of its own"
-            yield message, f"sample with the engine {listed(able, 'or')}"
+            yield message, f"sample with the engine {quoted_list(able, 'or')}"
 
 
-def unknown_names(admit: Admit, program: Program) -> Iterator[tuple[str, str, str]]:
+def unknown_names(admit: Admission, program: Program) -> Iterator[tuple[str, str, str]]:
     """Yield the fields that name nothing in a plan that comes from elsewhere, each with a message and a hint."""
     generated = {
         node.name.split(".")[0]
@@ -49,9 +49,13 @@ def unknown_names(admit: Admit, program: Program) -> Iterator[tuple[str, str, st
         if NODES[node.op].generates and NODES[node.op].streams
     }
     if admit.table not in generated:
-        yield "table", f"no table that is generated is called `{admit.table:.60}`", nearest(admit.table[:60], generated)
+        yield (
+            "table",
+            f"no table that is generated is called `{admit.table:.60}`",
+            did_you_mean(admit.table[:60], generated),
+        )
     functions = [declared.name for declared in program.outside if declared.kind == "func"]
     if admit.by == "function" and admit.name not in functions:
-        yield "name", f"no function is called `{admit.name:.60}`", nearest(admit.name[:60], functions)
+        yield "name", f"no function is called `{admit.name:.60}`", did_you_mean(admit.name[:60], functions)
     if admit.by == "column" and not admit.name:
         yield "name", "a column has a name", "as it is in the data"

@@ -15,8 +15,8 @@ from math import inf
 from time import monotonic
 
 from rlgraph.backends.enginespec.registry import engine as spec_of
-from rlgraph.catalog.clusters.cluster import Cluster, Island
-from rlgraph.errors import Diagnostic, ProgramError, listed
+from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
+from rlgraph.errors import Diagnostic, ProgramError, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Holding, Plan
 from rlgraph.ir.schedule import Placement, Pool, Schedule, Work
@@ -24,20 +24,20 @@ from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.tasks import Task, Workload, main_step, tasks
-from rlgraph.passes.placement.fusing import fused_in, fusible, on_same_stages
-from rlgraph.passes.placement.place import Machine, Shapes, place, unheld
-from rlgraph.passes.placement.search.components import Component, components, separable
-from rlgraph.passes.placement.search.decompositions import Ways
-from rlgraph.passes.placement.search.fill import filled
+from rlgraph.passes.placement.fusing import fused_of_plan, fusible, on_same_stages
+from rlgraph.passes.placement.place import Machine, Shapes, adapter_problems, place
+from rlgraph.passes.placement.search.components import Component, make_components, separable_models
+from rlgraph.passes.placement.search.decompositions import Decompositions
+from rlgraph.passes.placement.search.fill import fill_caches
 from rlgraph.passes.placement.search.fusing import Pieces
-from rlgraph.passes.placement.search.incumbent import Found
-from rlgraph.passes.placement.search.offload import could_sleep
+from rlgraph.passes.placement.search.incumbent import SearchResult
+from rlgraph.passes.placement.search.offload import partitions_worth_offloading
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
-from rlgraph.passes.placement.search.partitions import distinct, laid, partitions
+from rlgraph.passes.placement.search.partitions import distinct_partitions, partitions, pool_locations
 from rlgraph.passes.placement.search.problem import Block, Blocks, Goal, Problem
 from rlgraph.passes.placement.search.progress import OutOfTime
-from rlgraph.passes.placement.search.refuse import refuse
+from rlgraph.passes.placement.search.refuse import refusal_diagnostics
 from rlgraph.passes.placement.search.search import PATIENCE, Fuse, Search
 
 SLEEPERS = 128
@@ -61,7 +61,7 @@ estimate may be off."""
 
 
 @dataclass(frozen=True)
-class Question:
+class PlacementQuery:
     """Everything that a search for a plan depends on."""
 
     program: Program
@@ -92,13 +92,13 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PlacementChoice:
     """A plan, and what it was chosen from."""
 
     plan: Plan
-    found: Found
+    found: SearchResult
     problem: Problem
-    question: Question
+    question: PlacementQuery
     simulated: float | None = None
     """The seconds of a step by the simulator, if it was run already."""
 
@@ -108,22 +108,24 @@ class Choice:
         return {component.model: component.config for component in self.problem.components}
 
 
-def choose(question: Question) -> Choice | None:
+def choose(question: PlacementQuery) -> PlacementChoice | None:
     """Return the best plan; None where nothing fits. Raises ProgramError where the time is over before there is a
     plan."""
     return _choose(question, question.search_seconds, Search.run)
 
 
-def choose_asleep(question: Question, awake: Choice) -> Choice:
+def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> PlacementChoice:
     """Return the best plan where models may be offloaded: another one than `awake`, in which none are, only if it is
     faster by `ASLEEP`. The bound holds for both. Of a large problem only those partitions are searched in which bounds
     leave a chance of that."""
     seconds, only, problem = question.search_seconds, None, awake.problem
     if not is_small(problem, question):
         ends = monotonic() + seconds
-        fuse = how_fused(problem, question)
+        fuse = fuse_mode(problem, question)
         try:
-            only, bound = could_sleep(problem, _candidates(problem, question, ()), awake.found, ASLEEP, seconds, fuse)
+            only, bound = partitions_worth_offloading(
+                problem, _candidates(problem, question, ()), awake.found, ASLEEP, seconds, fuse
+            )
         except OutOfTime:
             # Nothing is proven of them.
             only, bound = [], 0.0
@@ -138,30 +140,30 @@ def choose_asleep(question: Question, awake: Choice) -> Choice:
     return replace(awake, found=replace(awake.found, bound=min(awake.found.bound, bound)))
 
 
-def choose_until(ends: float, question: Question) -> Choice | None:
+def choose_until(ends: float, question: PlacementQuery) -> PlacementChoice | None:
     """Return the best plan as one of several searches that end together; raise OutOfTime where that is too early for a
     plan."""
     return _choose(question, ends - monotonic(), Search.best)
 
 
 def _choose(
-    question: Question,
+    question: PlacementQuery,
     seconds: float,
-    how: Callable[[Search], Found | None],
-    incumbent: Choice | None = None,
+    how: Callable[[Search], SearchResult | None],
+    incumbent: PlacementChoice | None = None,
     only: Sequence[Blocks] | None = None,
-) -> Choice | None:
+) -> PlacementChoice | None:
     """Return the best plan that `how` finds.
 
     incumbent: a plan for another question that has to be beaten; it is returned with the bound of both if it is not.
     only: the partitions to search, if not all.
     """
-    questions, problems = ways(question)
+    questions, problems = decomposed_problems(question)
     first, gap, spare = problems[0], _gap(problems[0], question), _spare(question)
-    together = Ways(problems) if len(problems) > 1 else None
+    together = Decompositions(problems) if len(problems) > 1 else None
     searched = only or _candidates(problems[-1], question, together.readers if together else ())
     to_beat = None if incumbent is None else incumbent.found
-    fuse, patience = how_fused(first, question), _patience(question)
+    fuse, patience = fuse_mode(first, question), _patience(question)
     search = Search(first, searched, gap, seconds, spare, together, fuse, to_beat, patience)
     result = how(search)
     if result is None:
@@ -170,16 +172,18 @@ def _choose(
         return replace(incumbent, found=replace(incumbent.found, bound=min(incumbent.found.bound, result.bound)))
     problem, chosen = problems[result.way], questions[result.way]
     result = replace(_settled(problem, result), way=0)
-    return Choice(planned(chosen, problem, result), result, problem, chosen)
+    return PlacementChoice(make_plan(chosen, problem, result), result, problem, chosen)
 
 
-def ways(question: Question) -> tuple[list[Question], list[Problem]]:
+def decomposed_problems(question: PlacementQuery) -> tuple[list[PlacementQuery], list[Problem]]:
     """Return the questions and problems to be searched together: the one given and, if it is small, one for each set of
     models that are read in other pools than those that train them, of the models of which the schedule says nothing."""
-    undivided = problem_of(replace(question, apart=()))
+    undivided = make_problem(replace(question, apart=()))
     questions, problems = [replace(question, apart=())], [undivided]
     pinned = {component.model for component in undivided.components if component.pin}
-    separate = separable(question.program, question.schedule, undivided.tasks) if is_small(undivided, question) else []
+    separate = (
+        separable_models(question.program, question.schedule, undivided.tasks) if is_small(undivided, question) else []
+    )
     separate = [model for model in separate if model not in pinned]
     known_components = [
         *undivided.components,
@@ -195,17 +199,17 @@ def ways(question: Question) -> tuple[list[Question], list[Problem]]:
     return questions, problems
 
 
-def refused(question: Question) -> ProgramError:
+def no_plan_error(question: PlacementQuery) -> ProgramError:
     """Return the error that says why nothing fits, and what would, as far as that is found within `search_seconds`.
     What is proposed needs no offloading."""
     plain, ends = replace(question, offload=False), monotonic() + question.search_seconds
 
-    def fit(tried: Question) -> bool:
-        return any(fits(variant, ends) for variant in (tried, *with_other_engines(tried)))
+    def fit(tried: PlacementQuery) -> bool:
+        return any(any_plan_fits(variant, ends) for variant in (tried, *with_other_engines(tried)))
 
     return ProgramError(
-        refuse(
-            problem_of(plain),
+        refusal_diagnostics(
+            make_problem(plain),
             question.schedule,
             lambda cluster: fit(replace(plain, cluster=cluster)),
             lambda: fit(replace(plain, schedule=without_sizes(question.schedule))),
@@ -213,10 +217,10 @@ def refused(question: Question) -> ProgramError:
     )
 
 
-def with_other_engines(question: Question) -> Iterator[Question]:
+def with_other_engines(question: PlacementQuery) -> Iterator[PlacementQuery]:
     """For a question for which nothing fits, yield it without an engine that the search would train a model with, so
     that another one does, which may split what the first one does not."""
-    problem = problem_of(question)
+    problem = make_problem(question)
     trained = [
         component
         for component in problem.components
@@ -235,7 +239,7 @@ def without_sizes(schedule: Schedule) -> Schedule:
     return replace(schedule, pools=tuple(cpus), placements=lines)
 
 
-def problem_of(question: Question) -> Problem:
+def make_problem(question: PlacementQuery) -> Problem:
     """Return the problem of a question: the step's work and the components of its models."""
     cpus = [pool for pool in question.schedule.pools if pool.cpus]
     placed = {
@@ -252,7 +256,7 @@ def problem_of(question: Question) -> Problem:
     for component in parts:
         if component.pin and component.pin.engine:
             for kind in dict.fromkeys(island.device.kind for island in question.cluster.islands):
-                problems += unheld(
+                problems += adapter_problems(
                     component.model,
                     component.pin.engine,
                     component.config.shape,
@@ -278,7 +282,7 @@ def problem_of(question: Question) -> Problem:
     return Problem(parts, question.cluster, options, question.goal, placed, pairs, older)
 
 
-def _components(question: Question, step: Sequence[Task], apart: Collection[str]) -> list[Component]:
+def _components(question: PlacementQuery, step: Sequence[Task], apart: Collection[str]) -> list[Component]:
     """Return the components of a question. apart: models that are read elsewhere than they are trained."""
     moved = dict(question.moved)
     fewest = {
@@ -286,7 +290,7 @@ def _components(question: Question, step: Sequence[Task], apart: Collection[str]
         for number, task in enumerate(step)
         if task.model and NODES[task.op].generates
     }
-    divided = components(question.program, question.schedule, question.shapes, step, apart)
+    divided = make_components(question.program, question.schedule, question.shapes, step, apart)
     return [
         replace(component, fewest=max((fewest.get(number, 1) for number in component.tasks), default=1))
         for component in divided
@@ -294,16 +298,16 @@ def _components(question: Question, step: Sequence[Task], apart: Collection[str]
 
 
 def _parts(
-    question: Question, joint: Sequence[Component], step: Sequence[Task]
+    question: PlacementQuery, joint: Sequence[Component], step: Sequence[Task]
 ) -> list[tuple[Component, Component, Component]]:
     """Return the components that train and read, of which the schedule does not say that they do both with one split,
     each with its training part and its reading part."""
     program, schedule, shapes = question.program, question.schedule, question.shapes
     fused = {model for line in schedule.fuses for model in line.models}
-    separate = [model for model in separable(program, schedule, step) if model not in fused]
+    separate = [model for model in separable_models(program, schedule, step) if model not in fused]
     divided = {
         (component.model, component.work): component
-        for component in components(program, schedule, shapes, step, separate)
+        for component in make_components(program, schedule, shapes, step, separate)
     }
     return [
         (component, divided[component.model, "train"], divided[component.model, "read"])
@@ -321,26 +325,28 @@ def _elsewhere(parts: Sequence[Component], cluster: Cluster) -> Iterator[Diagnos
             if not needed & kinds:
                 message = f"`attention={pin.attention}` needs a {' or '.join(sorted(needed))}, and the cluster has none"
                 others = [name for name, way in spec_of(pin.engine).attention.items() if way.devices & kinds]
-                yield Diagnostic("E0908", message, pin.at("attention"), f"there is {listed(others, 'or')}")
+                yield Diagnostic("E0908", message, pin.at("attention"), f"there is {quoted_list(others, 'or')}")
 
 
-def search_until(ends: float, problem: Problem, question: Question, only: Sequence[Blocks]) -> Found | None:
+def search_until(
+    ends: float, problem: Problem, question: PlacementQuery, only: Sequence[Blocks]
+) -> SearchResult | None:
     """Return the best plan of some partitions, by one of several searches that end together; raise OutOfTime where that
     is too early for a plan."""
-    gap, spare, fuse = _gap(problem, question), _spare(question), how_fused(problem, question)
+    gap, spare, fuse = _gap(problem, question), _spare(question), fuse_mode(problem, question)
     search = Search(problem, only, gap, ends - monotonic(), spare, fuse=fuse, patience=_patience(question))
     result = search.best()
     return result and _settled(problem, result)
 
 
-def _settled(problem: Problem, result: Found) -> Found:
+def _settled(problem: Problem, result: SearchResult) -> SearchResult:
     """Return the plan with caches that fill the memory left, and with the seconds of the final lists where trainings
     share a pipeline."""
-    result = filled(problem, result)
-    return with_pieces(problem, result, result.pieces) if result.pieces else result
+    result = fill_caches(problem, result)
+    return with_shared_pipelines(problem, result, result.pieces) if result.pieces else result
 
 
-def with_pieces(problem: Problem, found: Found, pieces: Pieces) -> Found:
+def with_shared_pipelines(problem: Problem, found: SearchResult, pieces: Pieces) -> SearchResult:
     """Return the plan with these trainings sharing pipelines."""
     seconds = problem.whole(found.blocks, found.options, pieces)
     value = problem.value(seconds, found.blocks, found.devices)
@@ -348,66 +354,66 @@ def with_pieces(problem: Problem, found: Found, pieces: Pieces) -> Found:
     return replace(found, seconds=seconds, value=value, bound=bound, pieces=pieces)
 
 
-def choose_unfused(choice: Choice, ends: float) -> Choice | None:
+def choose_unfused(choice: PlacementChoice, ends: float) -> PlacementChoice | None:
     """Return the best plan in which no trainings share a pipeline, which may be known; of one whose fused trainings
     have heterogeneous meshes, the one before these were tried."""
     if choice.found.before is None:
         return choose(replace(choice.question, fuse=False, search_seconds=ends - monotonic()))
-    result = filled(choice.problem, choice.found.before)
-    return replace(choice, plan=planned(choice.question, choice.problem, result), found=result)
+    result = fill_caches(choice.problem, choice.found.before)
+    return replace(choice, plan=make_plan(choice.question, choice.problem, result), found=result)
 
 
-def _gap(problem: Problem, question: Question) -> float:
+def _gap(problem: Problem, question: PlacementQuery) -> float:
     """Return how far from the best plan is near enough, as a share."""
     if question.search_gap is not None:
         return question.search_gap
     return 0.0 if is_small(problem, question) else NEAR
 
 
-def _patience(question: Question) -> float:
+def _patience(question: PlacementQuery) -> float:
     """Return the patience of a search: a user who sets `search_gap` waits for it."""
     return PATIENCE if question.search_gap is None else inf
 
 
-def is_small(problem: Problem, question: Question) -> bool:
+def is_small(problem: Problem, question: PlacementQuery) -> bool:
     """Return whether the problem is small enough to find the best plan."""
     parts = {(component.model, component.work == "generate") for component in problem.components}
     return question.cluster.devices <= SMALL[0] and len(parts) <= SMALL[1]
 
 
-def how_fused(problem: Problem, question: Question) -> Fuse:
+def fuse_mode(problem: Problem, question: PlacementQuery) -> Fuse:
     """Return in which plans trainings may share pipelines."""
     return "all" if is_small(problem, question) else "last"
 
 
-def _spare(question: Question) -> float:
+def _spare(question: PlacementQuery) -> float:
     """Return the share by which a plan with little memory left has to be better: a user who asks for the very best gets
     it, however full it is."""
     return SPARE if question.search_gap is None else min(SPARE, question.search_gap)
 
 
-def candidates(problem: Problem, question: Question) -> list[Blocks]:
+def candidate_partitions(problem: Problem, question: PlacementQuery) -> list[Blocks]:
     """Return every partition that the schedule allows."""
     return _candidates(problem, question, ())
 
 
-def _candidates(problem: Problem, question: Question, unplaced: Collection[int]) -> list[Blocks]:
+def _candidates(problem: Problem, question: PlacementQuery, unplaced: Collection[int]) -> list[Blocks]:
     fixed = [(pool.name, pool.devices) for pool in question.schedule.pools if pool.devices]
     over = is_small(problem, question) and len(problem.components) <= JOINED
     every = partitions(problem.components, question.cluster, fixed, unplaced, over)
-    return list(distinct(every, problem.tasks, problem.components))
+    return list(distinct_partitions(every, problem.tasks, problem.components))
 
 
-def fits(question: Question, ends: float) -> bool:
+def any_plan_fits(question: PlacementQuery, ends: float) -> bool:
     """Return whether any plan fits. Raises OutOfTime where that is not known by then."""
-    problem = problem_of(question)
-    return Search(problem, candidates(problem, question), 1.0, ends - monotonic(), fuse="none").fits()
+    problem = make_problem(question)
+    return Search(problem, candidate_partitions(problem, question), 1.0, ends - monotonic(), fuse="none").fits()
 
 
 # The plan
 
 
-def planned(question: Question, problem: Problem, found: Found) -> Plan:
+def make_plan(question: PlacementQuery, problem: Problem, found: SearchResult) -> Plan:
     """Return the result of a search as a plan."""
     names = [block.name or _name([problem.components[number] for number in block.components]) for block in found.blocks]
     lines = tuple(
@@ -449,11 +455,11 @@ def planned(question: Question, problem: Problem, found: Found) -> Plan:
         # Of two that turn out to be the same processes the first one counts: that which trains.
         holdings.setdefault((component.model, group), holding)
     plan = replace(plan, holdings=tuple(holdings.values()))
-    fused = fused_in(plan, [[problem.components[number].model for number in piece] for piece in found.pieces])
+    fused = fused_of_plan(plan, [[problem.components[number].model for number in piece] for piece in found.pieces])
     return on_same_stages(replace(plan, pools=located, groups=groups, cluster=question.cluster.text, fused=fused))
 
 
-def _on_nodes(group: Group, island: Island, turned: int) -> Group:
+def _on_nodes(group: Group, island: NodeGroup, turned: int) -> Group:
     """Return the group with its ranks moved so that no tensor-parallel ranks are on two nodes where one has room for
     them, and no replica is on two node groups. turned: the devices of the last of several node groups, if those come
     first."""
@@ -475,7 +481,7 @@ def _on_nodes(group: Group, island: Island, turned: int) -> Group:
     return replace(group, devices=tuple(devices))
 
 
-def _astride(island: Island, devices: Sequence[int]) -> bool:
+def _astride(island: NodeGroup, devices: Sequence[int]) -> bool:
     """Return whether devices lie on more than one of a node group's parts."""
     ends = [*accumulate(part.devices for part in island.parts)]
     return len({bisect(ends, device) for device in devices}) > 1
@@ -504,8 +510,8 @@ def _name(placed: Sequence[Component]) -> str:
     return "_".join(shown) if len(shown) < 4 else f"{shown[0]}_and_{len(shown) - 1}_more"
 
 
-def _firsts(cluster: Cluster, result: Found) -> list[int]:
+def _firsts(cluster: Cluster, result: SearchResult) -> list[int]:
     """Return the first device of each pool."""
     offsets = [*accumulate((island.devices for island in cluster.islands), initial=0)]
-    pieces = laid(cluster.islands, result.blocks, result.devices)
+    pieces = pool_locations(cluster.islands, result.blocks, result.devices)
     return [offsets[number] + first for (number, first, _), *_ in pieces]

@@ -7,30 +7,30 @@ from dataclasses import replace
 from itertools import combinations
 
 from rlgraph.backends.enginespec.registry import engine, preferred
-from rlgraph.dsl.fusing import apart
-from rlgraph.errors import Diagnostic, listed
+from rlgraph.dsl.fusing import fuse_conflict
+from rlgraph.errors import Diagnostic, quoted_list
 from rlgraph.ir.graph import Program
-from rlgraph.ir.plan import Fused, Group, Plan
+from rlgraph.ir.plan import FusedTraining, Group, Plan
 from rlgraph.ir.schedule import Schedule
-from rlgraph.ir.shared_pipelines import common, misfit, width
+from rlgraph.ir.shared_pipelines import shared_stages, stage_misfit, width
 from rlgraph.ops.work import operations
-from rlgraph.passes.rewrites.accumulate import added_up
+from rlgraph.passes.rewrites.accumulate import accumulating_models
 
 
-def fused_of(schedule: Schedule) -> tuple[Fused, ...]:
+def fused_of(schedule: Schedule) -> tuple[FusedTraining, ...]:
     """Return the fused trainings of a schedule."""
     return tuple(_turned(line.models) for line in schedule.fuses)
 
 
-def fused_in(plan: Plan, pieces: Sequence[Sequence[str]]) -> tuple[Fused, ...]:
+def fused_of_plan(plan: Plan, pieces: Sequence[Sequence[str]]) -> tuple[FusedTraining, ...]:
     """Return the fused trainings of a plan, and those of `pieces` that a search has found in addition."""
     named = {model for fused in plan.fused for model in fused.models}
     return (*plan.fused, *(_turned(models) for models in pieces if named.isdisjoint(models)))
 
 
-def _turned(models: Sequence[str]) -> Fused:
+def _turned(models: Sequence[str]) -> FusedTraining:
     """Return the fused trainings, every other one in the opposite direction: it begins where the one before it ends."""
-    return Fused(tuple(models), tuple(models[1::2]))
+    return FusedTraining(tuple(models), tuple(models[1::2]))
 
 
 def fusible(program: Program, schedule: Schedule, free: bool = True) -> list[frozenset[str]]:
@@ -44,18 +44,18 @@ def fusible(program: Program, schedule: Schedule, free: bool = True) -> list[fro
         for one, other in combinations(trained, 2)
         if lines.get(one) == lines.get(other)
         and (one in lines or free and not schedule.streams)
-        and not apart(program, one, other)
+        and not fuse_conflict(program, one, other)
     ]
 
 
 def fuse_problems(schedule: Schedule, plan: Plan, program: Program) -> Iterator[Diagnostic]:
     """Yield the errors for lines that a plan cannot follow."""
     for line, fused in zip(schedule.fuses, plan.fused, strict=True):
-        for message, hint in faults_of(fused, plan, program):
+        for message, hint in fuse_faults(fused, plan, program):
             yield Diagnostic("E0973", message, line.span, hint)
 
 
-def faults_of(fused: Fused, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
+def fuse_faults(fused: FusedTraining, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with fused trainings: a message and a hint."""
     planned = {(role.model, role.operation) for role in plan.roles}
     if len({*fused.models}) < 2 or any((model, "train") not in planned for model in fused.models):
@@ -63,32 +63,33 @@ def faults_of(fused: Fused, plan: Plan, program: Program) -> Iterator[tuple[str,
         return
     for piece in plan.fused:
         if twice := [model for model in fused.models if model in piece.models and piece is not fused]:
-            yield f"{listed(twice, 'and')} can be in one pipeline alone", "leave one of them out"
+            yield f"{quoted_list(twice, 'and')} can be in one pipeline alone", "leave one of them out"
     for number, model in enumerate(fused.models):
         for earlier in fused.models[:number]:
-            if why := apart(program, earlier, model):
+            if why := fuse_conflict(program, earlier, model):
                 yield why, f"leave `{model}` out: it is trained by itself"
     groups = {model: plan.role(model, "train") for model in fused.models}
     unable = dict.fromkeys(group.engine for group in groups.values() if not engine(group.engine).fuses)
     for name in unable:
         able = [spec.name for spec in preferred("train") if spec.fuses]
-        yield f"`{name}` trains one model after the other", f"train with the engine {listed(able, 'or')}"
+        yield f"`{name}` trains one model after the other", f"train with the engine {quoted_list(able, 'or')}"
     if fault := _unshared(groups):
         yield fault
-    elif not unable and common([group.mesh for group in groups.values()]).stages == 1:
+    elif not unable and shared_stages([group.mesh for group in groups.values()]).stages == 1:
         names = dict.fromkeys(group.name for group in groups.values())
         message = (
-            f"{listed([*names], 'and')} {'trains' if len(names) == 1 else 'train'} {listed(fused.models, 'and')} on one"
+            f"{quoted_list([*names], 'and')} {'trains' if len(names) == 1 else 'train'} "
+            f"{quoted_list(fused.models, 'and')} on one"
             " stage, which has no bubbles to fill"
         )
         yield message, "give it stages, as in `pp=2`, or leave `fuse` out"
     offloaded = [model for model in fused.models if plan.holding(model, groups[model].name).offload]
     if offloaded:
-        message = f"{listed(offloaded, 'and')} cannot be in the host's memory while another one is trained with it"
+        message = f"{quoted_list(offloaded, 'and')} cannot be in the host's memory while another one is trained with it"
         yield message, "give it more devices, or leave `fuse` out"
-    streamed = sorted(added_up(program, plan).intersection(fused.models))
+    streamed = sorted(accumulating_models(program, plan).intersection(fused.models))
     if streamed:
-        message = f"{listed(streamed, 'and')} take rows as they come: their micro-batches are not there together"
+        message = f"{quoted_list(streamed, 'and')} take rows as they come: their micro-batches are not there together"
         yield message, "leave `stream` out, or `fuse`"
 
 
@@ -101,9 +102,9 @@ def _unshared(groups: Mapping[str, Group]) -> tuple[str, str] | None:
     why, hint = "", f"`place {', '.join(f'{model}.train' for model in models)} on {own_groups[0].pool}(pp=2)`"
     if len({(group.pool, frozenset(group.devices)) for group in own_groups}) > 1:
         why = "they are not on the same devices"
-    elif why := misfit([group.mesh for group in own_groups]):
+    elif why := stage_misfit([group.mesh for group in own_groups]):
         hint = f"numbers of stages, and of devices for a stage, divide the largest one: {hint}"
-    elif any(group.devices != lying(group, own_groups) for group in own_groups):
+    elif any(group.devices != shared_stage_devices(group, own_groups) for group in own_groups):
         why, hint = "their ranks do not lie on the same stages", "make the plan anew"
     description = ", and ".join(
         f"`{model}` is trained by `{group.name}`, {group.mesh}" for model, group in separate.values()
@@ -111,11 +112,13 @@ def _unshared(groups: Mapping[str, Group]) -> tuple[str, str] | None:
     return (f"{description}: they share no pipeline, {why}", f"{hint}, or leave `fuse` out") if why else None
 
 
-def lying(group: Group, groups: Sequence[Group]) -> tuple[int, ...]:
+def shared_stage_devices(group: Group, groups: Sequence[Group]) -> tuple[int, ...]:
     """Return the devices of a group's ranks where it shares the stages of one pipeline with others: they follow the
     group whose stages are the widest."""
     first = max(groups, key=lambda candidate: width(candidate.mesh))
-    return tuple(first.devices[index] for index in common([candidate.mesh for candidate in groups]).places(group.mesh))
+    return tuple(
+        first.devices[index] for index in shared_stages([candidate.mesh for candidate in groups]).places(group.mesh)
+    )
 
 
 def on_same_stages(plan: Plan) -> Plan:
@@ -124,7 +127,9 @@ def on_same_stages(plan: Plan) -> Plan:
         groups = [plan.role(model, "train") for model in fused.models]
         by_name = {group.name: group for group in groups}
         same_devices = len({(group.pool, frozenset(group.devices)) for group in groups}) == 1
-        if len(by_name) > 1 and same_devices and not misfit([group.mesh for group in groups]):
-            moved = {name: replace(group, devices=lying(group, groups)) for name, group in by_name.items()}
+        if len(by_name) > 1 and same_devices and not stage_misfit([group.mesh for group in groups]):
+            moved = {
+                name: replace(group, devices=shared_stage_devices(group, groups)) for name, group in by_name.items()
+            }
             plan = replace(plan, groups=tuple(moved.get(group.name, group) for group in plan.groups))
     return plan

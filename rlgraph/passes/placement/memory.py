@@ -11,7 +11,7 @@ from rlgraph.ir.plan import Group, Plan
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost.optimizer import optimizer_bytes
 from rlgraph.passes.cost.work import trained_parameters
-from rlgraph.passes.placement.place import Shapes, config_of
+from rlgraph.passes.placement.place import Shapes, model_config
 
 
 def least_memory(program: Program, plan: Plan, shapes: Shapes) -> int:
@@ -31,7 +31,7 @@ def _rank_bytes(program: Program, plan: Plan, group: Group, shapes: Shapes) -> i
     for name in group.models:
         shape = shapes.get(name)
         if isinstance(shape, Shape):
-            config = config_of(program.model(name), shape, program)
+            config = model_config(program.model(name), shape, program)
             size = group.mesh.copy_size // context
             state = optimizer_bytes(config.optimizer)
             trained_bytes = state.gradient + state.moments // optimizer_shards if name in trained else 0

@@ -26,18 +26,18 @@ from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
-from rlgraph.errors import Diagnostic, ProgramError, Related, listed
+from rlgraph.errors import Diagnostic, ProgramError, Related, quoted_list
 from rlgraph.ir.graph import Model, Program
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.ir.schedule import Placement, Refresh, Schedule, Send
 from rlgraph.ir.types import Handle
-from rlgraph.ops.bases import bases, has_adapters
+from rlgraph.ops.bases import base_models, has_adapters
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
 from rlgraph.ops.optimizers import ADAMW, Optimizer, optimizer_of
 from rlgraph.ops.work import code, operations
 from rlgraph.passes.cost.deployment import ModelConfig
-from rlgraph.passes.placement.admits import admit_problems, admits_of, called
+from rlgraph.passes.placement.admits import admit_problems, admits_of, length_functions
 from rlgraph.passes.placement.fusing import fuse_problems, fused_of, on_same_stages
 from rlgraph.passes.placement.tails import tail_problems, tails_of
 
@@ -98,7 +98,7 @@ def _idle(schedule: Schedule, plan: Plan) -> Iterator[Diagnostic]:
                 "E0915",
                 f"no weights of `{line.model}` are sent to `{line.pool}`",
                 line.span,
-                f"write {listed(others, 'or')}" if others else "no weights travel: leave the line out",
+                f"write {quoted_list(others, 'or')}" if others else "no weights travel: leave the line out",
             )
 
 
@@ -123,13 +123,15 @@ def _unable(refreshes: Sequence[Refresh], plan: Plan) -> Iterator[Diagnostic]:
                 able = [spec.name for spec in preferred("generate") if getattr(spec, _BY[line.by])]
                 how = " and keeps what it has of rows" if line.by == "keep" else ""
                 message = f"`{group.engine}` takes no new weights while it samples{how}"
-                yield Diagnostic("E0918", message, line.span, f"`by=drain`, or the engine {listed(able, 'or')}")
+                yield Diagnostic("E0918", message, line.span, f"`by=drain`, or the engine {quoted_list(able, 'or')}")
 
 
-def config_of(model: Model, shape: Shape, program: Program) -> ModelConfig:
+def model_config(model: Model, shape: Shape, program: Program) -> ModelConfig:
     """Return a program's model as cost and memory are computed of it."""
     kind, optimizer = cast(ModelKind, model.kind), _optimizer(model, program)
-    return ModelConfig(model.name, shape, kind, program.dtype(model), optimizer, bases(program).get(model.name, ""))
+    return ModelConfig(
+        model.name, shape, kind, program.dtype(model), optimizer, base_models(program).get(model.name, "")
+    )
 
 
 def _optimizer(model: Model, program: Program) -> Optimizer:
@@ -143,7 +145,7 @@ def _optimizer(model: Model, program: Program) -> Optimizer:
     return max(optimizers, key=lambda optimizer: optimizer.kept, default=ADAMW)
 
 
-def updates(program: Program) -> Iterator[tuple[str, str]]:
+def update_pairs(program: Program) -> Iterator[tuple[str, str]]:
     """Yield the two models of each `update`: the one that takes the weights, and the one whose they are."""
     for phase in program.phases:
         types = phase.graph.values()
@@ -295,7 +297,7 @@ class _Placer:
         elif shape is None and has_adapters(self.program, model.name) and not spec_of(engine).adapters:
             yield Diagnostic("E0912", f"`{model.name}`: {no_adapters(spec_of(engine))}", engine_span)
         elif shape is not None:
-            yield from unheld(model.name, engine, shape, dtype, self.machine.kind, pin)
+            yield from adapter_problems(model.name, engine, shape, dtype, self.machine.kind, pin)
             unsplit = problems(shape, engine, mesh(), cast(ModelKind, model.kind))
             yield from (Diagnostic("E0912", f"`{model.name}`: {text}", engine_span) for text in unsplit)
             yield from self.size_problems(model, shape, key, pin, unsplit)
@@ -336,7 +338,7 @@ class _Placer:
         names = self.names()
         roles = [Role(model, work, names[key]) for (model, work), key in self.keys.items()]
         owners = {model: names[self.keys_of(model)[0]] for model, work in self.work.items() if work}
-        for pair in updates(self.program):
+        for pair in update_pairs(self.program):
             # A model that only takes another's weights, or only gives them, is where the other one is.
             home = next((owners[model] for model in pair if model in owners), None)
             owners = {**dict.fromkeys(pair, home), **owners} if home else owners
@@ -418,7 +420,7 @@ class _Placer:
 
     def code_groups(self) -> Iterator[Group]:
         """Yield the groups that run functions and environments: one for each pool of cpus that has any."""
-        functions = code(self.program) | dict.fromkeys(called(self.schedule), True)
+        functions = code(self.program) | dict.fromkeys(length_functions(self.schedule), True)
         for pool, cpus in self.cpus.items():
             placed = [work.model for line in self.schedule.placements if line.pool == pool for work in line.work]
             names = tuple(name for name in functions if name in placed and functions[name])
@@ -452,7 +454,9 @@ class _Placer:
 _WIDE = '`dtype="float32"`'
 
 
-def unheld(model: str, engine: str, shape: Shape, dtype: str, kind: DeviceKind, pin: Placement) -> Iterator[Diagnostic]:
+def adapter_problems(
+    model: str, engine: str, shape: Shape, dtype: str, kind: DeviceKind, pin: Placement
+) -> Iterator[Diagnostic]:
     """Yield the errors for adapters that an engine cannot hold as a schedule says, or not at all."""
     spec = spec_of(engine)
     ways = spec.adapts(shape, dtype, kind)

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rlgraph.ir.schedule import Schedule
-from rlgraph.passes.placement.choose import Choice, candidates, planned, problem_of, search_until
+from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, make_plan, make_problem, search_until
 
 
-def streamed(schedule: Schedule) -> tuple[str, ...]:
+def streamed_tables(schedule: Schedule) -> tuple[str, ...]:
     """Return the tables of which rows go on before all rows are generated."""
     return tuple(dict.fromkeys([line.table for line in schedule.streams] + [line.table for line in schedule.tails]))
 
 
-def without_open(schedule: Schedule) -> Schedule:
+def without_open_lines(schedule: Schedule) -> Schedule:
     """Return the schedule without the streams and tails that leave something to the plan."""
     tails = tuple(line for line in schedule.tails if not line.open)
     moved = {line.table for line in tails}
@@ -23,23 +23,23 @@ def without_open(schedule: Schedule) -> Schedule:
     return replace(schedule, streams=streams, tails=tails)
 
 
-def beside(choices: Sequence[Choice], most: int, ends: float) -> Iterator[Choice]:
+def next_best_choices(choices: Sequence[PlacementChoice], most: int, ends: float) -> Iterator[PlacementChoice]:
     """Yield the best plans, best first, for up to `most` partitions that none of `choices` has, for the question of the
     last choice. ends: the end of their searches; raises OutOfTime where that is too early for a plan."""
     question = replace(choices[-1].question, apart=())
-    problem, seen = problem_of(question), {choice.found.blocks for choice in choices if not choice.question.apart}
-    partitions = candidates(problem, question)
+    problem, seen = make_problem(question), {choice.found.blocks for choice in choices if not choice.question.apart}
+    partitions = candidate_partitions(problem, question)
     for _ in range(most):
         result = search_until(ends, problem, question, [blocks for blocks in partitions if blocks not in seen])
         if result is None:
             return
         seen.add(result.blocks)
-        yield Choice(planned(question, problem, result), result, problem, question)
+        yield PlacementChoice(make_plan(question, problem, result), result, problem, question)
 
 
-def soonest(choice: Choice) -> float:
+def streamed_value(choice: PlacementChoice) -> float:
     """Return the value that is minimized, if all that takes the rows of streamed tables one by one began with the first
     of them."""
     question, result = choice.question, choice.found
-    problem = problem_of(replace(question, streamed=streamed(question.schedule)))
+    problem = make_problem(replace(question, streamed=streamed_tables(question.schedule)))
     return problem.value(problem.whole(result.blocks, result.options, result.pieces), result.blocks, result.devices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlgraph.backends.enginespec.registry import engine, preferred
-from rlgraph.errors import Diagnostic, listed
+from rlgraph.errors import Diagnostic, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan, Tail
 from rlgraph.ir.schedule import Schedule
@@ -25,7 +25,7 @@ def tails_of(schedule: Schedule, plan: Plan, program: Program) -> tuple[Tail, ..
     it leaves the replicas to the plan and the plan has only one, the table has no tail."""
     tails = []
     for line in schedule.tails:
-        copies = copies_of(line.table, plan, program)
+        copies = sampling_replicas(line.table, plan, program)
         if copies == 1 and line.on is None:
             continue
         under = UNDER if line.under is None else line.under
@@ -37,30 +37,30 @@ def tail_problems(schedule: Schedule, plan: Plan, program: Program) -> Iterator[
     """Yield the errors for lines that a plan cannot follow."""
     for line in schedule.tails:
         tail = plan.tail(line.table)
-        for message, hint in faults_of(tail, plan, program) if tail else ():
+        for message, hint in tail_faults(tail, plan, program) if tail else ():
             yield Diagnostic("E0970", message, line.span, hint)
 
 
-def faults_of(tail: Tail, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
+def tail_faults(tail: Tail, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with a tail: a message and a hint."""
-    for group in dict.fromkeys(sampling(tail.table, plan, program)):
+    for group in dict.fromkeys(sampling_groups(tail.table, plan, program)):
         copies = group.mesh.length("dp")
         if not engine(group.engine).streams:
             able = [spec.name for spec in preferred("generate") if spec.streams]
             message = f"`{group.engine}` hands the rows of `{tail.table}` on when all have ended: they have no tail"
-            yield message, f"sample with the engine {listed(able, 'or')}"
+            yield message, f"sample with the engine {quoted_list(able, 'or')}"
         elif copies <= tail.on:
             have = f"{copies} copies" if copies > 1 else "1 copy"
             message = f"`{group.name}` samples `{tail.table}` with {have}: no device becomes free with `on={tail.on}`"
             yield message, f"at most `on={copies - 1}`" if copies > 1 else "give it more devices, or leave `tail` out"
 
 
-def copies_of(table: str, plan: Plan, program: Program) -> int:
+def sampling_replicas(table: str, plan: Plan, program: Program) -> int:
     """Return the largest number of data-parallel replicas that sample a table."""
-    return max(group.mesh.length("dp") for group in sampling(table, plan, program))
+    return max(group.mesh.length("dp") for group in sampling_groups(table, plan, program))
 
 
-def sampling(table: str, plan: Plan, program: Program) -> Iterator[Group]:
+def sampling_groups(table: str, plan: Plan, program: Program) -> Iterator[Group]:
     """Yield the groups that sample a table."""
     for phase in program.phases:
         types = phase.graph.values()

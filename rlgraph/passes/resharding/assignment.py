@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlgraph.ir.mesh import Mesh
-from rlgraph.passes.resharding.cells import Layout, cells, distinct
+from rlgraph.passes.resharding.cells import Layout, cells, distinct_layouts
 
 Axis = tuple[str, int]
 """The name of a mesh axis, and its size or a factor of that."""
@@ -88,8 +88,8 @@ def _assignment(order: tuple[Axis, ...], mesh: Mesh, lacking: NDArray[np.int64])
 
 def _lacking(source: Sequence[Layout], destination: Sequence[Layout]) -> NDArray[np.int64]:
     """Return for each device and rank how many elements the rank needs and the device does not hold."""
-    held, devices = distinct(dict(enumerate(source)))
-    needed, ranks = distinct(dict(enumerate(destination)))
+    held, devices = distinct_layouts(dict(enumerate(source)))
+    needed, ranks = distinct_layouts(dict(enumerate(destination)))
     counts = np.zeros((len(held), len(needed)), np.int64)
     for tensor in cells([*held, *needed]):
         have, need = tensor.held[: len(held)], tensor.held[len(held) :]

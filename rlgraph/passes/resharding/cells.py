@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlgraph.ir.layout import Box, Local
+from rlgraph.ir.layout import Box, LocalTensor
 
-Layout = Sequence[Local]
+Layout = Sequence[LocalTensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ def cells(layouts: Sequence[Layout]) -> Iterator[Cells]:
         yield _cells(name, tensor_boxes, len(layouts))
 
 
-def distinct(side: Mapping[int, Layout]) -> tuple[list[Layout], list[list[int]]]:
+def distinct_layouts(side: Mapping[int, Layout]) -> tuple[list[Layout], list[list[int]]]:
     """Return the different layouts of a side, and the places that have each of them.
 
     Layouts that are the same object are compared only once.
     """
-    layouts: dict[tuple[Local, ...], list[int]] = {}
+    layouts: dict[tuple[LocalTensor, ...], list[int]] = {}
     places_by_id: dict[int, list[int]] = {}
     for place, layout in side.items():
         if id(layout) not in places_by_id:

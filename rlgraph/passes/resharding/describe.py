@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rlgraph.catalog.clusters.units import shown_seconds
-from rlgraph.errors import counted
+from rlgraph.catalog.clusters.units import format_seconds
+from rlgraph.errors import count_phrase
 from rlgraph.ir.carriers import CARRIERS, Site, carrier
 from rlgraph.ir.transfer import Move, TensorBox, Transfer
 
@@ -19,7 +19,7 @@ Who = Mapping[int, tuple[str, int]]
 """The group of each place, and its rank in it."""
 
 
-def describe(
+def describe_transfer(
     transfer: Transfer, who: Who | None = None, sites: Mapping[int, Site] | None = None, timed: bool = True
 ) -> str:
     """Return a description of at most 40 lines: totals, what places send and receive, then the largest moves.
@@ -28,14 +28,15 @@ def describe(
     the places are, if that is known. timed: whether to show the seconds, which need known links.
     """
     if not transfer.moves:
-        return f"nothing moves: every place has what it needs ({size(transfer.kept)})"
+        return f"nothing moves: every place has what it needs ({format_size(transfer.kept)})"
     lines = [
-        f"{size(transfer.moved)} between devices (at least {size(transfer.bound)}), {size(transfer.copied)} copied "
-        f"on a device, {size(transfer.kept)} in place already",
-        f"{shown_seconds(transfer.seconds)} predicted, "
+        f"{format_size(transfer.moved)} between devices (at least {format_size(transfer.bound)}), "
+        f"{format_size(transfer.copied)} copied "
+        f"on a device, {format_size(transfer.kept)} in place already",
+        f"{format_seconds(transfer.seconds)} predicted, "
         * timed
-        + f"{counted(transfer.rounds, 'round')}, messages of at most "
-        f"{size(transfer.peak)} "
+        + f"{count_phrase(transfer.rounds, 'round')}, messages of at most "
+        f"{format_size(transfer.peak)} "
         "on a place",
     ]
     if sites:
@@ -45,7 +46,7 @@ def describe(
             lines.append(f"a place {title} {_spread(of.values())}")
     between = transfer.links()
     if between:
-        lines.append(f"{counted(len(between), 'link')} between nodes: {_spread(between.values())}")
+        lines.append(f"{count_phrase(len(between), 'link')} between nodes: {_spread(between.values())}")
     sizes = {index: move.elements * len(move.routes) for index, move in enumerate(transfer.moves)}
     largest = sorted(sizes, key=lambda index: -sizes[index])
     for index in sorted(largest[:_MOVES]):
@@ -53,7 +54,7 @@ def describe(
     remaining = largest[_MOVES:]
     if remaining:
         total = sum(sizes[index] for index in remaining) * transfer.itemsize
-        lines.append(f"and {counted(len(remaining), 'more move')}: {size(total)}")
+        lines.append(f"and {count_phrase(len(remaining), 'more move')}: {format_size(total)}")
     return "\n".join(lines)
 
 
@@ -61,10 +62,10 @@ def _carried(transfer: Transfer, sites: Mapping[int, Site]) -> str:
     sizes: Counter[str] = Counter()
     for (source, destination), bytes_ in transfer.pairs().items():
         sizes[carrier(sites[source], sites[destination])] += bytes_
-    return ", ".join(f"{size(sizes[used.name])} over {used.name}" for used in CARRIERS if used.name in sizes)
+    return ", ".join(f"{format_size(sizes[used.name])} over {used.name}" for used in CARRIERS if used.name in sizes)
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """Format bytes in the largest unit that fits."""
     for unit, bytes_ in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= bytes_:
@@ -77,13 +78,13 @@ def _move(move: Move, itemsize: int, who: Who | None) -> Iterator[str]:
     hops = max(hop for _, _, hop in move.routes)
     passed = f", passed on {'once' if hops == 1 else f'{hops} times'}" if hops else ""
     takers = _places((destination for _, destination, _ in move.routes), who)
-    yield f"{senders} -> {takers}: {size(move.elements * itemsize)} to each{passed}"
+    yield f"{senders} -> {takers}: {format_size(move.elements * itemsize)} to each{passed}"
     yield f"    {_parts(move.parts)}"
 
 
 def _spread(values: Iterable[int]) -> str:
     low, *_, high = [*sorted(values)] * 2
-    return size(low) if low == high else f"{size(low)} to {size(high)}"
+    return format_size(low) if low == high else f"{format_size(low)} to {format_size(high)}"
 
 
 def _parts(parts: Sequence[TensorBox]) -> str:

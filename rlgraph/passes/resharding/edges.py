@@ -26,7 +26,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class ValueUse:
     """The use of a value: from the work that makes it to work that needs it, both as indices of `Walked.works`."""
 
     edge: Edge
@@ -36,32 +36,32 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Walked:
+class PhaseWork:
     """The work of a phase, in the order of its text."""
 
     works: tuple[tuple[Node, str], ...]
     """Nodes, with the group that does each. A `train` with its whole region is one; a loop is none, but the nodes in it
     are."""
-    uses: tuple[Use, ...]
+    uses: tuple[ValueUse, ...]
     waits: tuple[tuple[int, int], ...]
     """Pairs of work that chooses rows of a table and work that needs the chosen rows, which come from where the table
     is."""
 
 
-def edges(program: Program, plan: Plan) -> tuple[Edge, ...]:
+def group_edges(program: Program, plan: Plan) -> tuple[Edge, ...]:
     """Return the edges between groups, in the order in which the values are first needed.
 
     The rows that `keep` or `pick` leave of a table, and its columns, are where the table is. A loss is computed where
     its model trains; everything else that needs no model, on the host."""
-    uses = (use for phase in program.phases for use in walked(phase, plan).uses)
+    uses = (use for phase in program.phases for use in phase_work(phase, plan).uses)
     return tuple(dict.fromkeys(use.edge for use in uses if use.edge.source != use.edge.target))
 
 
-def walked(phase: Phase, plan: Plan) -> Walked:
+def phase_work(phase: Phase, plan: Plan) -> PhaseWork:
     """Return a phase's work: which group does what, and which work needs which values of which other work."""
     walk = _Walk(plan, phase.graph.values())
     walk.graph(phase.graph, HOST, None)
-    return Walked(tuple(walk.works), tuple(walk.uses), tuple(walk.waits))
+    return PhaseWork(tuple(walk.works), tuple(walk.uses), tuple(walk.waits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class _Walk:
     def __init__(self, plan: Plan, types: Mapping[str, Type]) -> None:
         self.plan, self.types = plan, types
         self.works: list[tuple[Node, str]] = []
-        self.uses: dict[Use, None] = {}
+        self.uses: dict[ValueUse, None] = {}
         self.waits: dict[tuple[int, int], None] = {}
         self.made: dict[str, _Made] = {}
         """The host has values that are not in it."""
@@ -148,5 +148,5 @@ class _Walk:
         if isinstance(self.types[name], Handle):
             return
         made = self.maker(name)
-        self.uses[Use(Edge(name, self.types[name], made.group, group, made.turned), made.work, work)] = None
+        self.uses[ValueUse(Edge(name, self.types[name], made.group, group, made.turned), made.work, work)] = None
         self.waits.update(dict.fromkeys((chooser, work) for chooser in sorted(made.chosen) if chooser != work))

@@ -10,7 +10,7 @@ from rlgraph.ir.transfer import TensorBox
 from rlgraph.passes.resharding.cells import Layout, cells
 
 
-def lacking(wanted: Sequence[Layout], held: Sequence[Layout]) -> list[TensorBox]:
+def missing_boxes(wanted: Sequence[Layout], held: Sequence[Layout]) -> list[TensorBox]:
     """Return the boxes of global tensors that are in one of the wanted layouts, and in none of those held. Neighbours
     are one box."""
     boxes: list[TensorBox] = []

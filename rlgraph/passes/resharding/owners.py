@@ -10,7 +10,7 @@ from rlgraph.ir.transfer import TensorBox
 from rlgraph.passes.resharding.cells import Layout, cells
 
 
-def owners(layouts: Sequence[Layout]) -> list[list[TensorBox]]:
+def divide_writing(layouts: Sequence[Layout]) -> list[list[TensorBox]]:
     """Return for each place the boxes of global tensors that it writes: the place with the least to write so far gets a
     box among those that have it."""
     boxes_of: list[list[TensorBox]] = [[] for _ in layouts]

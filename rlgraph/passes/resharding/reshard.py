@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from rlgraph.ir.layout import volume
 from rlgraph.ir.transfer import Move, TensorBox, Topology, Transfer, section
-from rlgraph.passes.resharding.cells import Layout, cells, distinct
-from rlgraph.passes.resharding.routes import Sites, spread
+from rlgraph.passes.resharding.cells import Layout, cells, distinct_layouts
+from rlgraph.passes.resharding.routes import Sites, route
 
 Array = NDArray[np.int64]
 
@@ -110,8 +110,8 @@ def reshard(
 def _streams(
     source: Mapping[int, Layout], destination: Mapping[int, Layout], places: Sequence[int]
 ) -> Iterator[_Stream]:
-    held, holders = distinct(source)
-    needed, takers = distinct(destination)
+    held, holders = distinct_layouts(source)
+    needed, takers = distinct_layouts(destination)
     parts_by_key: dict[bytes, list[TensorBox]] = {}
     for tensor in cells([*needed, *held]):
         wanted = np.flatnonzero(tensor.held[: len(needed)].any(axis=0))
@@ -150,7 +150,7 @@ def _plan(
         cuts = [_row(stream, stream.elements * index // count, count) for index in range(count + 1)]
         for start, stop in pairwise(cuts):
             parts = stream.parts if count == 1 else tuple(section(stream.parts, start, stop))
-            routes = spread(sites, stream.holders, stream.takers, turn, gates, fanout)
+            routes = route(sites, stream.holders, stream.takers, turn, gates, fanout)
             moves.append((parts, stop - start, *routes))
             turn += 1
     if not moves:

@@ -29,10 +29,10 @@ from rlgraph.ir.graph import (
     Ref,
     Unit,
     Value,
-    axes,
-    refs,
-    region_node,
+    program_axes,
     tensor_node,
+    used_names,
+    with_region,
 )
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.types import Axis, Tensor, axis_of
@@ -44,7 +44,7 @@ Factor = tuple[tuple[str, Expr], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class StreamedTraining:
     """The result for a `train` to which rows stream."""
 
     model: str
@@ -56,24 +56,24 @@ class _Waits(Exception):
     """Raised for a `train` that must wait for the whole batch; the message says why."""
 
 
-def accumulated(program: Program, plan: Plan) -> Program:
+def with_accumulation(program: Program, plan: Plan) -> Program:
     """Return the program with accumulation in every `train` to which the plan streams rows, where that is possible."""
     if not plan.blocks:
         return program
-    axes_by_key = axes(program)
+    axes_by_key = program_axes(program)
     return program.map_graphs({phase.name: _PhaseRewrite(phase, plan, axes_by_key).graph() for phase in program.phases})
 
 
-def trainings(program: Program, plan: Plan) -> Iterator[Training]:
+def trainings(program: Program, plan: Plan) -> Iterator[StreamedTraining]:
     """Return the result for each `train` to which rows stream."""
-    axes_by_key = axes(program)
+    axes_by_key = program_axes(program)
     for phase in program.phases:
         rewrite = _PhaseRewrite(phase, plan, axes_by_key)
         rewrite.graph()
         yield from rewrite.trainings
 
 
-def added_up(program: Program, plan: Plan) -> frozenset[str]:
+def accumulating_models(program: Program, plan: Plan) -> frozenset[str]:
     """Return the models whose gradients stay in memory during a step, while other work is done."""
     return frozenset(training.model for training in trainings(program, plan) if not training.why)
 
@@ -89,7 +89,7 @@ class _PhaseRewrite:
     """For each value that comes in blocks, the pools where models or functions worked for it."""
     late: dict[str, str] = field(default_factory=dict)
     """For each value that is only there once the batch is complete, the reason."""
-    trainings: list[Training] = field(default_factory=list)
+    trainings: list[StreamedTraining] = field(default_factory=list)
 
     def graph(self) -> Graph:
         nodes: list[Node] = []
@@ -129,9 +129,9 @@ class _PhaseRewrite:
                 raise _Waits(f"the engine {group.engine} takes a step as a whole")
             nodes = _split(node, self.late, self.axes_by_key)
         except _Waits as waits:
-            self.trainings.append(Training(model, str(waits)))
+            self.trainings.append(StreamedTraining(model, str(waits)))
             return [node]
-        self.trainings.append(Training(model, ""))
+        self.trainings.append(StreamedTraining(model, ""))
         return nodes
 
 
@@ -151,7 +151,7 @@ def _split(node: Node, late: Mapping[str, str], axes_by_key: Mapping[str, Axis])
     accumulate = replace(
         node, op="accumulate", outputs=(added, *node.outputs[1:]), attrs=(("axis", micro),), unit=Unit(micro)
     )
-    accumulate = region_node(accumulate, loss.region)
+    accumulate = with_region(accumulate, loss.region)
     for name in accumulate.captured:
         if name in late:
             raise _Waits(late[name])
@@ -187,7 +187,7 @@ class _Loss:
 
     def separate(self, expr: Expr) -> tuple[Expr, Factor]:
         """Return the sum in an expression, and the factor that it is multiplied with."""
-        names = [name for name in refs(expr) if self.comes_late(name)]
+        names = [name for name in used_names(expr) if self.comes_late(name)]
         if not names:
             return expr, ()
         if isinstance(expr, Ref) and expr.name in self.defined:
@@ -200,16 +200,18 @@ class _Loss:
             if any(factor != parts[0][1] for _, factor in parts):
                 raise _Waits("the terms of its loss are divided by different numbers about all rows")
             return _apply(expr.op, [part for part, _ in parts]), parts[0][1]
-        summand = next((at for at, arg in enumerate(expr.args) if any(name in self.inside for name in refs(arg))), 0)
+        summand = next(
+            (at for at, arg in enumerate(expr.args) if any(name in self.inside for name in used_names(arg))), 0
+        )
         other = expr.args[1 - summand]
         part, factor = self.separate(expr.args[summand])
-        if any(self.comes_late(name) for name in refs(other)):
+        if any(self.comes_late(name) for name in used_names(other)):
             return part, (*factor, (expr.op, other))
         return _apply(expr.op, (part, other) if summand == 0 else (other, part)), factor
 
     def comes_late(self, name: str) -> bool:
         """Return whether a value needs the complete batch."""
-        return name in self.late or (name in self.defined and any(map(self.comes_late, refs(self.defined[name]))))
+        return name in self.late or (name in self.defined and any(map(self.comes_late, used_names(self.defined[name]))))
 
 
 def _apply(op: str, args: Sequence[Expr]) -> Apply:

@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rlgraph.ir.graph import Graph, Node, Program, Unit, Value, region_node
-from rlgraph.ir.plan import Admit, Plan
+from rlgraph.ir.graph import Graph, Node, Program, Unit, Value, with_region
+from rlgraph.ir.plan import Admission, Plan
 from rlgraph.ir.types import Table, Tensor, Type, axis_of
 from rlgraph.ops import NODES
-from rlgraph.ops.nodes import attr
+from rlgraph.ops.nodes import attribute_value
 
 
-def admitted(program: Program, plan: Plan) -> Program:
+def with_admission(program: Program, plan: Plan) -> Program:
     """Return the program with expected lengths for every table that the plan admits."""
     if not plan.admits:
         return program
@@ -36,7 +36,7 @@ def _graph(graph: Graph, types: dict[str, Type], plan: Plan) -> Graph:
 
 def _nodes(node: Node, types: dict[str, Type], plan: Plan) -> Iterator[Node]:
     if node.regions and not NODES[node.op].trains:
-        yield region_node(node, *(_graph(region, types, plan) for region in node.regions))
+        yield with_region(node, *(_graph(region, types, plan) for region in node.regions))
         return
     admit = plan.admit(node.name.split(".")[0])
     if admit is None or not NODES[node.op].streams:
@@ -51,11 +51,11 @@ def _nodes(node: Node, types: dict[str, Type], plan: Plan) -> Iterator[Node]:
         assert isinstance(table, Table)
         length = Value(f"admit.{node.name}.length", Tensor("int", table.axis))
         yield Node("column", (node.name,), (length,), (("name", "length"),), unit=Unit(table.axis.key), span=node.span)
-        attrs = (("table", admit.table), ("samples", attr(node, "n") > 1))
+        attrs = (("table", admit.table), ("samples", attribute_value(node, "n") > 1))
         yield Node("learn", (length.name,), (), attrs, unit=Unit(None, NODES["learn"].reason), span=node.span)
 
 
-def _expect(node: Node, admit: Admit, expected: Value) -> Node:
+def _expect(node: Node, admit: Admission, expected: Value) -> Node:
     axis = axis_of(expected.type)
     assert axis is not None
     predictor = {"function": ("func", admit.name), "column": ("column", admit.name)}.get(admit.by)

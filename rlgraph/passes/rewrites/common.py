@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, axes, region_node, rename
+from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, program_axes, rename_uses, with_region
 from rlgraph.ir.types import Axis
 from rlgraph.ops import NODES, TENSOR
 
@@ -17,7 +17,7 @@ Seen = Mapping[tuple[object, ...], Node]
 
 def common(program: Program) -> Program:
     """Return the program without common subexpressions."""
-    axes_by_key = axes(program)
+    axes_by_key = program_axes(program)
     return program.map_graphs({phase.name: _graph(phase.graph, {}, axes_by_key) for phase in program.phases})
 
 
@@ -35,10 +35,10 @@ def _graph(graph: Graph, seen: Seen, axes_by_key: Mapping[str, Axis]) -> Graph:
     renamed: dict[str, str] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        node = rename(node, renamed)
+        node = rename_uses(node, renamed)
         if node.regions:
             visible = _in_slices(node, available, axes_by_key) if NODES[node.op].loop == "slices" else available
-            node = region_node(node, _graph(node.region, visible, axes_by_key))
+            node = with_region(node, _graph(node.region, visible, axes_by_key))
         key = _key(node)
         earlier = available.get(key) if key is not None else None
         # Two tables have different axes: only values of the same type can be merged.

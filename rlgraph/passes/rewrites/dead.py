@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import compress
 
-from rlgraph.ir.graph import Graph, Node, Program, Value, refs, region_node, tensor_node
+from rlgraph.ir.graph import Graph, Node, Program, Value, tensor_node, used_names, with_region
 from rlgraph.ir.types import axis_of
 from rlgraph.ops import NODES, chosen_from
 
@@ -55,7 +55,7 @@ def _slim(node: Node, needed: set[str]) -> Node | None:
     exports = [index for index in range(count, len(node.outputs)) if used[index] or _counts_rows_on(node, index)]
     outputs = (*node.outputs[:count], *(node.outputs[index] for index in exports))
     region = prune(replace(region, outputs=(*region.outputs[:count], *(region.outputs[index] for index in exports))))
-    return region_node(replace(node, outputs=outputs), region)
+    return with_region(replace(node, outputs=outputs), region)
 
 
 def _counts_rows_on(node: Node, index: int) -> bool:
@@ -73,6 +73,6 @@ def _slim_tensor(node: Node, needed: set[str]) -> Node:
     for let in reversed(node.body):
         if let.name in used:
             body.append(let)
-            used.update(refs(let.expr))
+            used.update(used_names(let.expr))
     slim = tensor_node(tuple(reversed(body)), tuple(value.name for value in outputs), node.span)
     return replace(slim, unit=node.unit)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rlgraph.ir.graph import Graph, Node, Program, axes, region_node, tensor_node
+from rlgraph.ir.graph import Graph, Node, Program, program_axes, tensor_node, with_region
 from rlgraph.ir.types import Axis, Type
 from rlgraph.passes.rewrites.dead import dead
 from rlgraph.passes.rewrites.units import unit_of
@@ -18,7 +18,7 @@ from rlgraph.passes.rewrites.units import unit_of
 
 def fuse(program: Program) -> Program:
     """Return the program with tensor nodes fused."""
-    axes_by_key = axes(program)
+    axes_by_key = program_axes(program)
     fused = {phase.name: _graph(phase.graph, phase.graph.values(), axes_by_key) for phase in program.phases}
     # All values of a fused node are outputs at first; those that are only used inside are removed here.
     return dead(program.map_graphs(fused))
@@ -32,7 +32,7 @@ def _graph(graph: Graph, types: Mapping[str, Type], axes_by_key: Mapping[str, Ax
     made_by: dict[str, int] = {}
     for node in graph.nodes:
         for region in node.regions:
-            node = region_node(node, _graph(region, types, axes_by_key))
+            node = with_region(node, _graph(region, types, axes_by_key))
         at = max((made_by.get(name, -1) for name in node.inputs), default=-1)
         axis = unit_of(node, types, axes_by_key).axis if node.body else None
         if node.body and at in merged and units[at] == axis:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rlgraph.ir.graph import Graph, Program, axes
+from rlgraph.ir.graph import Graph, Program, program_axes
 from rlgraph.ir.types import Axis, Type
 from rlgraph.passes.rewrites.units import unit_of
 
 
 def granularity(program: Program) -> Program:
     """Return the program with the units of all nodes set."""
-    axes_by_key = axes(program)
+    axes_by_key = program_axes(program)
     return program.map_graphs(
         {phase.name: _graph(phase.graph, phase.graph.values(), axes_by_key) for phase in program.phases}
     )

@@ -58,13 +58,13 @@ class BrokenPass(Exception):
 
 def run_passes(program: Program, pipeline: Sequence[Pass] = PIPELINE) -> list[Stage]:
     """Return the program after the checker and after each pass."""
-    verify_after(program, ())
+    verify_passes(program, ())
     stages = [Stage("check", program)]
     for index, step in enumerate(pipeline):
         began = time.perf_counter()
         try:
             rewritten = step.run(program)
-            verify_after(rewritten, pipeline[: index + 1])
+            verify_passes(rewritten, pipeline[: index + 1])
         except BrokenGraph as error:
             raise BrokenPass(f"pass {step.name}: {error}\n{_difference(program, rewritten)}") from error
         except Exception as error:
@@ -74,7 +74,7 @@ def run_passes(program: Program, pipeline: Sequence[Pass] = PIPELINE) -> list[St
     return stages
 
 
-def verify_after(program: Program, done: Sequence[Pass] = PIPELINE) -> None:
+def verify_passes(program: Program, done: Sequence[Pass] = PIPELINE) -> None:
     """Raise BrokenGraph unless the program is well formed after these passes."""
     verify(program, NODES, infer, {name for step in done for name in step.writes})
 

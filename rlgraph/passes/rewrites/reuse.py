@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlgraph.ir.graph import Graph, Node, Program, region_node
+from rlgraph.ir.graph import Graph, Node, Program, with_region
 from rlgraph.ir.steps import oldest
-from rlgraph.ops import NODES, attr, chosen_from, model_of, table_of
+from rlgraph.ops import NODES, attribute_value, chosen_from, model_of, table_of
 
 
 def reuse(program: Program) -> Program:
@@ -35,7 +35,7 @@ def _graph(graph: Graph, generated: dict[str, Node]) -> Graph:
             node = Node("column", (table_of(node),), node.outputs, (("name", "logprobs"),), span=node.span)
         for region in node.regions:
             # What a body generates only counts inside it: `collect` mixes rows of several rounds and versions.
-            node = region_node(node, _graph(region, generated))
+            node = with_region(node, _graph(region, generated))
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
 
@@ -44,6 +44,6 @@ def _same_logprobs(node: Node, sampler: Node | None) -> bool:
     return (
         sampler is not None
         and model_of(sampler) == model_of(node)
-        and attr(sampler, "temperature") == attr(node, "temperature")
+        and attribute_value(sampler, "temperature") == attribute_value(node, "temperature")
         and not oldest(sampler)
     )

@@ -27,14 +27,14 @@ from rlgraph.ir.graph import (
     Program,
     Ref,
     Value,
-    axes,
-    refs,
-    region_node,
+    program_axes,
     tensor_node,
+    used_names,
+    with_region,
 )
 from rlgraph.ir.types import Axis, Table, Tensor, Type, axes_of, axis_of
 from rlgraph.ops import NODES, TENSOR, infer, table_of
-from rlgraph.passes.rewrites.units import common_axis, depends, reductions
+from rlgraph.passes.rewrites.units import common_axis, reductions, uses_any
 
 
 class _NotASum(Exception):
@@ -43,7 +43,7 @@ class _NotASum(Exception):
 
 def split(program: Program) -> Program:
     """Return the program with every loss that is a sum over rows split."""
-    axes_by_key = axes(program)
+    axes_by_key = program_axes(program)
     graphs = {}
     for phase in program.phases:
         types = phase.graph.values()
@@ -59,7 +59,7 @@ def _graph(graph: Graph, types: Mapping[str, Type], axes_by_key: Mapping[str, Ax
             nodes += _Splitter(node, dict(types), axes_by_key, taken).run()
             continue
         for region in node.regions:
-            node = region_node(node, _graph(region, types, axes_by_key, taken))
+            node = with_region(node, _graph(region, types, axes_by_key, taken))
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
 
@@ -113,7 +113,7 @@ class _Splitter:
                 micro, why = None, part
         attrs = (*self.node.attrs, ("micro", micro.key if micro else None), ("why", why))
         body = replace(region, nodes=tuple(inside), outputs=(loss, *region.outputs[1:]))
-        return [*self.moved, region_node(replace(self.node, attrs=attrs), body)]
+        return [*self.moved, with_region(replace(self.node, attrs=attrs), body)]
 
     def without_constants(self, node: Node) -> Node:
         """Return the node with reductions moved out that do not depend on the model, such as a mean over the batch."""
@@ -124,7 +124,7 @@ class _Splitter:
         """Return an expression with those reductions moved out."""
         if not isinstance(expr, Apply):
             return expr
-        if not depends(expr, self.tied) and any(reductions(expr)):
+        if not uses_any(expr, self.tied) and any(reductions(expr)):
             return self.outside(expr, name)
         return replace(expr, args=tuple(self.lifted(arg, name) for arg in expr.args))
 
@@ -162,7 +162,7 @@ class _Splitter:
     def find_parts(self, inside: list[Node]) -> None:
         """Find every single number of the body as a sum over rows, in the order in which they use each other."""
         for let in (let for node in inside for let in node.body):
-            if not depends(let.expr, self.tied):
+            if not uses_any(let.expr, self.tied):
                 self.parts[let.name] = "the loss does not depend on the model"
                 continue
             if let.expr.type.axis is not None:
@@ -181,7 +181,7 @@ class _Splitter:
 
     def summed(self, expr: Expr, inside: list[Node]) -> Expr:
         """Return an expression as a sum over rows; raises _NotASum if it is none."""
-        if not depends(expr, self.tied):
+        if not uses_any(expr, self.tied):
             return expr
         if isinstance(expr, Ref):
             part = self.parts[expr.name]
@@ -195,7 +195,7 @@ class _Splitter:
         if linear == "all":
             return replace(expr, args=tuple(self.summed(arg, inside) for arg in args))
         if linear == "each":
-            tied = [depends(arg, self.tied) for arg in args]
+            tied = [uses_any(arg, self.tied) for arg in args]
             if sum(tied) > 1:
                 raise _NotASum("the loss multiplies two numbers about the whole batch that depend on the model")
             return replace(
@@ -204,7 +204,7 @@ class _Splitter:
                     self.summed(arg, inside) if depending else arg for arg, depending in zip(args, tied, strict=True)
                 ),
             )
-        if linear == "first" and not any(depends(arg, self.tied) for arg in args[1:]):
+        if linear == "first" and not any(uses_any(arg, self.tied) for arg in args[1:]):
             return replace(expr, args=(self.summed(args[0], inside), *args[1:]))
         reason = f"`{expr.op}` over the whole batch of what the model computes is not a sum over rows"
         raise _NotASum(_WHY_NOT.get(expr.op, reason))
@@ -236,7 +236,7 @@ class _Splitter:
             return self.crossing.get(expr.name, "")
         if not isinstance(expr, Apply):
             return ""
-        if expr.type.axis is None and depends(expr, self.tied):
+        if expr.type.axis is None and uses_any(expr, self.tied):
             return f"each row uses `{expr.op}` over the whole batch of what the model computes"
         return next(filter(None, map(self.crosses, expr.args)), "")
 
@@ -270,7 +270,7 @@ def _needed(lets: list[Let], name: str) -> tuple[Let, ...]:
     needed, selected = {name}, []
     for let in reversed(lets):
         if let.name in needed:
-            needed.update(refs(let.expr))
+            needed.update(used_names(let.expr))
             selected.append(let)
     return tuple(reversed(selected))
 

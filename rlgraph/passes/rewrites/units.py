@@ -84,8 +84,8 @@ def _tensor_unit(node: Node, types: Mapping[str, Type], axes_by_key: Mapping[str
     return Unit(unit.key, reason)
 
 
-def depends(expr: Expr, names: set[str]) -> bool:
+def uses_any(expr: Expr, names: set[str]) -> bool:
     """Return whether an expression uses one of these values."""
     if isinstance(expr, Ref):
         return expr.name in names
-    return isinstance(expr, Apply) and any(depends(arg, names) for arg in expr.args)
+    return isinstance(expr, Apply) and any(uses_any(arg, names) for arg in expr.args)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, closest, listed
+from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, closest_match, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.runs.checkpoint import disk
-from rlgraph.runs.checkpoint.document import opened
+from rlgraph.runs.checkpoint.document import read_document
 
 BEST = "best"
 """The name of a file beside the checkpoints that holds the name of the best one."""
@@ -50,8 +50,8 @@ def read_best(text: str, program: Program) -> Best:
         message = f"`{text}` does not say what is best"
         raise UsageMistake(Diagnostic("E0833", message, NO_SPAN, f"write `{metric}:max` or `{metric}:min`"))
     if metric not in names:
-        near = closest(metric, names)
-        what = f"it reports {listed(names, 'and')}" if names else "it reports nothing"
+        near = closest_match(metric, names)
+        what = f"it reports {quoted_list(names, 'and')}" if names else "it reports nothing"
         hint = f"did you mean `{near}`? {what}" if near else what
         raise UsageMistake(Diagnostic("E0833", f"the program does not report `{metric}`", NO_SPAN, hint))
     return Best(metric, _WORDS[word])
@@ -65,7 +65,7 @@ def reported(program: Program) -> list[str]:
 
 def _reported(checkpoint: Path) -> Mapping[str, float]:
     try:
-        values = opened(checkpoint).get(REPORTED, {})
+        values = read_document(checkpoint).get(REPORTED, {})
         return {name: float(value) for name, value in values.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlgraph.backends.saved import MODELS, SavedModel, damaged
-from rlgraph.digests import Damaged, Digests, Looked, digest, digests_of
+from rlgraph.backends.saved import MODELS, SavedModel, damaged_checkpoint
+from rlgraph.digests import DamagedFile, Digests, VerifiedFile, digest, digests_of
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 from rlgraph.files import read_bytes
 from rlgraph.ir.graph import Program
@@ -112,7 +112,7 @@ def _plain(document: Mapping[str, Any]) -> str:
     return json.dumps(document, allow_nan=False, indent=1)
 
 
-def opened(folder: Path) -> dict[str, Any]:
+def read_document(folder: Path) -> dict[str, Any]:
     """Return the document of a checkpoint. Raise OSError, and Damaged or another ValueError if it is not as it was
     written."""
     content = json.loads(read_bytes(folder / DOCUMENT, _LONGEST))
@@ -120,7 +120,7 @@ def opened(folder: Path) -> dict[str, Any]:
         raise ValueError(f"`{DOCUMENT}` is no record")
     expected = content.pop(DIGEST, None)
     if content.get("format") == FORMAT and digest(_plain(content).encode()) != expected:
-        raise Damaged(folder / DOCUMENT, "is not as it was written")
+        raise DamagedFile(folder / DOCUMENT, "is not as it was written")
     return content
 
 
@@ -128,7 +128,7 @@ def read(folder: Path) -> Checkpoint:
     """Return the checkpoint in a folder. Raise UsageMistake if a file is missing or is not the one that was written.
     Only the presence of the models' files is checked here: whoever reads a part of one verifies that part."""
     try:
-        content = opened(folder)
+        content = read_document(folder)
         if content["format"] != FORMAT:
             message = f"`{folder}` has format {content['format']}, and this version of rlgraph reads {FORMAT}"
             raise UsageMistake(Diagnostic("E0827", message, NO_SPAN, "go on with the version that wrote it"))
@@ -137,7 +137,7 @@ def read(folder: Path) -> Checkpoint:
         if content["step"] != step_of(folder):
             raise ValueError(f"`{DOCUMENT}` is of another step")
         files = {name: Digests.read(digests) for name, digests in content["files"].items()}
-        verified = {name: Looked(folder / name, digests) for name, digests in files.items()}
+        verified = {name: VerifiedFile(folder / name, digests) for name, digests in files.items()}
         verified[THINGS].need(0, files[THINGS].bytes)
         return Checkpoint(
             folder,
@@ -155,10 +155,10 @@ def read(folder: Path) -> Checkpoint:
             files,
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise damaged(folder, error) from None
+        raise damaged_checkpoint(folder, error) from None
 
 
-def things_of(checkpoint: Checkpoint, program: Program, names: Iterable[str]) -> dict[str, Any]:
+def decode_things(checkpoint: Checkpoint, program: Program, names: Iterable[str]) -> dict[str, Any]:
     """Return the decoded step state (things) of these names. Raise UsageMistake if it cannot be read."""
     from safetensors.torch import load_file
 
@@ -168,7 +168,7 @@ def things_of(checkpoint: Checkpoint, program: Program, names: Iterable[str]) ->
         tensors = load_file(checkpoint.path / THINGS)
         return {name: decoded(checkpoint.things[name], tensors, program) for name in names}
     except Exception as error:  # safetensors has a class of its own, and a file may hold anything
-        raise damaged(checkpoint.path, error) from None
+        raise damaged_checkpoint(checkpoint.path, error) from None
 
 
 def model_of(checkpoint: Checkpoint, name: str) -> SavedModel:
@@ -183,12 +183,12 @@ def model_of(checkpoint: Checkpoint, name: str) -> SavedModel:
         }
         return SavedModel(place, updates, changed, version, tuple(map(int, record["past"])), files)
     except (ValueError, LookupError, TypeError) as error:
-        raise damaged(checkpoint.path, error) from None
+        raise damaged_checkpoint(checkpoint.path, error) from None
 
 
-def living(program: Program) -> list[str]:
+def lasting_names(program: Program) -> list[str]:
     """Return the names of a program's step state (things that live across steps), without its models."""
-    from rlgraph.backends.in_flight import thing_name
+    from rlgraph.backends.in_flight import state_name
 
     values = [value for phase in program.phases for value in phase.graph.inputs if not is_model(value.type)]
-    return list(dict.fromkeys(map(thing_name, values)))
+    return list(dict.fromkeys(map(state_name, values)))

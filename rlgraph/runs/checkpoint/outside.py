@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlgraph.catalog.models.configs import snapshot
+from rlgraph.catalog.models.configs import find_snapshot
 from rlgraph.data.sources import files as data_files
 from rlgraph.digests import fingerprint
-from rlgraph.errors import NO_SPAN, Diagnostic, Related, Span, UsageMistake, listed
-from rlgraph.ir.graph import Outside, Program
+from rlgraph.errors import NO_SPAN, Diagnostic, Related, Span, UsageMistake, quoted_list
+from rlgraph.ir.graph import External, Program
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.user_code.files import Folders
 from rlgraph.user_code.imported import code_files
@@ -35,7 +35,7 @@ def digests(compiled: Compilation) -> Digests:
 
 def revisions(compiled: Compilation) -> Digests:
     """Return the revisions of the hub's models that are stored on this machine, once they are loaded."""
-    snapshots = {name: snapshot(_source(spec)) for name, spec in _models(compiled.program, compiled.folders)}
+    snapshots = {name: find_snapshot(_source(spec)) for name, spec in _models(compiled.program, compiled.folders)}
     return {name: {_REVISION: folder.name} for name, folder in snapshots.items() if folder is not None}
 
 
@@ -60,7 +60,7 @@ def need_unchanged(before: Digests, now: Digests, program: Program) -> None:
     raise UsageMistake(Diagnostic("E0826", _message(first, files), span, hint, related))
 
 
-def told(before: Digests, now: Digests) -> list[str]:
+def changed_lines(before: Digests, now: Digests) -> list[str]:
     """Return what has changed as lines for the notes of a run that is resumed all the same."""
     return [
         f"{_message(name, files)}: it goes on with what is there now" for name, files in changed(before, now).items()
@@ -70,7 +70,7 @@ def told(before: Digests, now: Digests) -> list[str]:
 def _message(name: str, files: Iterable[str]) -> str:
     names = list(files)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"`{name}` is not what it was when the run was saved: {listed(names[:3], 'and')}{more} changed"
+    return f"`{name}` is not what it was when the run was saved: {quoted_list(names[:3], 'and')}{more} changed"
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -89,7 +89,7 @@ def _fingerprints(files: Mapping[str, Path]) -> dict[str, str]:
     return fingerprints
 
 
-def _files(outside: Outside, folders: Folders) -> dict[str, Path]:
+def _files(outside: External, folders: Folders) -> dict[str, Path]:
     args, options = outside.record.plain()
     spec = Spec(outside.record.name, args, options, outside.record.span)
     if outside.kind == "data":

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, listed
+from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, quoted_list
 from rlgraph.files import read_bytes
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.checkpoint import disk, document, outside
@@ -63,7 +63,7 @@ _WRITTEN: Mapping[str, type | tuple[type, ...]] = {
 """The fields of `run.json` that are read, with their types."""
 
 
-def how(run: Path) -> dict[str, Any]:
+def read_run_record(run: Path) -> dict[str, Any]:
     """Return the content of a run's `run.json`. Raise UsageMistake if the folder is not that of a run."""
     try:
         content = json.loads(read_bytes(run / HOW, _LONGEST))
@@ -76,9 +76,9 @@ def how(run: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def as_before(options: Options, run: Path) -> Options:
+def resumed_options(options: Options, run: Path) -> Options:
     """Return the options with which a run is resumed. Raise UsageMistake if its folder is not that of a run."""
-    saved = how(run)
+    saved = read_run_record(run)
     taken: dict[str, Any] = {name: getattr(options, name) or saved.get(name) for name in _AS_BEFORE}
     if taken["record"] is not None:
         taken["record"] = Path(taken["record"])
@@ -132,19 +132,22 @@ def restore(
     program = compiled.program
     if not options.changed:
         outside.need_unchanged(checkpoint.outside, now, program)
-    for line in outside.told(checkpoint.outside, now):
+    for line in outside.changed_lines(checkpoint.outside, now):
         note(line)
     _check_rows(checkpoint, backend.rows(), options.changed)
-    wanted = [*document.living(program), *backend.lasting]
+    wanted = [*document.lasting_names(program), *backend.lasting]
     new = [name for name in wanted if name not in checkpoint.things]
     gone = [name for name in checkpoint.things if name not in wanted]
     models = {name: document.model_of(checkpoint, name) for name in checkpoint.models if _has_model(compiled, name)}
     gone += [name for name in checkpoint.models if name not in models]
     if new:
-        note(f"{listed(new, 'and')} begin{'s' * (len(new) == 1)} anew: the checkpoint has nothing of that name")
+        note(f"{quoted_list(new, 'and')} begin{'s' * (len(new) == 1)} anew: the checkpoint has nothing of that name")
     if gone:
-        note(f"{listed(gone, 'and')} of the checkpoint {'is' if len(gone) == 1 else 'are'} not in the program any more")
-    things = document.things_of(checkpoint, program, [name for name in wanted if name not in new])
+        note(
+            f"{quoted_list(gone, 'and')} of the checkpoint {'is' if len(gone) == 1 else 'are'} not "
+            f"in the program any more"
+        )
+    things = document.decode_things(checkpoint, program, [name for name in wanted if name not in new])
     _check_kinds(things, compiled)
     _check_versions(checkpoint, models, compiled)
     try:
@@ -183,9 +186,9 @@ def _check_kinds(things: Mapping[str, Any], compiled: Compilation) -> None:
 
 
 def _check_versions(checkpoint: Checkpoint, models: Mapping[str, SavedModel], compiled: Compilation) -> None:
-    from rlgraph.backends.versions import Versions
+    from rlgraph.backends.versions import WeightVersions
 
-    versions = Versions(compiled.program)
+    versions = WeightVersions(compiled.program)
     for name, saved in models.items():
         version = versions.after(name, checkpoint.step)
         if version != saved.version:

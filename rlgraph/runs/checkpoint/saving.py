@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlgraph.backends.saved import MODELS, Diverged, Torn
+from rlgraph.backends.saved import MODELS, HalfUpdatedModel, NonFiniteWeights
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.checkpoint import disk, document, outside
 from rlgraph.runs.checkpoint.best import BEST, REPORTED, read_best
-from rlgraph.runs.checkpoint.interval import read_often
+from rlgraph.runs.checkpoint.interval import read_interval
 from rlgraph.runs.folder import CHECKPOINTS, RunFolder
 from rlgraph.runs.options import KEEP, Options, installed
 
 if TYPE_CHECKING:
     from rlgraph.backends.in_flight import Things
-    from rlgraph.backends.saved import Kept, SavedModel
+    from rlgraph.backends.saved import PendingSave, SavedModel
 
 
 class Resumable(Protocol):
@@ -48,7 +48,7 @@ class Resumable(Protocol):
         """Return whether the models are as the last finished step left them."""
         ...
 
-    def keep(self, model: str) -> Kept | None:
+    def keep(self, model: str) -> PendingSave | None:
         """Return the model as the last finished step left it; None if it is as it was loaded. Raise Torn if a step has
         begun to change it since then, and RunError."""
         ...
@@ -69,7 +69,7 @@ class _Taken:
     number: int
     header: Mapping[str, Any]
     things: document.Encoded
-    models: Mapping[str, Kept]
+    models: Mapping[str, PendingSave]
 
     def free(self) -> None:
         """Release the models, so that no update waits for them any more."""
@@ -88,7 +88,7 @@ class Saver:
         assert options.save_every is not None
         self.outside = now
         self.folder, self.compiled, self.options, self.backend = folder, compiled, options, backend
-        self.often = read_often(options.save_every)
+        self.often = read_interval(options.save_every)
         self.last = backend.done
         """The last step whose checkpoint is written, is being written, or was tried."""
         self.best = read_best(options.keep_best, compiled.program) if options.keep_best else None
@@ -135,7 +135,7 @@ class Saver:
             return
         try:
             taken = self._taken(number)
-        except Torn:
+        except HalfUpdatedModel:
             return
         except Exception as error:  # each library has its own way to say that a disk is full
             self.last = number
@@ -166,7 +166,7 @@ class Saver:
 
     def _taken(self, number: int) -> _Taken:
         program = self.compiled.program
-        models: dict[str, Kept] = {}
+        models: dict[str, PendingSave] = {}
         header: dict[str, Any] = {
             "step": number,
             "seed": self.options.seed,
@@ -178,7 +178,7 @@ class Saver:
         }
         if self.best is not None and self._value is not None:
             header[REPORTED] = {self.best.metric: self._value}
-        names = (*document.living(program), *self.backend.lasting)
+        names = (*document.lasting_names(program), *self.backend.lasting)
         things = document.encoded({name: self.backend.kept(name) for name in names})
         taken = _Taken(number, header, things, models)
         try:
@@ -214,7 +214,7 @@ class Saver:
         for name, model in taken.models.items():
             try:
                 saved[name] = model.end()
-            except Diverged as error:
+            except NonFiniteWeights as error:
                 # Diverged weights must not replace sound ones.
                 message = f"`{name}` has diverged in step {taken.number}: {error} has NaN or infinite weights"
                 hint = f"no checkpoint of it is written{self._before()}; lower `lr`, or set `clip_norm`"

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.batches import Batch
+from rlgraph.backends.batches import CollectBatch
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame, Surplus
 from rlgraph.backends.rows import Rows, TableData
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.state import Stored
+from rlgraph.backends.worker.state import BufferRows
 from rlgraph.data import Cursor
 from rlgraph.ir import types
 from rlgraph.ir.graph import Program
@@ -36,7 +36,7 @@ _RECORDS = {
         Rows,
         Sequences,
         TableData,
-        Stored,
+        BufferRows,
         Step,
         types.Axis,
         types.Tensor,
@@ -127,7 +127,7 @@ def decoded(found: Any, tensors: Mapping[str, Tensor], program: Program) -> Any:
             return Frame(phase.graph.values(), **contents)
         if kind == "Surplus":
             rows, *going = of(inner)
-            return Surplus(rows, tuple(map(Batch.again, going)))
+            return Surplus(rows, tuple(map(CollectBatch.again, going)))
         for text_type, (_, read) in _TEXTS.items():
             if kind == text_type.__name__:
                 return read(inner)

@@ -7,15 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 from rlgraph.backends.enginespec.registry import engine, engines
-from rlgraph.errors import listed, nearest
+from rlgraph.errors import did_you_mean, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Role
 from rlgraph.ops.work import code, operations
-from rlgraph.passes.placement.admits import faults_of as unordered
-from rlgraph.passes.placement.admits import unknown_names
-from rlgraph.passes.placement.fusing import faults_of as unfusable
-from rlgraph.passes.placement.place import updates
-from rlgraph.passes.placement.tails import faults_of
+from rlgraph.passes.placement.admits import admit_faults, unknown_names
+from rlgraph.passes.placement.fusing import fuse_faults
+from rlgraph.passes.placement.place import update_pairs
+from rlgraph.passes.placement.tails import tail_faults
 
 Problem = tuple[tuple[str | int, ...], str, str, str]
 """The path to a piece of the plan file, a code, a message, and a hint."""
@@ -102,7 +101,9 @@ def _run_twice(plan: Plan) -> Iterator[Problem]:
 
 def _unknown(name: str, allowed: Collection[str], path: tuple[str | int, ...], kind: str) -> Iterator[Problem]:
     if name not in allowed:
-        hint = nearest(name[:60], allowed) or f"there {'is' if len(allowed) == 1 else 'are'} {_listed(list(allowed))}"
+        hint = (
+            did_you_mean(name[:60], allowed) or f"there {'is' if len(allowed) == 1 else 'are'} {_listed(list(allowed))}"
+        )
         yield path, "E0955", f"no {kind} is called `{name:.60}`", hint
 
 
@@ -141,19 +142,19 @@ def _holdings(plan: Plan) -> Iterator[Problem]:
 
 def _tails(plan: Plan, program: Program) -> Iterator[Problem]:
     for number, tail in enumerate(plan.tails):
-        for message, hint in faults_of(tail, plan, program):
+        for message, hint in tail_faults(tail, plan, program):
             yield ("plan", "tails", number), "E0970", message, hint
 
 
 def _fused(plan: Plan, program: Program) -> Iterator[Problem]:
     for number, fused in enumerate(plan.fused):
-        for message, hint in unfusable(fused, plan, program):
+        for message, hint in fuse_faults(fused, plan, program):
             yield ("plan", "fused", number), "E0973", message, hint
 
 
 def _admits(plan: Plan, program: Program) -> Iterator[Problem]:
     for number, admit in enumerate(plan.admits):
-        for message, hint in unordered(admit, plan, program):
+        for message, hint in admit_faults(admit, plan, program):
             yield ("plan", "admits", number), "E0976", message, hint
 
 
@@ -200,7 +201,7 @@ def _group(group: Group, plan: Plan, at: tuple[str | int, ...]) -> Iterator[Prob
     for axis, size in group.mesh.axes:
         if size > 1 and axis not in splits:
             message = f"`{group.engine}` does not split models by `{axis}`"
-            yield (*at, "mesh", axis), "E0956", message, f"it does by {listed(splits, 'and')}"
+            yield (*at, "mesh", axis), "E0956", message, f"it does by {quoted_list(splits, 'and')}"
 
 
 # Work
@@ -216,7 +217,7 @@ def _work(plan: Plan, program: Program) -> Iterator[Problem]:
     for number, role in enumerate(plan.roles):
         at, group = ("plan", "roles", number), plan.group(role.group)
         if role.operation not in work[role.model]:
-            hint = nearest(role.operation[:60], work[role.model]) or "leave the role out"
+            hint = did_you_mean(role.operation[:60], work[role.model]) or "leave the role out"
             yield (*at, "operation"), "E0957", f"the program does no `{role.operation:.60}` with `{role.model}`", hint
         elif group.name == HOST or group.code or role.operation not in engine(group.engine).operations:
             yield (*at, "group"), "E0957", f"`{group.engine}` cannot do the `{role.operation}` of `{role.model}`", ""
@@ -231,7 +232,7 @@ def _work(plan: Plan, program: Program) -> Iterator[Problem]:
 
 def _owners(plan: Plan, program: Program) -> Iterator[Problem]:
     owners = dict(plan.owners)
-    pairs = [model for pair in updates(program) for model in pair]
+    pairs = [model for pair in update_pairs(program) for model in pair]
     for model in dict.fromkeys([*(role.model for role in plan.roles), *pairs]):
         if model not in owners:
             message = f"no group owns the weights of `{model}`"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from rlgraph.errors import counted
+from rlgraph.errors import count_phrase
 from rlgraph.ir.plan import HOST, Group, Holding, Pool
 from rlgraph.ir.text.text import print_program
 from rlgraph.passes.compilation.saved import PlanFile
@@ -78,7 +78,7 @@ def _contents(file: PlanFile) -> dict[str, dict[str, Any]]:
         },
         "weights": dict(plan.owners),
         "blocks": {
-            table: counted(rows, "row") + ", to who is free" * (table in plan.free) for table, rows in plan.blocks
+            table: count_phrase(rows, "row") + ", to who is free" * (table in plan.free) for table, rows in plan.blocks
         },
         "tails": {item.table: f"under {item.under:g}, on {item.on}" for item in plan.tails},
         "admits": {item.table: f"by {item.by} {item.name}".rstrip() for item in plan.admits},
@@ -89,7 +89,7 @@ def _contents(file: PlanFile) -> dict[str, dict[str, Any]]:
 
 
 def _pool(pool: Pool) -> str:
-    return counted(pool.cpus, "cpu") if pool.cpus else f"{counted(pool.devices, 'device')} from {pool.first}"
+    return count_phrase(pool.cpus, "cpu") if pool.cpus else f"{count_phrase(pool.devices, 'device')} from {pool.first}"
 
 
 def _group(group: Group) -> str:

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rlgraph.errors import Diagnostic, ProgramError, Source, Span, nearest
+from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
 from rlgraph.ir.plan import LARGEST
-from rlgraph.passes.compilation.programs import whole
+from rlgraph.passes.compilation.programs import file_span
 
 Path = tuple[str | int, ...]
 """The path to a value: names of fields and indices of items."""
@@ -54,7 +54,7 @@ class Document:
         try:
             name, value = _find(self.source.text, path)
         except (ValueError, IndexError):
-            return whole(self.source.path)
+            return file_span(self.source.path)
         return _span(self.source, *(name if field else value))
 
     def done(self) -> None:
@@ -78,7 +78,7 @@ class JsonNode:
         allowed = (*needed, *optional)
         for name in self.value:
             if name not in allowed:
-                hint = nearest(name[:WIDEST], allowed) or f"it has {', '.join(f'`{field}`' for field in allowed)}"
+                hint = did_you_mean(name[:WIDEST], allowed) or f"it has {', '.join(f'`{field}`' for field in allowed)}"
                 message = f"{self.shown} has no field `{name:.60}`"
                 self.document.say((*self.path, name), "E0952", message, hint, field=True)
         missing = [name for name in needed if name not in self.value]
@@ -169,7 +169,7 @@ def _object(source: Source) -> dict[str, Any]:
         raise ProgramError(Diagnostic("E0950", message, _span(source, error.pos, error.pos + 1), _HINT)) from None
     except _Twice as error:
         message = f"an object has two fields `{error}`"
-        raise ProgramError(Diagnostic("E0952", message, whole(source.path), "keep one of them")) from None
+        raise ProgramError(Diagnostic("E0952", message, file_span(source.path), "keep one of them")) from None
     except RecursionError:
         raise _broken(source, "it is nested too deep") from None
     except ValueError as error:
@@ -187,7 +187,7 @@ _HINT = "write it anew: `rlgraph compile PROGRAM.rlf --emit plan`"
 
 
 def _broken(source: Source, message: str) -> ProgramError:
-    return ProgramError(Diagnostic("E0950", f"this cannot be read: {message}", whole(source.path), _HINT))
+    return ProgramError(Diagnostic("E0950", f"this cannot be read: {message}", file_span(source.path), _HINT))
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -269,6 +269,6 @@ def _span(source: Source, start: int, end: int) -> Span:
     line, column = len(before), len(before[-1])
     text = source.line(line)
     if len(text) > WIDEST or not text.replace("\t", " ").isprintable():
-        return whole(source.path)
+        return file_span(source.path)
     until = min(column + end - start, len(text) + 1)
     return Span(source, line, column, line, max(until, column + 1))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlgraph.errors import listed
+from rlgraph.errors import quoted_list
 from rlgraph.ir.plan import LARGEST
 from rlgraph.runs.planfiles.document import JsonNode
 
@@ -67,7 +67,7 @@ class OneOf:
 
     def read(self, node: JsonNode) -> str:
         if node.text() not in self.words:
-            node.say("E0953", f"{node.shown} is none of {listed(self.words, 'and')}")
+            node.say("E0953", f"{node.shown} is none of {quoted_list(self.words, 'and')}")
             return self.words[0]
         return node.text()
 
@@ -76,7 +76,7 @@ class OneOf:
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeNumber:
     """A whole number."""
 
     least: int = 0
@@ -123,7 +123,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Maybe:
+class Nullable:
     """A value, or null."""
 
     each: Field

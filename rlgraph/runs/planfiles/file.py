@@ -31,9 +31,9 @@ from rlgraph.ir.text.parse import parse_program
 from rlgraph.ir.text.text import print_program
 from rlgraph.ir.verify import BrokenGraph
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.programs import decoded, open_file, whole
+from rlgraph.passes.compilation.programs import decode_source, file_span, open_file
 from rlgraph.passes.compilation.saved import Origin, PlanFile
-from rlgraph.passes.rewrites.pipeline import Stage, verify_after
+from rlgraph.passes.rewrites.pipeline import Stage, verify_passes
 from rlgraph.runs.planfiles.checks import problems
 from rlgraph.runs.planfiles.document import Document, JsonNode
 from rlgraph.runs.planfiles.format import DOCUMENT, PLAN, PROGRAM, SECTIONS, ranges
@@ -150,10 +150,10 @@ def load_plan(path: str | Path) -> Compilation:
     )
     if file.plan.cluster:
         # Imported late: it loads the cost model, which a plan without a cluster does not need.
-        from rlgraph.runs.planfiles.islands import astride
-        from rlgraph.runs.planfiles.memory import too_full
+        from rlgraph.runs.planfiles.islands import astride_errors
+        from rlgraph.runs.planfiles.memory import memory_errors
 
-        if wrong := [*astride(compilation), *too_full(compilation)]:
+        if wrong := [*astride_errors(compilation), *memory_errors(compilation)]:
             raise ProgramError(wrong)
     return compilation
 
@@ -162,9 +162,9 @@ def open_plan_file(path: str | Path) -> Source:
     """Return the text of a plan file. Raise ProgramError where the file cannot be read."""
     path = str(path)
     try:
-        return decoded(path, read_bytes(path, LARGEST_BYTES))
+        return decode_source(path, read_bytes(path, LARGEST_BYTES))
     except (OSError, ValueError) as error:
-        raise ProgramError(Diagnostic("E0805", f"`{path}` cannot be read: {reason(error)}", whole(path))) from None
+        raise ProgramError(Diagnostic("E0805", f"`{path}` cannot be read: {reason(error)}", file_span(path))) from None
 
 
 def read_plan_file(source: Source) -> PlanFile:
@@ -222,7 +222,7 @@ def _graph(node: JsonNode, lines: Sequence[str]) -> Program:
     """Return the program whose printed graph this is. Raise ProgramError if it is none."""
     try:
         program = parse_program("\n".join(lines))
-        verify_after(program)
+        verify_passes(program)
         fault = _unlike(program, lines)
     except BrokenGraph as error:
         fault = error.problems[0]

@@ -9,23 +9,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-from rlgraph.errors import nearest
+from rlgraph.errors import did_you_mean
 from rlgraph.ir.mesh import AXIS_NAMES, Mesh
-from rlgraph.ir.plan import LARGEST, VERSION, Admit, By, Fused, Group, Holding, Pool, Role, Tail
+from rlgraph.ir.plan import LARGEST, VERSION, Admission, By, FusedTraining, Group, Holding, Pool, Role, Tail
 from rlgraph.runs.planfiles.document import JsonNode
 from rlgraph.runs.planfiles.fields import (
     Entries,
     FilePath,
     Flag,
     Items,
-    Maybe,
+    Nullable,
     Number,
     OneOf,
     Record,
     Rows,
     Section,
     Text,
-    Whole,
+    WholeNumber,
 )
 
 _RUN = "[0-9]{1,7}(-[0-9]{1,7})?"
@@ -80,21 +80,23 @@ class MeshSizes:
     """The size of a mesh along some axes."""
 
     def read(self, node: JsonNode) -> Mesh:
-        sizes, size = {}, Whole(least=1)
+        sizes, size = {}, WholeNumber(least=1)
         for name, value in node.entries():
             if name not in AXIS_NAMES:
-                hint = nearest(name[:60], AXIS_NAMES) or f"there are {', '.join(f'`{axis}`' for axis in AXIS_NAMES)}"
+                hint = (
+                    did_you_mean(name[:60], AXIS_NAMES) or f"there are {', '.join(f'`{axis}`' for axis in AXIS_NAMES)}"
+                )
                 message = f"no axis of a mesh is called `{name:.60}`"
                 node.document.say(value.path, "E0952", message, hint, field=True)
             sizes[name] = size.read(value)
         return Mesh(tuple(sizes.items()))
 
     def schema(self) -> dict[str, Any]:
-        sizes = dict.fromkeys(AXIS_NAMES, Whole(least=1).schema())
+        sizes = dict.fromkeys(AXIS_NAMES, WholeNumber(least=1).schema())
         return {"type": "object", "properties": sizes, "additionalProperties": False}
 
 
-POOL = Record(Pool, {"name": Text(), "devices": Whole(), "first": Whole()}, {"cpus": Whole()})
+POOL = Record(Pool, {"name": Text(), "devices": WholeNumber(), "first": WholeNumber()}, {"cpus": WholeNumber()})
 GROUP = Record(
     Group,
     {
@@ -116,16 +118,16 @@ HOLDING = Record(
         if isinstance(option.default, bool)
         else Text()
         if isinstance(option.default, str)
-        else Whole(most=1 << 62)
+        else WholeNumber(most=1 << 62)
         for option in fields(Holding)
         if option.name not in ("model", "group")
     },
 )
 """A missing option leaves the engine its default."""
 
-TAIL = Record(Tail, {"table": Text(), "under": Rows(), "on": Whole(least=1)})
-ADMIT = Record(Admit, {"table": Text(), "by": OneOf(get_args(By))}, {"name": Text()})
-FUSED = Record(Fused, {"models": Items(Text()), "turned": Items(Text())})
+TAIL = Record(Tail, {"table": Text(), "under": Rows(), "on": WholeNumber(least=1)})
+ADMIT = Record(Admission, {"table": Text(), "by": OneOf(get_args(By))}, {"name": Text()})
+FUSED = Record(FusedTraining, {"models": Items(Text()), "turned": Items(Text())})
 
 PROGRAM = Record(
     dict,
@@ -146,7 +148,7 @@ PLAN = Record(
         "groups": Items(GROUP),
         "roles": Items(ROLE),
         "owners": Entries(Text()),
-        "blocks": Entries(Whole(least=1)),
+        "blocks": Entries(WholeNumber(least=1)),
         "holdings": Items(HOLDING),
     },
     {"free": Items(Text()), "tails": Items(TAIL), "fused": Items(FUSED), "admits": Items(ADMIT)},
@@ -156,7 +158,7 @@ SECTIONS = {
     "assumptions": Section(
         known={
             "prompt_tokens": Text(),
-            "response_tokens": Maybe(Text()),
+            "response_tokens": Nullable(Text()),
             "kept": Number(sys.float_info.min, 1.0),
             "constants": Text(),
         }
@@ -172,7 +174,7 @@ SECTIONS = {
                     dict,
                     {
                         **dict.fromkeys(("seconds", "bound_seconds", "in_turn_seconds"), Number()),
-                        "micro_batches": Entries(Whole(least=1)),
+                        "micro_batches": Entries(WholeNumber(least=1)),
                     },
                 )
             ),

@@ -10,7 +10,7 @@ from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.planfiles.document import Document
 
 
-def astride(compiled: Compilation) -> Iterator[Diagnostic]:
+def astride_errors(compiled: Compilation) -> Iterator[Diagnostic]:
     """Yield an error for each group with a replica on devices of two node groups."""
     plan = compiled.plan
     try:

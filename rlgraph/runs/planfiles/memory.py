@@ -6,22 +6,22 @@ from dataclasses import replace
 
 from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.clusters.units import show
+from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.plan import Plan
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.hosts import told
-from rlgraph.passes.compilation.target import assumed
+from rlgraph.passes.compilation.hosts import host_memory_message
+from rlgraph.passes.compilation.target import assumed_workload
 from rlgraph.passes.cost.constants import Constants, defaults
-from rlgraph.passes.cost.peak import Lodging, Peak, lodgings, peaks
+from rlgraph.passes.cost.peak import OffloadedModels, Peak, lodgings, peaks
 from rlgraph.passes.cost.tasks import Workload, main_step, tasks
-from rlgraph.passes.placement.place import config_of
-from rlgraph.passes.rewrites.accumulate import added_up
+from rlgraph.passes.placement.place import model_config
+from rlgraph.passes.rewrites.accumulate import accumulating_models
 from rlgraph.runs.planfiles.document import Document
 
 
-def too_full(
+def memory_errors(
     compiled: Compilation,
     other: Cluster | None = None,
     workload: Workload | None = None,
@@ -34,7 +34,7 @@ def too_full(
     program, plan = compiled.program, plan or compiled.plan
     try:
         cluster = other or read_cluster(plan.cluster)
-        workload = workload or assumed(compiled)
+        workload = workload or assumed_workload(compiled)
     except ProgramError:
         # The cluster was a file, or the lengths are invalid: nothing can be counted.
         return []
@@ -46,12 +46,12 @@ def too_full(
         constants = replace(constants, reserved=0, fragmentation=0.0, asleep=1.0, process={}, communicator=0)
     shapes = compiled.placed.shapes
     configs = {
-        model.name: config_of(model, shape, program)
+        model.name: model_config(model, shape, program)
         for model in program.models
         if isinstance(shape := shapes.get(model.name), Shape)
     }
     step = tasks(program, main_step(program), workload)
-    accumulated = added_up(program, plan)
+    accumulated = accumulating_models(program, plan)
     peak_of = peaks(plan, step, configs, cluster, constants, accumulated=accumulated)
     wrong = [_overfull(compiled, pool, peak) for pool, peak in peak_of.items() if not peak.fits]
     asleep = lodgings(plan, step, configs, cluster, constants, accumulated)
@@ -59,7 +59,7 @@ def too_full(
     return [*wrong, *(_crowded(compiled, plan, *node_lodging) for node_lodging in full[:1])]
 
 
-def _crowded(compiled: Compilation, plan: Plan, node: int, lodging: Lodging) -> Diagnostic:
+def _crowded(compiled: Compilation, plan: Plan, node: int, lodging: OffloadedModels) -> Diagnostic:
     """Return the error for a node on whose host too much is offloaded, at the largest of it. Only the first such node
     is reported."""
     hint = (
@@ -67,11 +67,11 @@ def _crowded(compiled: Compilation, plan: Plan, node: int, lodging: Lodging) -> 
         "the hosts have"
     )
     if compiled.file is None:
-        return Diagnostic("E0958", told(node, lodging), compiled.schedule.span, hint)
+        return Diagnostic("E0958", host_memory_message(node, lodging), compiled.schedule.span, hint)
     most, _ = lodging.parts[0]
     place = next(at for at, holding in enumerate(plan.holdings) if plan.part(holding.model, holding.group) == most)
     span = Document(compiled.source).span(("plan", "holdings", place, "offload"))
-    return Diagnostic("E0958", told(node, lodging), span, hint)
+    return Diagnostic("E0958", host_memory_message(node, lodging), span, hint)
 
 
 def _overfull(compiled: Compilation, name: str, peak: Peak) -> Diagnostic:
@@ -92,8 +92,9 @@ def _overfull(compiled: Compilation, name: str, peak: Peak) -> Diagnostic:
                 hint = f"`{setting}` of at most {int(remaining)} fits"
     moment = f"during `{peak.moment}`" if peak.moment else "all the time"
     message = (
-        f"`{name}` needs {show(peak.bytes, 'bytes')} on each {peak.device} {moment}, and "
-        f"{show(peak.capacity, 'bytes')} can be used: the {what} of `{model}` are {show(size, 'bytes')} of it"
+        f"`{name}` needs {format_quantity(peak.bytes, 'bytes')} on each {peak.device} {moment}, and "
+        f"{format_quantity(peak.capacity, 'bytes')} can be used: the {what} of `{model}` are "
+        f"{format_quantity(size, 'bytes')} of it"
     )
     if compiled.file is not None:
         return Diagnostic("E0958", message, Document(compiled.source).span(path), hint)

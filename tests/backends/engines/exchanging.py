@@ -18,19 +18,19 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rlgraph.backends.engines.process_groups import attend, listen
-from rlgraph.backends.exchange.exchange import Exchange, Moved
+from rlgraph.backends.engines.process_groups import connect, listen
+from rlgraph.backends.exchange.exchange import Exchange, ExchangeCost
 from rlgraph.backends.exchange.link import Link
 from rlgraph.backends.exchange.mailbox import Mailbox
-from rlgraph.backends.exchange.nccl import Nccl
-from rlgraph.backends.exchange.shared import Shared
-from rlgraph.ir.carriers import Ways
-from rlgraph.ir.layout import Local
+from rlgraph.backends.exchange.nccl import NcclLink
+from rlgraph.backends.exchange.shared import SharedMemoryLink
+from rlgraph.ir.carriers import PeerCarriers
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.transfer import Transfer
 from tests.backends.engines.ranks import IMPORTED
 from tests.waits import NEVER
 
-_BY_GLOO = Ways()
+_BY_GLOO = PeerCarriers()
 
 
 class Crew:
@@ -93,7 +93,7 @@ def crew(size: int, seconds: float = NEVER, wait: float = 20) -> Iterator[Crew]:
 
 def _serve(place: int, size: int, address: str, pipe: Connection, seconds: float) -> None:
     torch.set_num_threads(1)
-    store = attend(address, NEVER)
+    store = connect(address, NEVER)
     dist.init_process_group("gloo", store=dist.PrefixStore("default", store), rank=place, world_size=size)
     mailbox = Mailbox(place, range(size), store, seconds=NEVER)
     if seconds < NEVER:
@@ -126,14 +126,14 @@ def hurry(mailbox: Mailbox, seconds: float) -> None:
 def exchange(
     mailbox: Mailbox,
     transfer: Transfer,
-    source: tuple[Local, ...],
-    destination: tuple[Local, ...],
+    source: tuple[LocalTensor, ...],
+    destination: tuple[LocalTensor, ...],
     tensors: dict[str, Tensor],
     into: dict[str, Tensor],
     dtype: torch.dtype,
     ema: float | None = None,
-    ways: Ways = _BY_GLOO,
-) -> tuple[Moved, dict[str, Tensor]]:
+    ways: PeerCarriers = _BY_GLOO,
+) -> tuple[ExchangeCost, dict[str, Tensor]]:
     """What a place did, and its tensors afterwards. Run twice, since buffers are kept for the next time."""
     links = links_of(mailbox, ways)
     end = Exchange(transfer, mailbox, source=source, destination=destination, dtype=dtype, links=links, ways=ways)
@@ -144,15 +144,15 @@ def exchange(
     return moved, into
 
 
-def links_of(mailbox: Mailbox, ways: Ways) -> dict[int, Link]:
+def links_of(mailbox: Mailbox, ways: PeerCarriers) -> dict[int, Link]:
     """As a process opens them; what NCCL does on GPUs, gloo does here."""
     cpu = torch.device("cpu")
     made: dict[str, Link] = {"gloo": mailbox}
     if "shared" in ways.carriers.values():
-        made["shared"] = Shared(mailbox, cpu)
+        made["shared"] = SharedMemoryLink(mailbox, cpu)
     if "nccl" in ways.carriers.values():
         limits = {"name": ways.what, "seconds": mailbox.seconds}
-        made["nccl"] = Nccl(mailbox.place, ways.clubs, mailbox.store, cpu, **limits, backend=gloo)
+        made["nccl"] = NcclLink(mailbox.place, ways.clubs, mailbox.store, cpu, **limits, backend=gloo)
     return {peer: made[carrier] for peer, carrier in ways.carriers.items()}
 
 
@@ -164,12 +164,12 @@ def gloo(store: Store, rank: int, ranks: int, limit: timedelta) -> Any:
 def exchange_changes(
     mailbox: Mailbox,
     transfer: Transfer,
-    source: tuple[Local, ...],
-    destination: tuple[Local, ...],
+    source: tuple[LocalTensor, ...],
+    destination: tuple[LocalTensor, ...],
     times: list[dict[str, Tensor]],
     into: dict[str, Tensor],
     dtype: torch.dtype,
-) -> list[tuple[Moved, dict[str, Tensor]]]:
+) -> list[tuple[ExchangeCost, dict[str, Tensor]]]:
     """What a place did and what it had each time. Between them somebody else writes to what it has."""
     end = Exchange(transfer, mailbox, source=source, destination=destination, dtype=dtype, delta=True)
     found = []

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlgraph.backends.engines.base import Micro
+from rlgraph.backends.engines.base import MicroBatch
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.tokenizers import Words
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
@@ -91,6 +91,6 @@ def engine(
     return TransformersEngine.open(spec, threads=threads, recompute=recompute, **limits)
 
 
-def by_hand(loss: Callable[[Any], Tensor]) -> Callable[[Any], Micro]:
+def by_hand(loss: Callable[[Any], Tensor]) -> Callable[[Any], MicroBatch]:
     """A micro-batch whose loss asks the model itself."""
-    return lambda block: Micro((), lambda answers: loss(block))
+    return lambda block: MicroBatch((), lambda answers: loss(block))

@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlgraph.backends.engines.base import Call, EngineError, Micro, TrainOptions
+from rlgraph.backends.engines.base import EngineError, MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.tokenizers import Words
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.models.families import CORRECTION, ModelKind
 from rlgraph.ir import mesh as meshes
-from rlgraph.ir.layout import Local, at_layer
+from rlgraph.ir.layout import LocalTensor, at_layer
 from rlgraph.ir.mesh import Mesh
 from tests.backends.engines.models import source
 
@@ -201,32 +201,34 @@ class Task:
     empty: tuple[int, ...] = ()
     """At these updates no block has rows."""
 
-    def micro(self, kind: ModelKind, step: int, block: Sequence[int]) -> Micro:
+    def micro(self, kind: ModelKind, step: int, block: Sequence[int]) -> MicroBatch:
         if step in self.empty:
             none = self.sequences.take(torch.zeros(0, dtype=torch.long))
-            return Micro((Call("logprobs", none),), lambda answers: answers[0].sum())
+            return MicroBatch((ModelCall("logprobs", none),), lambda answers: answers[0].sum())
         if not block:
-            return Micro((), lambda answers: torch.tensor(0.25))
+            return MicroBatch((), lambda answers: torch.tensor(0.25))
         index = torch.tensor(block, dtype=torch.long)
         part = self.sequences.take(index)
         if kind == "value_lm":
-            return Micro((Call("values", part),), lambda answers: ((answers[0] - 0.5) ** 2).sum())
+            return MicroBatch((ModelCall("values", part),), lambda answers: ((answers[0] - 0.5) ** 2).sum())
         if kind == "reward_lm":
-            return Micro((Call("score", part),), lambda answers: ((answers[0] - 0.5) ** 2).sum())
+            return MicroBatch((ModelCall("score", part),), lambda answers: ((answers[0] - 0.5) ** 2).sum())
         if self.other is not None:
-            calls = Call("logprobs", part), Call("logprobs", self.other.take(index))
-            return Micro(calls, lambda answers: -torch.nn.functional.logsigmoid(answers[0].sum() - answers[1].sum()))
+            calls = ModelCall("logprobs", part), ModelCall("logprobs", self.other.take(index))
+            return MicroBatch(
+                calls, lambda answers: -torch.nn.functional.logsigmoid(answers[0].sum() - answers[1].sum())
+            )
         factor = float("inf") if self.poison and self.poison[0] == step and self.poison[1] in block else 1.0
         weight = torch.linspace(0.5, 1.5, int(part.scored.sum())) * factor
-        calls = Call("logprobs", part, 0.9), Call("entropy", part, 0.9)
-        return Micro(calls, lambda answers: -(weight * answers[0]).sum() - 0.1 * answers[1].sum())
+        calls = ModelCall("logprobs", part, 0.9), ModelCall("entropy", part, 0.9)
+        return MicroBatch(calls, lambda answers: -(weight * answers[0]).sum() - 0.1 * answers[1].sum())
 
 
 class Clipped(Task):
     """GRPO's and PPO's loss of an actor (arXiv 2402.03300, 1707.06347) with numbers in the place of advantages and of
     older weights' log-probabilities; a critic's is Task's."""
 
-    def micro(self, kind: ModelKind, step: int, block: Sequence[int]) -> Micro:
+    def micro(self, kind: ModelKind, step: int, block: Sequence[int]) -> MicroBatch:
         if kind != "causal_lm" or not block:
             return super().micro(kind, step, block)
         part = self.sequences.take(torch.tensor(block, dtype=torch.long))
@@ -238,7 +240,7 @@ class Clipped(Task):
             k3 = (old - answers[0]).exp() - (old - answers[0]) - 1
             return (clipped + 0.1 * k3).sum() / 40
 
-        return Micro((Call("logprobs", part),), loss)
+        return MicroBatch((ModelCall("logprobs", part),), loss)
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,7 @@ class Trained:
     told: list[dict[str, float] | str]
     """What each update returned, or the message of its error."""
     state: dict[str, Tensor]
-    layout: Sequence[Local]
+    layout: Sequence[LocalTensor]
 
 
 def train(
@@ -337,12 +339,12 @@ def updates(engine: Any, kind: ModelKind, task: Task, blocks: Sequence[Sequence[
     told: list[dict[str, float] | str] = []
     for step in range(task.steps):
 
-        def micro(block: Sequence[int], step: int = step) -> Micro:
+        def micro(block: Sequence[int], step: int = step) -> MicroBatch:
             return task.micro(kind, step, block)
 
-        def doubled(block: Sequence[int], plain: Callable[[Sequence[int]], Micro] = micro) -> Micro:
+        def doubled(block: Sequence[int], plain: Callable[[Sequence[int]], MicroBatch] = micro) -> MicroBatch:
             part = plain(block)
-            return Micro(part.calls, lambda said: 2 * part.loss(said))
+            return MicroBatch(part.calls, lambda said: 2 * part.loss(said))
 
         try:
             if step % 2:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForTokenClassification
 
-from rlgraph.backends.engines.adapters import attach, initial
+from rlgraph.backends.engines.adapters import attach, initial_matrix
 from rlgraph.backends.engines.adapters import trained as changing
-from rlgraph.backends.engines.base import Call, EngineError, Micro, Rank, TrainOptions
+from rlgraph.backends.engines.base import EngineError, MicroBatch, ModelCall, Rank, TrainOptions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.transformers.engine import TransformersEngine, open_rank
 from rlgraph.catalog.models.adapters import Adapters, UnsupportedAdapter, find_adapter
-from rlgraph.catalog.models.families import ModelKind, trained
+from rlgraph.catalog.models.families import ModelKind, trainable_parameters
 from rlgraph.ir.layout import at_layer
 from tests.backends.engines.models import source
 from tests.catalog.models.tiny import KINDS, shape_of_model, tiny
@@ -60,7 +60,7 @@ def loss(answers: Any) -> Tensor:
 
 def micro(kind: ModelKind = "causal_lm") -> Any:
     op: Any = {"causal_lm": "logprobs", "value_lm": "values", "reward_lm": "score"}[kind]
-    return lambda block: Micro((Call(op, ROWS.take(block)),), loss)
+    return lambda block: MicroBatch((ModelCall(op, ROWS.take(block)),), loss)
 
 
 BLOCK = torch.arange(len(ROWS))
@@ -138,13 +138,13 @@ def test_adapters_begin_as_those_of_peft() -> None:
     engine, base = opened(), opened(lora=None)
     with torch.no_grad():
         assert torch.equal(engine.logprobs(ROWS), base.logprobs(ROWS))
-    a = initial("a", (300, 400), 0)
+    a = initial_matrix("a", (300, 400), 0)
     layer = torch.nn.Linear(400, 300)
     assert a.abs().max() <= layer.weight.abs().max() * 1.001
     assert abs(float(a.std() / layer.weight.detach().std()) - 1) < 0.01
-    assert torch.equal(a, initial("a", (300, 400), 0))
-    assert not torch.equal(a, initial("a", (300, 400), 1))
-    assert not torch.equal(a, initial("b", (300, 400), 0))
+    assert torch.equal(a, initial_matrix("a", (300, 400), 0))
+    assert not torch.equal(a, initial_matrix("a", (300, 400), 1))
+    assert not torch.equal(a, initial_matrix("b", (300, 400), 0))
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -227,7 +227,7 @@ def test_the_parameters_of_a_family_are_those_of_the_model(family: str, kind: Mo
     shape = replace(shape_of_model(model), adapters=LORA)
     attach(model, LORA, kind)
     found: dict[str, tuple[int, ...]] = {}
-    for each in trained(shape, kind):
+    for each in trainable_parameters(shape, kind):
         if "*" in each.name:
             found |= {at_layer(each.name, place): each.shape[1:] for place in range(each.shape[0])}
         else:

@@ -15,14 +15,14 @@ import torch.distributed as dist
 pytest.importorskip("megatron.core")
 
 from rlgraph.backends.engines.base import TrainOptions
-from rlgraph.backends.engines.process_groups import attend, listen
+from rlgraph.backends.engines.process_groups import connect, listen
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.exchange.mailbox import Mailbox
-from rlgraph.backends.ray.time_sharing import Beside, Seat, seated
+from rlgraph.backends.ray.time_sharing import PipelineTurns, Seat, pipeline_seats
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Group
-from rlgraph.passes.placement.fusing import lying
+from rlgraph.passes.placement.fusing import shared_stage_devices
 from tests.backends.engines.ranks import Ranks
 from tests.backends.engines.sharded import Clipped, Task, Trained, rows, whole, write
 from tests.suites import few
@@ -73,8 +73,8 @@ def gradients(
     found, beside = list[Trained](), None
     if seats:
         count = addresses.count(addresses[rank]) * len(KINDS)
-        mailbox = Mailbox(places[rank], range(count), attend(addresses[rank], NEVER), seconds=NEVER)
-        beside = Beside(mailbox, seats[rank], count)
+        mailbox = Mailbox(places[rank], range(count), connect(addresses[rank], NEVER), seconds=NEVER)
+        beside = PipelineTurns(mailbox, seats[rank], count)
     for task in tasks:
         blocks = task.blocks[split.at(rank, "dp")]
         with on_cpu():
@@ -107,9 +107,9 @@ def test_they_have_the_gradients_that_they_have_alone(ranks: tuple[Ranks, Ranks]
     splits, groups = PAIRS[pair], list[Group]()
     for name, split in zip(KINDS, splits, strict=True):
         groups.append(Group(name, "all", "megatron", split, tuple(range(split.size)), (name,)))
-    groups = [replace(group, devices=lying(group, groups)) for group in groups]
+    groups = [replace(group, devices=shared_stage_devices(group, groups)) for group in groups]
     meetings, where = [], dict[tuple[str, int], tuple[Seat, int, str]]()
-    for block in seated(groups, KINDS):
+    for block in pipeline_seats(groups, KINDS):
         meetings.append(listen("127.0.0.1"))
         where |= {who: (seat, at, meetings[-1].address) for at, (who, seat) in enumerate(block.items())}
     jobs = []

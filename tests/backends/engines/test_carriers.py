@@ -27,16 +27,16 @@ from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.enginespec.legal import problems
 from rlgraph.backends.exchange.exchange import Exchange
 from rlgraph.backends.exchange.mailbox import Mailbox
-from rlgraph.backends.exchange.shared import OfTheMachine, Shared, of_another
+from rlgraph.backends.exchange.shared import HostMemory, SharedMemoryLink, map_host_memory
 from rlgraph.backends.exchange.sites import site
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.clusters.topology import sites_of, topology_of
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.carriers import CARRIERS, Site, Ways, carrier, ways
-from rlgraph.ir.layout import Local
+from rlgraph.ir.carriers import CARRIERS, PeerCarriers, Site, carrier, peer_carriers
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.transfer import Topology, Transfer
-from rlgraph.passes.resharding.describe import describe
+from rlgraph.passes.resharding.describe import describe_transfer
 from rlgraph.passes.resharding.reshard import reshard
 from tests.backends.engines.exchanging import Crew, crew, exchange, links_of
 from tests.backends.engines.ranks import IMPORTED
@@ -67,7 +67,7 @@ def test_what_carries_between_whom() -> None:
 def test_who_makes_a_communicator() -> None:
     def clubs(devices: list[int], pairs: list[tuple[int, int]]) -> list[tuple[tuple[int, ...], ...]]:
         sites = {place: Site("cuda", device, 0, place) for place, device in enumerate(devices)}
-        found = ways(pairs, sites, "the weights", {place: "" for place in sites})
+        found = peer_carriers(pairs, sites, "the weights", {place: "" for place in sites})
         return [found[place].clubs for place in sites]
 
     both = (0, 1, 2)
@@ -77,7 +77,7 @@ def test_who_makes_a_communicator() -> None:
 
 
 def test_what_is_not_known_goes_over_gloo() -> None:
-    found = ways([(0, 1)], {0: Site("cpu", 0, 0, 0)}, "the weights", {0: "here", 1: "there"})
+    found = peer_carriers([(0, 1)], {0: Site("cpu", 0, 0, 0)}, "the weights", {0: "here", 1: "there"})
     assert found[0].carriers == {1: "gloo"} and found[1].name(0) == "here"
 
 
@@ -90,8 +90,8 @@ def test_a_plan_says_what_carries() -> None:
     size = {pair: bytes_ for pair, bytes_ in transfer.pairs().items()}
     beside = size[1, 2]
     text = f"{beside / 1e3:.1f} kB over shared, {(sum(size.values()) - beside) / 1e3:.1f} kB over nccl"
-    assert text in describe(transfer, sites=sites_of(devices, cluster))
-    cores = describe(transfer, sites=sites_of(devices, read_cluster("1x4:cpu(memory=8GiB)")))
+    assert text in describe_transfer(transfer, sites=sites_of(devices, cluster))
+    cores = describe_transfer(transfer, sites=sites_of(devices, read_cluster("1x4:cpu(memory=8GiB)")))
     assert f"{sum(size.values()) / 1e3:.1f} kB over shared\n" in cores
 
 
@@ -135,7 +135,7 @@ def test_pairs_of_layouts(four: Crew, pairs: int) -> None:
             place: Site(chance.choice(["cpu", "cuda", "cuda"]), chance.randrange(3), chance.randrange(2), place)
             for place in range(WORLD)
         }
-        there = ways(
+        there = peer_carriers(
             transfer.pairs(), sites, f"the weights of pair {number} of {pairs}", {place: "" for place in sites}
         )
         used |= {name for each in there.values() for name in each.carriers.values()}
@@ -156,7 +156,7 @@ def test_pairs_of_layouts(four: Crew, pairs: int) -> None:
 
 
 def own(told: Connection) -> None:
-    memory = OfTheMachine(1 << 20)
+    memory = HostMemory(1 << 20)
     memory.bytes[7] = 5
     told.send(memory.handle())
     told.recv()  # Nothing: it is killed.
@@ -172,10 +172,10 @@ def test_nothing_is_left_of_who_is_killed() -> None:
         owner.start()
     try:
         handles = [ours.recv() for ours, _ in pipes]
-        first, second = map(of_another, handles)
+        first, second = map(map_host_memory, handles)
         *place, size = json.loads(handles[0])
         with pytest.raises(EngineError, match="cannot be mapped"):
-            of_another(json.dumps([*place, 2 * size + mmap.PAGESIZE]))
+            map_host_memory(json.dumps([*place, 2 * size + mmap.PAGESIZE]))
         process, file, _ = json.loads(handles[0])
         assert os.readlink(f"/proc/{process}/fd/{file}") == "/memfd:rlgraph (deleted)"
         first[7] = 6
@@ -186,7 +186,7 @@ def test_nothing_is_left_of_who_is_killed() -> None:
             owner.join()
     assert first[7] == 6
     with pytest.raises(EngineError, match="cannot be mapped"):
-        of_another(handles[0])
+        map_host_memory(handles[0])
 
 
 def test_who_has_no_such_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_who_has_no_such_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 def grown(mailbox: Mailbox, sizes: list[int]) -> list[int]:
     """Messages that outgrow the memory, from place 0 to the others."""
-    link, found = Shared(mailbox, torch.device("cpu")), []
+    link, found = SharedMemoryLink(mailbox, torch.device("cpu")), []
     for size in sizes:
         if mailbox.place == 0:
             message = link.room(size).fill_(size % 251)
@@ -243,11 +243,11 @@ class Interrupted(dict[str, Tensor]):
 def interrupted(
     mailbox: Mailbox,
     transfer: Transfer,
-    source: tuple[Local, ...],
-    destination: tuple[Local, ...],
+    source: tuple[LocalTensor, ...],
+    destination: tuple[LocalTensor, ...],
     tensors: Mapping[str, Tensor],
     into: Mapping[str, Tensor],
-    there: Ways,
+    there: PeerCarriers,
     by: int | None,
 ) -> tuple[str, float]:
     """What a place is told, and after how many seconds. by: the signal that it gets when it comes to the last tensor."""
@@ -287,7 +287,7 @@ def test_one_end_fails_in_the_midst(by: int, end: str, over: str) -> None:
     transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(2)), bucket=4096)
     assert transfer.rounds > 10
     names = {0: "rank 0 of learn", 1: "rank 0 of play"}
-    there = ways(transfer.pairs(), sites, "the weights of `actor`", names)
+    there = peer_carriers(transfer.pairs(), sites, "the weights of `actor`", names)
     assert there[0].carriers == {1: over}
     failing = 0 if end == "sends" else 1
     jobs = []
@@ -319,7 +319,7 @@ def test_memory_that_there_is_not_in_the_midst() -> None:
     transfer = reshard(source, destination, itemsize=4, topology=Topology.separate(range(2)), bucket=4096)
     sites = {place: Site("cpu", 0, 0, place) for place in range(2)}
     names = {0: "rank 0 of learn", 1: "rank 0 of play"}
-    there = ways(transfer.pairs(), sites, "the weights of `actor`", names)
+    there = peer_carriers(transfer.pairs(), sites, "the weights of `actor`", names)
     jobs = []
     for place in range(2):
         before, after = source.get(place, ()), destination.get(place, ())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.backends.exchange.changes import Receiver, Sender
+from rlgraph.backends.exchange.changes import DeltaReceiver, DeltaSender
 
 ELEMENTS = 20_000
 
@@ -26,7 +26,7 @@ def messages(dtype: torch.dtype, shares: list[float]) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_every_message_arrives(dtype: torch.dtype) -> None:
     shares = [0.0, 1e-4, 0.01, 0.3, 1.0, 0.002, 0.0]
-    sender, receiver = Sender(), Receiver(torch.empty(ELEMENTS, dtype=dtype))
+    sender, receiver = DeltaSender(), DeltaReceiver(torch.empty(ELEMENTS, dtype=dtype))
     before = None
     for message in messages(dtype, shares):
         head, body = sender.next(message)
@@ -40,7 +40,7 @@ def test_every_message_arrives(dtype: torch.dtype) -> None:
 def test_places_on_both_sides_of_what_a_byte_says() -> None:
     """The first, the last, neighbours, and 254 to 256 elements between two of them."""
     message = torch.zeros(2000)
-    sender, receiver = Sender(), Receiver(message)
+    sender, receiver = DeltaSender(), DeltaReceiver(message)
     receiver.next(*sender.next(message))
     for places in ([0], [1999], [0, 1, 2], [0, 255], [0, 256], [0, 257], [254], [255], [509, 510], [511], []):
         message[places] += 1
@@ -52,7 +52,7 @@ def test_places_on_both_sides_of_what_a_byte_says() -> None:
 def test_bits_count_and_not_numbers() -> None:
     """A zero with another sign, another NaN: what compares alike, or never does."""
     message = torch.tensor([0.0, float("nan"), 1.0, 2.0] * 8)
-    sender, receiver = Sender(), Receiver(message)
+    sender, receiver = DeltaSender(), DeltaReceiver(message)
     receiver.next(*sender.next(message))
     head, _ = sender.next(message)
     assert head.tolist()[1] == 0
@@ -66,7 +66,7 @@ def test_bits_count_and_not_numbers() -> None:
 
 def test_a_change_of_what_never_came_is_refused() -> None:
     message = torch.zeros(100)
-    sender, receiver = Sender(), Receiver(message)
+    sender, receiver = DeltaSender(), DeltaReceiver(message)
     receiver.next(*sender.next(message))
     sender.next(message)
     head, _ = sender.next(message)

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.backends.engines.device import choose, device_here
+from rlgraph.backends.engines.device import choose_device, device_here
 
 
 def test_a_gpu_that_is_there_is_chosen() -> None:
-    assert [choose(None, gpus) for gpus in (0, 1, 4)] == ["cpu", "cuda:0", "cuda:0"]
-    assert [choose(wanted, 2) for wanted in ("cpu", "cuda", "cuda:1")] == ["cpu", "cuda:0", "cuda:1"]
-    assert device_here(None) == choose(None, torch.cuda.device_count())
+    assert [choose_device(None, gpus) for gpus in (0, 1, 4)] == ["cpu", "cuda:0", "cuda:0"]
+    assert [choose_device(wanted, 2) for wanted in ("cpu", "cuda", "cuda:1")] == ["cpu", "cuda:0", "cuda:1"]
+    assert device_here(None) == choose_device(None, torch.cuda.device_count())
 
 
 @pytest.mark.parametrize(
@@ -25,5 +25,5 @@ def test_a_gpu_that_is_there_is_chosen() -> None:
 )
 def test_a_device_that_is_not_there(wanted: str, gpus: int, message: str) -> None:
     with pytest.raises(EngineError) as caught:
-        choose(wanted, gpus)
+        choose_device(wanted, gpus)
     assert str(caught.value) == message

@@ -17,13 +17,13 @@ from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.transformers import layout as transformers
 from rlgraph.backends.engines.vllm import layout as vllm
-from rlgraph.backends.exchange.exchange import Exchange, Moved
+from rlgraph.backends.exchange.exchange import Exchange, ExchangeCost
 from rlgraph.backends.exchange.mailbox import Mailbox
 from rlgraph.catalog.models.families import parameters
-from rlgraph.catalog.models.latent import Latent, Routing
+from rlgraph.catalog.models.latent import ExpertRouting, LatentAttention
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.carriers import Site, ways
-from rlgraph.ir.layout import Local, Piece, at_layer, whole
+from rlgraph.ir.carriers import Site, peer_carriers
+from rlgraph.ir.layout import LocalTensor, Piece, at_layer, whole
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.passes.resharding.reshard import reshard
@@ -33,7 +33,7 @@ from tests.waits import NEVER
 
 WORLD = 4
 
-Side = dict[int, tuple[Local, ...]]
+Side = dict[int, tuple[LocalTensor, ...]]
 Case = tuple[str, Mesh, int, str, Mesh, int]
 """Engine, split and first place of the source, and of the destination."""
 
@@ -83,10 +83,10 @@ LATENT = Shape(
     experts=4,
     experts_per_token=2,
     shared_ffn=16,
-    routing=Routing(2, 1, 1.0),
+    routing=ExpertRouting(2, 1, 1.0),
     dense=1,
     dense_ffn=48,
-    latent=Latent(8, 6, 4, 2, 4),
+    latent=LatentAttention(8, 6, 4, 2, 4),
 )
 
 
@@ -99,7 +99,7 @@ def content(shape: Shape) -> dict[str, Tensor]:
     }
 
 
-def filled(layout: Sequence[Local], full: Mapping[str, Tensor] | None, dtype: torch.dtype) -> dict[str, Tensor]:
+def filled(layout: Sequence[LocalTensor], full: Mapping[str, Tensor] | None, dtype: torch.dtype) -> dict[str, Tensor]:
     """A place's tensors, padding and what is not `full` as -1."""
     found = {}
     for local in layout:
@@ -128,14 +128,14 @@ def carry_out(
     narrow: torch.dtype = torch.float32,
     ema: float | None = None,
     over: str = "gloo",
-) -> tuple[list[Moved], list[dict[str, Tensor]]]:
+) -> tuple[list[ExchangeCost], list[dict[str, Tensor]]]:
     """Run it on all places: what each did, and what it has then. over: what carries it between any two of them, or
     `each` for another thing between others."""
     sent = min(wide, narrow, key=lambda dtype: dtype.itemsize)
     jobs = []
     # That it cannot be averaged is a matter of the whole transfer.
     own = transfer.parts(range(WORLD)) if ema is None else dict.fromkeys(range(WORLD), transfer)
-    there = ways(
+    there = peer_carriers(
         transfer.pairs(),
         SITES[over],
         f"the weights of run {next(RUNS)}",
@@ -182,7 +182,9 @@ CASES = [
 ]
 
 
-def arrived(four: Crew, shape: Shape, source: Side, destination: Side, transfer: Transfer, over: str) -> list[Moved]:
+def arrived(
+    four: Crew, shape: Shape, source: Side, destination: Side, transfer: Transfer, over: str
+) -> list[ExchangeCost]:
     """What each process says of a transfer, after which all that the destination holds is there."""
     full = content(shape)
     moved, tensors = carry_out(four, source, destination, transfer, full, over=over)
@@ -336,8 +338,10 @@ def test_a_moving_average(four: Crew, over: str) -> None:
 
 
 def test_what_a_place_holds_twice_counts_once(four: Crew) -> None:
-    before = tuple(Local(name, (6,), (Piece("w", (ends,), (0,)),)) for name, ends in (("a", (0, 6)), ("b", (4, 10))))
-    after = (Local("w", (10,), (Piece("w", ((0, 10),), (0,)),)),)
+    before = tuple(
+        LocalTensor(name, (6,), (Piece("w", (ends,), (0,)),)) for name, ends in (("a", (0, 6)), ("b", (4, 10)))
+    )
+    after = (LocalTensor("w", (10,), (Piece("w", ((0, 10),), (0,)),)),)
     transfer = reshard({0: before}, {0: after}, itemsize=4, topology=Topology.separate(range(WORLD)), bucket=1 << 20)
     tensors = {"a": torch.arange(6.0), "b": torch.arange(4.0, 10.0)}
     empty = (transfer, (), (), {}, {}, torch.float32)
@@ -372,7 +376,7 @@ def test_a_peer_that_does_not_answer() -> None:
     for maker in makers:
         maker.join()
     hurry(boxes[5], 0.2)
-    layout = (Local("w", (8,), (Piece("w", ((0, 8),), (0,)),)),)
+    layout = (LocalTensor("w", (8,), (Piece("w", ((0, 8),), (0,)),)),)
     transfer = reshard({3: layout}, {5: layout}, itemsize=4, topology=Topology.separate((3, 5)), bucket=1 << 20)
     end = Exchange(transfer, boxes[5], destination=layout)
     with pytest.raises(EngineError, match=r"w\[0:8\] of weights from place 3 to place 5 .*gone or does not answer"):
@@ -396,7 +400,7 @@ PAIRS = [
 ]
 
 
-def placed(size: tuple[int, ...], over: tuple[int, ...], placements: tuple[Placement, ...], rank: int) -> Local:
+def placed(size: tuple[int, ...], over: tuple[int, ...], placements: tuple[Placement, ...], rank: int) -> LocalTensor:
     """What a rank holds: as torch does it, outer mesh dimensions cut first and each gets ceil(size / parts)."""
     box = list(whole(size))
     coordinates = Mesh(tuple((str(index), length) for index, length in enumerate(over))).coordinates(rank)
@@ -407,7 +411,7 @@ def placed(size: tuple[int, ...], over: tuple[int, ...], placements: tuple[Place
             at = coordinates[str(index)]
             box[placement.dim] = (min(low + at * each, high), min(low + (at + 1) * each, high))
     shape = tuple(high - low for low, high in box)
-    return Local("w", shape, (Piece("w", tuple(box), (0,) * len(size)),))
+    return LocalTensor("w", shape, (Piece("w", tuple(box), (0,) * len(size)),))
 
 
 @pytest.mark.parametrize("step", few([1, 4], 4))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.backends.engines.base import Generation, Sampling
-from rlgraph.backends.engines.first_done import decided, first_ended, taken
+from rlgraph.backends.engines.first_done import is_decided, select_first, taken
 from rlgraph.backends.engines.sequences import Sequences
 from tests.backends.engines.models import engine
 from tests.suites import few
@@ -37,9 +37,9 @@ def test_which_are_kept(groups: tuple[list[int], list[int]]) -> None:
     one, two = groups
     made, n = generation(one + two, 4), len(one)
     for first in range(1, n + 1):
-        rows = first_ended(made, n, Sampling(4, first=first)).tolist()
+        rows = select_first(made, n, Sampling(4, first=first)).tolist()
         assert rows == chosen(one, first) + [n + sample for sample in chosen(two, first)]
-    assert first_ended(made, n, Sampling(4)).tolist() == list(range(2 * n))
+    assert select_first(made, n, Sampling(4)).tolist() == list(range(2 * n))
 
 
 @given(st.data())
@@ -48,7 +48,7 @@ def test_none_is_given_up_too_early(data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=6))
     first = data.draw(st.integers(1, len(lengths)))
     tokens = [0] * len(lengths)
-    while not decided(
+    while not is_decided(
         [length for length, done in zip(lengths, tokens, strict=True) if done == length],
         [done for length, done in zip(lengths, tokens, strict=True) if done < length],
         first,
@@ -75,8 +75,8 @@ def test_rows_that_are_kept_are_those_of_generating_all(first: int, limits: dict
     whole = engine().generate(PROMPTS, 8, Sampling(16, stop_ids=ENDS), keys)
     sampling = Sampling(16, stop_ids=ENDS, first=first)
     made = engine(**limits).generate(PROMPTS, 8, sampling, keys)
-    kept = first_ended(whole, 8, sampling)
-    assert first_ended(made, 8, sampling).equal(kept)
+    kept = select_first(whole, 8, sampling)
+    assert select_first(made, 8, sampling).equal(kept)
     found, expected = taken(made, kept), taken(whole, kept)
     assert found.sequences.rows() == expected.sequences.rows() and found.finished.equal(expected.finished)
     torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=0, atol=1e-10)

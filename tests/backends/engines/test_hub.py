@@ -16,7 +16,7 @@ from rlgraph.backends.engines.base import EngineError, HubError
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load, load_codec
 from rlgraph.backends.engines.tokenizers import Chars
 from rlgraph.catalog.models import hub
-from rlgraph.catalog.models.configs import snapshot
+from rlgraph.catalog.models.configs import find_snapshot
 
 SHAPE = {
     "hidden_size": 16,
@@ -88,12 +88,12 @@ def test_a_model_that_is_stored_is_loaded_without_the_hub(silent: Silent, tmp_pa
     made.codec.save(place / "snapshots" / "a1b2c3")
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text("a1b2c3")
-    assert snapshot(NAME) == place / "snapshots" / "a1b2c3"
+    assert find_snapshot(NAME) == place / "snapshots" / "a1b2c3"
     found = load(ModelSpec("causal_lm", NAME)).model.state_dict()
     assert all(torch.equal(each, found[name]) for name, each in made.model.state_dict().items())
     assert set(silent.asked) == {constants.ENDPOINT}
     shutil.rmtree(place)
-    assert snapshot(NAME) is None
+    assert find_snapshot(NAME) is None
 
 
 def test_the_documents_say_what_is_read() -> None:

@@ -16,8 +16,8 @@ import pytest
 import torch.distributed as dist
 
 from rlgraph.backends.engines import rendezvous
-from rlgraph.backends.engines.process_groups import Meeting, attend, listen, url
-from rlgraph.backends.engines.rendezvous import Listener, Message
+from rlgraph.backends.engines.process_groups import RendezvousStore, connect, listen, url
+from rlgraph.backends.engines.rendezvous import Message, StoreServer
 from tests.waits import NEVER
 
 EPHEMERAL = (32768, 61000)
@@ -47,7 +47,7 @@ def crowd() -> Iterator[None]:
         yield
 
 
-def place(meeting: Meeting) -> tuple[str, int]:
+def place(meeting: RendezvousStore) -> tuple[str, int]:
     host, port = meeting.address.split("/")[0].split(":")
     return host, int(port)
 
@@ -70,7 +70,7 @@ def test_a_port_is_taken_when_it_is_chosen(crowd: None) -> None:
     meetings = [listen("127.0.0.1") for _ in range(100)]
     assert len({place(meeting) for meeting in meetings}) == 100
     for meeting in meetings:
-        attend(meeting.address, NEVER).set("here", "1")
+        connect(meeting.address, NEVER).set("here", "1")
 
 
 def test_nobody_else_can_take_it() -> None:
@@ -82,7 +82,7 @@ def test_nobody_else_can_take_it() -> None:
 def test_it_answers_as_torch_s_own_store() -> None:
     meeting = listen("127.0.0.1")
     theirs = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ours = attend(meeting.address, NEVER)
+    ours = connect(meeting.address, NEVER)
 
     def told(store: dist.Store) -> list[object]:
         prefixed = dist.PrefixStore("in", store)
@@ -99,19 +99,19 @@ def test_it_answers_as_torch_s_own_store() -> None:
         return found
 
     assert told(ours) == told(theirs)
-    assert attend(meeting.address, NEVER).get("in/new") == b"3"
+    assert connect(meeting.address, NEVER).get("in/new") == b"3"
 
 
 def test_who_waits_keeps_nobody_else_from_asking(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, plain = Event(), Listener._do_wait
+    asked, plain = Event(), StoreServer._do_wait
 
-    def noted(listener: Listener, *given: bytes) -> Message:
+    def noted(listener: StoreServer, *given: bytes) -> Message:
         asked.set()
         return plain(listener, *given)
 
-    monkeypatch.setattr(Listener, "_do_wait", noted)
+    monkeypatch.setattr(StoreServer, "_do_wait", noted)
     meeting = listen("127.0.0.1")
-    store, found = attend(meeting.address, NEVER), []
+    store, found = connect(meeting.address, NEVER), []
     waiting = Thread(target=lambda: found.append(store.get("late")))
     waiting.start()
     assert asked.wait(NEVER)
@@ -147,12 +147,12 @@ def test_torch_meets_there_by_itself() -> None:
 def test_who_does_not_know_the_token_gets_no_answer() -> None:
     """Another token, none, that of another meeting, what torch's own client says, and any bytes."""
     meeting, other = listen("127.0.0.1"), listen("127.0.0.1")
-    member = attend(meeting.address, NEVER)
+    member = connect(meeting.address, NEVER)
     member.set("here", "1")
     where, port = meeting.address.split("/")[0], place(meeting)[1]
     for token in ("", "00" * 32, other.address.split("/")[1]):
         with pytest.raises(dist.DistNetworkError, match="cannot be reached"):
-            attend(f"{where}/{token}", NEVER)
+            connect(f"{where}/{token}", NEVER)
     with pytest.raises(dist.DistError):
         dist.TCPStore("127.0.0.1", port, wait_for_workers=False, timeout=timedelta(seconds=1)).set("here", "2")
     message = struct.pack("<4I", 3, 3, 4, 1) + b"sethere2"
@@ -163,7 +163,7 @@ def test_who_does_not_know_the_token_gets_no_answer() -> None:
                 stranger.shutdown(socket.SHUT_WR)
             # No more than the random number that everybody has to answer.
             assert len(said(stranger)) <= 32
-    assert attend(meeting.address, NEVER).get("here") == b"1"
+    assert connect(meeting.address, NEVER).get("here") == b"1"
 
 
 def test_a_proof_that_was_overheard_is_worth_nothing() -> None:
@@ -185,7 +185,7 @@ def test_a_proof_that_was_overheard_is_worth_nothing() -> None:
         watching = Thread(target=listening)
         watching.start()
         with pytest.raises(dist.DistNetworkError):
-            attend(f"127.0.0.1:{port}/{token}", NEVER)
+            connect(f"127.0.0.1:{port}/{token}", NEVER)
         watching.join(NEVER)
     assert len(heard) == 64
     with socket.create_connection(place(meeting)) as again:
@@ -204,17 +204,17 @@ def test_strangers_who_say_nothing_keep_nobody_out() -> None:
     with ExitStack() as silent:
         for _ in range(50):
             silent.enter_context(socket.create_connection(place(meeting)))
-        attend(meeting.address, NEVER).set("here", "1")
+        connect(meeting.address, NEVER).set("here", "1")
 
 
 def test_nobody_listens_when_it_is_over() -> None:
     meeting = listen("127.0.0.1")
     address = meeting.address
-    member = attend(address, NEVER)
+    member = connect(address, NEVER)
     del meeting
     # Somebody else may have its port by now, and does not know the token.
     with pytest.raises(dist.DistNetworkError, match="cannot be reached"):
-        attend(address, NEVER)
+        connect(address, NEVER)
     # Who is in stays in.
     member.set("here", "1")
     assert member.get("here") == b"1"

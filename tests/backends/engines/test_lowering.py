@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlgraph.backends.lowering.lower import Lowered, lower
+from rlgraph.backends.lowering.lower import LoweredNode, lower
 from rlgraph.ir.graph import Apply, Const, Expr, Let, Node, Ref, Value, tensor_node
 from rlgraph.ir.text.parse import parse_program
 from rlgraph.ir.types import Axis
@@ -310,7 +310,7 @@ def test_the_gradient_is_that_of_the_formula() -> None:
 @pytest.mark.long
 def test_the_module_can_be_captured_again() -> None:
     """It is an ordinary `fx.GraphModule`: torch.compile's front end takes it, and its copy prints and runs the same."""
-    lowered: Lowered = lower(node(*GRPO, yields="loss: float"))
+    lowered: LoweredNode = lower(node(*GRPO, yields="loss: float"))
     compiled = torch.compile(lowered.module, backend="eager")
     found = replace(lowered, module=compiled)(values(SHAPE), SHAPE)
     assert found["loss"].item() == pytest.approx(lowered(values(SHAPE), SHAPE)["loss"].item(), rel=1e-12)

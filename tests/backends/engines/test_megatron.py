@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlgraph.backends.engines.base import EngineError, HalfChanged, NoHead, TrainOptions
+from rlgraph.backends.engines.base import EngineError, NoHead, PartialUpdate, TrainOptions
 from rlgraph.backends.engines.process_groups import listen
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
@@ -562,7 +562,7 @@ def left_alone(rank: int, address: str, spec: ModelSpec, task: Task, told: Any) 
     def failed(do: Any) -> str:
         try:
             do()
-        except HalfChanged as error:
+        except PartialUpdate as error:
             return str(error)
         return ""
 

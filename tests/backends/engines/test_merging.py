@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.merging import Merged
+from rlgraph.backends.engines.merging import MergedAdapters
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.vllm.layout import layout
 from rlgraph.backends.engines.vllm.spec import SPEC
-from rlgraph.backends.engines.weights import ModelWeights, each_layer, fill
-from rlgraph.backends.enginespec.spec import entire
-from rlgraph.catalog.models.adapters import Adapters, pair
-from rlgraph.ir.layout import Local
+from rlgraph.backends.engines.weights import ModelWeights, fill_tensors, split_layers
+from rlgraph.backends.enginespec.spec import replicated_layout
+from rlgraph.catalog.models.adapters import Adapters, factor_names
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import mesh
 from tests.backends.engines.models import source
 from tests.catalog.models.tiny import shape_of_model
@@ -35,7 +35,7 @@ def test_each_rank_has_its_part_of_the_sum(tp: int, targets: tuple[str, ...]) ->
         split = mesh(tp=tp)
         places = layout(shape, split, rank)
         own, plain = filled(places, base), filled(places, base)
-        merged = Merged(lora, entire(shape, split, rank), own, places)
+        merged = MergedAdapters(lora, replicated_layout(shape, split, rank), own, places)
         assert all(torch.equal(each, plain[name]) for name, each in own.items())
         assert merged.tensors.keys() == trainer.tensors().keys()
         assert all(torch.equal(each, trainer.tensors()[name]) for name, each in merged.tensors.items())
@@ -55,18 +55,18 @@ def test_each_rank_has_its_part_of_the_sum(tp: int, targets: tuple[str, ...]) ->
         assert all(torch.equal(each, plain[name]) for name, each in own.items())
 
 
-def filled(places: Sequence[Local], weights: ModelWeights) -> dict[str, Tensor]:
-    own = {one.name: torch.empty(one.shape, dtype=torch.float64) for each in places for one in each_layer(each)}
-    fill(own, places, weights)
+def filled(places: Sequence[LocalTensor], weights: ModelWeights) -> dict[str, Tensor]:
+    own = {one.name: torch.empty(one.shape, dtype=torch.float64) for each in places for one in split_layers(each)}
+    fill_tensors(own, places, weights)
     return own
 
 
-def whole(model: nn.Module, merged: Merged) -> nn.Module:
+def whole(model: nn.Module, merged: MergedAdapters) -> nn.Module:
     """A model whose parameters are the sums."""
     found = nn.Module()
     parameters = dict(model.named_parameters())
     for name, each in parameters.items():
-        a, b = pair(name.removesuffix(".weight"))
+        a, b = factor_names(name.removesuffix(".weight"))
         more = merged.scale * merged.tensors[b] @ merged.tensors[a] if a in merged.tensors else 0.0
         parameters[name] = nn.Parameter(each.detach() + more)
     found.named_parameters = lambda *given, **more: iter(parameters.items())  # type: ignore[method-assign]
@@ -82,7 +82,7 @@ def test_narrow_weights_lose_what_the_spec_says_that_they_lose() -> None:
     lost = {}
     for dtype, step in ((torch.float32, 1e-5), (torch.bfloat16, 1e-5), (torch.bfloat16, 1e-3)):
         own = {name: each.to(dtype) for name, each in filled(places, ModelWeights(trainer.model)).items()}
-        merged = Merged(lora, entire(shape, split, 0), own, places)
+        merged = MergedAdapters(lora, replicated_layout(shape, split, 0), own, places)
         generator = torch.Generator().manual_seed(0)
         for name, each in merged.tensors.items():
             if ".lora_B." in name:

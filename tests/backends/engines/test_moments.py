@@ -16,24 +16,24 @@ import torch
 import torch.distributed as dist
 
 from rlgraph.backends.engines.base import EngineError, Rank, TrainOptions
-from rlgraph.backends.engines.moments import stretches
-from rlgraph.backends.engines.offload import Sleeper
+from rlgraph.backends.engines.moments import flat_range_boxes
+from rlgraph.backends.engines.offload import Offloader
 from rlgraph.backends.engines.sources import ModelSpec
-from rlgraph.backends.engines.stored import Stored, chosen, write
+from rlgraph.backends.engines.stored import StoredTensors, select_views, write_tensors
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.backends.enginespec.registry import opener
 from rlgraph.backends.saved import SavedModel
 from rlgraph.backends.versions import PastWeights
 from rlgraph.backends.worker import saving
-from rlgraph.backends.worker.saving import left_of, need_same, parts, read_part, stock_of, write_part
+from rlgraph.backends.worker.saving import check_same, model_part, parts, read_part, snapshot_of, write_part
 from rlgraph.backends.worker.session import ModelState
 from rlgraph.catalog.models.adapters import Adapters
-from rlgraph.digests import STRETCH, Damaged, Digests, digests_of
-from rlgraph.ir.layout import Local, Piece, volume, whole, within
+from rlgraph.digests import STRETCH, DamagedFile, Digests, digests_of
+from rlgraph.ir.layout import LocalTensor, Piece, cut_tensor, volume, whole
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
-from rlgraph.passes.resharding.owners import owners
+from rlgraph.passes.resharding.owners import divide_writing
 from tests.backends.engines import sharded
 from tests.backends.engines.ranks import Ranks
 from tests.backends.engines.sharded import Clipped, Task, elsewhere, rows
@@ -58,12 +58,12 @@ def state_of(engine: Any) -> ModelState:
 
 def kept(state: ModelState, place: Path) -> None:
     """As a controller has the ranks write, and all of them know what each has."""
-    stocks: list[Any] = [stock_of(state)]
+    stocks: list[Any] = [model_part(state)]
     if dist.is_initialized():
         stocks = [None] * dist.get_world_size()
-        dist.all_gather_object(stocks, stock_of(state))
+        dist.all_gather_object(stocks, model_part(state))
     own = parts(stocks)[dist.get_rank() if dist.is_initialized() else 0]
-    assert not write_part(state, left_of(state), place, own).failure
+    assert not write_part(state, snapshot_of(state), place, own).failure
     if dist.is_initialized():
         dist.barrier()
 
@@ -98,7 +98,7 @@ def saved(place: Path, updates: int, changed: int, version: int) -> SavedModel:
 
 
 def content(saved: SavedModel) -> dict[str, torch.Tensor]:
-    stored = {kind: Stored(saved.files(kind)) for kind in ("weights", "moments")}
+    stored = {kind: StoredTensors(saved.files(kind)) for kind in ("weights", "moments")}
     return {f"{kind} {name}": each.read(name, each.box(name)) for kind, each in stored.items() for name in each.names}
 
 
@@ -185,9 +185,9 @@ def test_wide_copies_of_narrow_weights_go_on(ranks: Ranks, tmp_path: Path, chain
 
 
 def test_every_element_is_written_once_and_by_all_alike(tmp_path: Path) -> None:
-    half = [Local("a", (4, 3), (Piece("a", ((4 * rank, 4 * rank + 4), (0, 3)), (0, 0)),)) for rank in range(2)]
-    both = [Local(name, (6, 6), (Piece(name, whole((6, 6)), (0, 0)),)) for name in "bcde"]
-    found = owners([[half[0], *both], [half[1], *both]])
+    half = [LocalTensor("a", (4, 3), (Piece("a", ((4 * rank, 4 * rank + 4), (0, 3)), (0, 0)),)) for rank in range(2)]
+    both = [LocalTensor(name, (6, 6), (Piece(name, whole((6, 6)), (0, 0)),)) for name in "bcde"]
+    found = divide_writing([[half[0], *both], [half[1], *both]])
     assert [box for name, box in found[0] + found[1] if name == "a"] == [((0, 4), (0, 3)), ((4, 8), (0, 3))]
     sizes = [sum(volume(box) for _, box in each) for each in found]
     assert sizes == [12 + 72, 12 + 72]
@@ -209,7 +209,7 @@ def test_a_copys_share_of_a_parameter_lies_where_it_begins() -> None:
     adam.optimizer, adam.model_param_group_index_map = adamw, {weight: (0, 0)}
     adam._get_model_param_range_map = lambda _: {"param": SimpleNamespace(start=6)}
     box = whole((4, 3))
-    found = moments(adam, {"w": weight}, [Local("w", (4, 3), (Piece("w", box, (0, 0)),))], Sleeper())
+    found = moments(adam, {"w": weight}, [LocalTensor("w", (4, 3), (Piece("w", box, (0, 0)),))], Offloader())
     [[piece]] = [local.pieces for local in found.layout]
     assert piece.box == ((2, 4), (0, 3)) and found.steps == 1
     assert found.kinds["exp_avg"]["w#0"].equal(adamw.state[share]["exp_avg"].view(2, 3))
@@ -220,16 +220,16 @@ def test_a_stretch_of_memory_is_boxes(shape: tuple[int, ...]) -> None:
     places = np.arange(volume(whole(shape))).reshape(shape)
     # Whose first two columns, where there are so many dimensions, are another tensor's.
     cut = tuple((0, size) for size in shape[:-1]) + ((2, shape[-1]),)
-    local = Local(
+    local = LocalTensor(
         "own", shape, (Piece("theirs", tuple((5, 5 + stop - low) for low, stop in cut), (0,) * len(cut[:-1]) + (2,)),)
     )
     for start, stop in itertools.combinations(range(places.size + 1), 2):
-        boxes = list(stretches(shape, start, stop))
+        boxes = list(flat_range_boxes(shape, start, stop))
         found = [places[tuple(slice(*side) for side in box)].reshape(-1) for box in boxes]
         assert np.concatenate(found).tolist() == list(range(start, stop))
         assert len(boxes) <= 2 * len(shape) - 1
         for box in boxes:
-            part = within(local, box, "part")
+            part = cut_tensor(local, box, "part")
             assert part.shape == tuple(high - low for low, high in box)
             held = np.full(shape, -1)
             for piece in part.pieces:
@@ -250,10 +250,10 @@ def test_no_more_than_a_bucket_is_needed_beside_what_is_written(tmp_path: Path) 
     bucket, whole = 1 << 18, torch.randn(600, 700)
     wide = whole.bfloat16().t()
     with Live([whole, wide]) as live:
-        assert write(tmp_path / "lies.safetensors", {"whole": whole}, bucket)[1] == ""
+        assert write_tensors(tmp_path / "lies.safetensors", {"whole": whole}, bucket)[1] == ""
         # What the numbers are looked at for.
         assert live.peak < 100
-        assert write(tmp_path / "turned.safetensors", {"wide": wide, "turned": whole.t()}, bucket)[1] == ""
+        assert write_tensors(tmp_path / "turned.safetensors", {"wide": wide, "turned": whole.t()}, bucket)[1] == ""
         assert bucket / 2 < live.peak < bucket + 100
 
 
@@ -264,11 +264,11 @@ def room(split: Mesh, engine: str, spec: ModelSpec, task: Task, to: Path, bucket
     blocks = task.blocks[split.at(dist.get_rank(), "dp")] if split.length("dp") > 1 else sum(task.blocks, ())
     elsewhere(update, state.engine, spec, task, blocks, 0)
     stocks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(stocks, stock_of(state))
-    own, left = parts(stocks)[dist.get_rank()], left_of(state)
+    dist.all_gather_object(stocks, model_part(state))
+    own, left = parts(stocks)[dist.get_rank()], snapshot_of(state)
     known = [*left.tensors.values(), *(each for kept in left.moments.kinds.values() for each in kept.values())]
     with pytest.MonkeyPatch.context() as patch, Live(known) as live:
-        patch.setattr(saving, "write", partial(write, bucket=bucket))
+        patch.setattr(saving, "write_tensors", partial(write_tensors, bucket=bucket))
         written = write_part(state, left, to, own)
     assert not written.failure
     dist.barrier()
@@ -303,25 +303,28 @@ def test_no_rank_needs_more_than_a_bucket_beside_its_part(
 def test_a_number_that_is_not_finite_is_found_wherever_it_is(dtype: torch.dtype, odd: float, tmp_path: Path) -> None:
     for place in (0, 4_000, 40_000, 99_999):
         tensor = torch.full((100, 1000), torch.finfo(dtype).max, dtype=dtype)
-        assert write(tmp_path / "fine.safetensors", {"a": tensor}, 1 << 16)[1] == ""
+        assert write_tensors(tmp_path / "fine.safetensors", {"a": tensor}, 1 << 16)[1] == ""
         tensor.view(-1)[place] = odd
-        assert write(tmp_path / "odd.safetensors", {"a": tensor}, 1 << 16)[1] == "a"
+        assert write_tensors(tmp_path / "odd.safetensors", {"a": tensor}, 1 << 16)[1] == "a"
 
 
 def test_files_are_read_by_slices_and_told_when_they_are_others(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     tensors = {"a": torch.arange(24.0).view(6, 4).t(), "n": torch.tensor(3.0), "h": torch.ones(3, 2).bfloat16()}
-    assert write(tmp_path / "all.safetensors", tensors, bucket=16)[1] == ""
+    assert write_tensors(tmp_path / "all.safetensors", tensors, bucket=16)[1] == ""
     for name, each in load_file(tmp_path / "all.safetensors").items():
         assert torch.equal(each, tensors[name]) and each.dtype == tensors[name].dtype
-    assert write(tmp_path / "odd.safetensors", {"a": torch.ones(3), "b": torch.tensor([1.0, float("inf")])})[1] == "b"
-    local = Local("a", (4, 6), (Piece("a", whole((4, 6)), (0, 0)),))
+    assert (
+        write_tensors(tmp_path / "odd.safetensors", {"a": torch.ones(3), "b": torch.tensor([1.0, float("inf")])})[1]
+        == "b"
+    )
+    local = LocalTensor("a", (4, 6), (Piece("a", whole((4, 6)), (0, 0)),))
     files = []
     for number, box in enumerate((((0, 4), (0, 2)), ((0, 3), (2, 6)), ((3, 4), (2, 6)))):
         files.append(tmp_path / f"{number}.safetensors")
-        write(files[-1], chosen(tensors, [local], [("a", box)], {"a": whole((4, 6))}))
-    stored = Stored(digested(files))
+        write_tensors(files[-1], select_views(tensors, [local], [("a", box)], {"a": whole((4, 6))}))
+    stored = StoredTensors(digested(files))
     assert stored.names == ["a"] and stored.box("a") == whole((4, 6))
     for box in (whole((4, 6)), ((1, 4), (1, 5)), ((3, 4), (5, 6))):
         assert torch.equal(stored.read("a", box), tensors["a"][tuple(slice(*side) for side in box)])
@@ -331,18 +334,18 @@ def test_files_are_read_by_slices_and_told_when_they_are_others(tmp_path: Path) 
     with pytest.raises(EngineError, match="no tensor b"):
         stored.read("b", ((0, 1),))
     with pytest.raises(EngineError, match="another shape"):
-        Stored(digested(files[:2])).read("a", whole((4, 6)))
-    write(tmp_path / "weights.safetensors", tensors)
+        StoredTensors(digested(files[:2])).read("a", whole((4, 6)))
+    write_tensors(tmp_path / "weights.safetensors", tensors)
     before = saved(tmp_path, 1, 1, 1)
     like = [
-        Local(name, tuple(each.shape), (Piece(name, whole(tuple(each.shape)), (0,) * each.dim()),))
+        LocalTensor(name, tuple(each.shape), (Piece(name, whole(tuple(each.shape)), (0,) * each.dim()),))
         for name, each in tensors.items()
     ]
-    need_same([like], before)
+    check_same([like], before)
     with pytest.raises(EngineError, match="h is only among those that were saved"):
-        need_same([like[:2]], before)
+        check_same([like[:2]], before)
     with pytest.raises(EngineError, match="a is 4 x 5, and was 4 x 6"):
-        need_same([[Local("a", (4, 5), (Piece("a", whole((4, 5)), (0, 0)),)), *like[1:]]], before)
+        check_same([[LocalTensor("a", (4, 5), (Piece("a", whole((4, 5)), (0, 0)),)), *like[1:]]], before)
 
 
 def flipped(file: Path, place: int) -> None:
@@ -363,21 +366,21 @@ def test_who_reads_a_part_looks_at_that_part_alone(tmp_path: Path) -> None:
         "b": torch.ones(3),
         "wide": torch.ones(2, 3 * numbers),
     }
-    told, _ = write(file, tensors, bucket=STRETCH // 2 + 12)
+    told, _ = write_tensors(file, tensors, bucket=STRETCH // 2 + 12)
     assert told == digests_of(file) and Digests.read(told.plain()) == told
     begin = file.stat().st_size - sum(each.nbytes for each in tensors.values())
     # In the last row of `a`, and in the last third of the first row of `wide`.
     flipped(file, begin + tensors["a"].nbytes - STRETCH // 2)
     flipped(file, begin + tensors["a"].nbytes + 12 + 5 * STRETCH // 2)
-    stored = Stored({file: told})
+    stored = StoredTensors({file: told})
     for name, box in (("a", ((0, 2), (0, numbers))), ("wide", ((0, 2), (0, numbers)))):
         assert torch.equal(stored.read(name, box), tensors[name][tuple(slice(*side) for side in box)])
     for name, box in (("a", ((2, 4), (0, numbers))), ("wide", ((0, 1), (2 * numbers, 3 * numbers)))):
-        with pytest.raises(Damaged, match="weights.safetensors` is not as it was written: it differs between byte"):
+        with pytest.raises(DamagedFile, match="weights.safetensors` is not as it was written: it differs between byte"):
             stored.read(name, box)
     flipped(file, 20)
-    with pytest.raises(Damaged, match="between byte 0 and byte 1,048,576"):
-        Stored({file: told})
+    with pytest.raises(DamagedFile, match="between byte 0 and byte 1,048,576"):
+        StoredTensors({file: told})
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(Damaged, match="in place of"):
-        Stored({file: told})
+    with pytest.raises(DamagedFile, match="in place of"):
+        StoredTensors({file: told})

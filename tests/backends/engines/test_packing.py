@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rlgraph.backends.engines.base import Call, EngineError, Micro, TrainOptions
+from rlgraph.backends.engines.base import EngineError, MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers import attention, network
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
@@ -52,7 +52,7 @@ def ways(monkeypatch: pytest.MonkeyPatch, work: Callable[[], list[Tensor]]) -> l
     return found
 
 
-def grpo(model: TransformersEngine, rows: Sequences) -> Micro:
+def grpo(model: TransformersEngine, rows: Sequences) -> MicroBatch:
     """A clipped ratio, a distance to a reference, and the entropy."""
     old = torch.linspace(-4, -1, int(rows.scored.sum()), dtype=torch.float64)
     advantage = torch.linspace(-1, 2, len(old), dtype=torch.float64)
@@ -64,13 +64,13 @@ def grpo(model: TransformersEngine, rows: Sequences) -> Micro:
         k3 = (old - logp).exp() - (old - logp) - 1
         return (-clipped + 0.1 * k3 - 0.01 * entropy).mean()
 
-    return Micro((Call("logprobs", rows), Call("entropy", rows)), loss)
+    return MicroBatch((ModelCall("logprobs", rows), ModelCall("entropy", rows)), loss)
 
 
-def ppo(model: TransformersEngine, rows: Sequences) -> Micro:
+def ppo(model: TransformersEngine, rows: Sequences) -> MicroBatch:
     """The critic's: squared distance to targets."""
     target = torch.linspace(-1, 2, int(rows.scored.sum()), dtype=torch.float64)
-    return Micro((Call("values", rows),), lambda said: (said[0] - target).square().mean())
+    return MicroBatch((ModelCall("values", rows),), lambda said: (said[0] - target).square().mean())
 
 
 def trained(family: str, kind: ModelKind, recompute: bool = False) -> list[Tensor]:
@@ -187,7 +187,9 @@ def test_memory_grows_with_the_tokens(family: str, padding: float, monkeypatch: 
             [replace(case, length=each).micro().calls[0].sequences for each in (length, length - 32)]
         )
         with Live(model.model.parameters()) as live:
-            model.add_gradients([rows], lambda block: Micro((Call("logprobs", block),), lambda said: said[0].sum()))
+            model.add_gradients(
+                [rows], lambda block: MicroBatch((ModelCall("logprobs", block),), lambda said: said[0].sum())
+            )
         return live.peak
 
     one, two, four = (peak(length) for length in (512, 1024, 2048))

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.pipelined import Arrive, Line, follow
+from rlgraph.backends.engines.pipelined import Arrive, ModelPipeline, run_schedule
 from rlgraph.passes.pipelines.timetable import Entry
 
 
@@ -21,5 +21,5 @@ def test_the_oldest_micro_batch_goes_backward_first() -> None:
         return None, loss
 
     entries = [Entry(0, part) for part in cast(Any, "FFFBFBBB")]
-    follow(entries, [Line(forward, [0], 0)], cast(Any, lambda tag: None))
+    run_schedule(entries, [ModelPipeline(forward, [0], 0)], cast(Any, lambda tag: None))
     assert went == [0, 1, 2, 3]

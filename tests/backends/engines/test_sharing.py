@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.base import Call, Micro, TrainOptions
+from rlgraph.backends.engines.base import MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.norm import rms_norm
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers import attention, network, packing
@@ -56,30 +56,30 @@ def fed(model: TransformersEngine) -> list[int]:
 @pytest.mark.parametrize("seed", range(5))
 def test_each_token_has_one_place(seed: int) -> None:
     rows = grouped(seed)
-    found = packing.shared(rows, prompts(rows))
+    found = packing.pack_shared(rows, prompts(rows))
     assert found is not None and len(found.taken) == SHARED
     for kind in (rows.tokens, rows.column_of):
         assert kind[found.taken][found.place_of].equal(kind)
     lying = [(span.families * span.beginning, span.families * sum(r * n for r, n in span.ends)) for span in found.spans]
     assert sum(map(sum, lying)) == SHARED
     # Families that are alike are one call: two of three rows with as many tokens each have prompts as long.
-    assert sorted(span.families for span in packing.apart(rows).spans if span.beginning == 16) == [3]
+    assert sorted(span.families for span in packing.pack_separately(rows).spans if span.beginning == 16) == [3]
 
 
 def test_only_what_is_worth_it_is_shared() -> None:
     begin = [5, 6, 7]
     rows = Sequences.from_lists([[*begin, *[8] * 40], [*begin, *[9] * 40]])
-    assert packing.shared(rows, torch.tensor([3, 3])) is None
-    assert packing.shared(rows, torch.tensor([3, 3]), 0.03) is not None
-    assert packing.shared(rows, torch.tensor([3, 2]), 0.01) is None, "no prompt is as long as the other"
+    assert packing.pack_shared(rows, torch.tensor([3, 3])) is None
+    assert packing.pack_shared(rows, torch.tensor([3, 3]), 0.03) is not None
+    assert packing.pack_shared(rows, torch.tensor([3, 2]), 0.01) is None, "no prompt is as long as the other"
     other = Sequences.from_lists([[5, 6, 7, 8], [5, 6, 8, 8]])
-    assert packing.shared(other, torch.tensor([3, 3])) is None, "as long, and another one"
+    assert packing.pack_shared(other, torch.tensor([3, 3])) is None, "as long, and another one"
 
 
 def test_long_rows_share_nothing() -> None:
     rows = Sequences.from_lists([[5] * 9000, [5] * 9000])
-    assert packing.shared(rows, torch.tensor([4000, 4000])) is None
-    assert packing.shared(rows, torch.tensor([5000, 5000])) is not None
+    assert packing.pack_shared(rows, torch.tensor([4000, 4000])) is None
+    assert packing.pack_shared(rows, torch.tensor([5000, 5000])) is not None
 
 
 def wide_norms(model: nn.Module) -> None:
@@ -99,13 +99,13 @@ def trained(family: str, kind: ModelKind, shares: bool, **how: object) -> list[T
     weights = torch.linspace(-1, 2, int(ROWS.scored.sum()), dtype=torch.float64)
     starts = ROWS.counts().cumsum(0) - ROWS.counts()
 
-    def micro(rows: Tensor) -> Micro:
+    def micro(rows: Tensor) -> MicroBatch:
         part = ROWS.take(rows)
         mine = torch.cat([weights[starts[i] : starts[i] + ROWS.counts()[i]] for i in rows.tolist()])
         if kind == "value_lm":
-            return Micro((Call("values", part),), lambda said: (said[0] - mine).square().sum() / len(weights))
-        calls = Call("logprobs", part), Call("entropy", part)
-        return Micro(calls, lambda said: ((said[0] * mine).sum() - 0.1 * said[1].sum()) / len(weights))
+            return MicroBatch((ModelCall("values", part),), lambda said: (said[0] - mine).square().sum() / len(weights))
+        calls = ModelCall("logprobs", part), ModelCall("entropy", part)
+        return MicroBatch(calls, lambda said: ((said[0] * mine).sum() - 0.1 * said[1].sum()) / len(weights))
 
     for number in range(2):
         blocks = model.plan_blocks(ROWS.lengths, 130)
@@ -134,7 +134,7 @@ def test_two_steps_are_those_of_rows_by_themselves(
 ) -> None:
     monkeypatch.setattr(attention, "_QUERIES", 4)
     together = trained(family, kind, True, **how)
-    monkeypatch.setattr(network, "shared", lambda *_: None)
+    monkeypatch.setattr(network, "pack_shared", lambda *_: None)
     apart = trained(family, kind, False)
     tolerance = 1e-6 if family in WIDE else 1e-10
     for one, other in zip(together, apart, strict=True):

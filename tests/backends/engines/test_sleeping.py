@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlgraph.backends.engines.base import Call, Micro, TrainOptions
-from rlgraph.backends.engines.offload import Arenas, Sleeper
+from rlgraph.backends.engines.base import MicroBatch, ModelCall, TrainOptions
+from rlgraph.backends.engines.offload import MemoryCounters, Offloader
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
-from rlgraph.backends.engines.stored import View, write
+from rlgraph.backends.engines.stored import TensorView, write_tensors
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.models.adapters import Adapters
 from tests.backends.engines.sharded import MODELS, WORDS, Task, rows, updates
@@ -82,11 +82,11 @@ def test_weights_are_written_to_the_disk_while_others_take_their_memory(tmp_path
     updates(engine, "causal_lm", replace(TASK, steps=1), TASK.blocks[0])
     kinds = engine.moments().kinds
     views = {
-        name: View(each.detach(), (slice(1, each.shape[0]), *(slice(0, size) for size in each.shape[1:])))
+        name: TensorView(each.detach(), (slice(1, each.shape[0]), *(slice(0, size) for size in each.shape[1:])))
         for name, each in {**engine.tensors(), **{f"m:{name}": each for name, each in kinds["exp_avg"].items()}}.items()
         if each.dim() and each.shape[0] > 1
     }
-    write(tmp_path / "still", views, bucket=64)
+    write_tensors(tmp_path / "still", views, bucket=64)
     switches = 0
 
     @contextmanager
@@ -98,7 +98,7 @@ def test_weights_are_written_to_the_disk_while_others_take_their_memory(tmp_path
         with engine.rest.reading(tensor) as there:
             yield there
 
-    assert not write(tmp_path / "switched", views, 64, switching)[1]
+    assert not write_tensors(tmp_path / "switched", views, 64, switching)[1]
     assert (tmp_path / "switched").read_bytes() == (tmp_path / "still").read_bytes()
     assert switches > 2
     if engine.rest.asleep:
@@ -108,7 +108,7 @@ def test_weights_are_written_to_the_disk_while_others_take_their_memory(tmp_path
         for asleep in (False, True):
             if asleep:
                 engine.sleep()
-            written = pool.submit(write, tmp_path / f"{asleep}", views, 64, engine.rest.reading)
+            written = pool.submit(write_tensors, tmp_path / f"{asleep}", views, 64, engine.rest.reading)
             while not written.done():
                 engine.wake() if engine.rest.asleep else engine.sleep()
                 # The other one's turn, in either state.
@@ -167,8 +167,8 @@ def test_gradients_of_a_step_that_goes_on_leave_when_it_is_over() -> None:
     engine.sleep()
     weights = engine.wake().moved
 
-    def micro(block: Any) -> Micro:
-        return Micro((Call("logprobs", TASK.sequences),), lambda answers: answers[0].sum())
+    def micro(block: Any) -> MicroBatch:
+        return MicroBatch((ModelCall("logprobs", TASK.sequences),), lambda answers: answers[0].sum())
 
     engine.clear_gradients()
     engine.add_gradients([0], micro)
@@ -190,10 +190,10 @@ def test_copies_of_tensors_that_are_no_more_make_room() -> None:
 
 
 def test_several_models_share_the_arenas_of_their_process() -> None:
-    arenas, sizes = Arenas(), []
+    arenas, sizes = MemoryCounters(), []
     for seed in range(2):
         engine = opened(seed=seed)
-        engine.rest = Sleeper(arenas)
+        engine.rest = Offloader(arenas)
         sizes.append(engine.sleep().moved)
         engine.wake()
     assert arenas.device.bytes == arenas.host.bytes == arenas.device.peak == sum(sizes)

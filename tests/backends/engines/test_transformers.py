@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from rlgraph.backends.engines.base import Call, EngineError, Micro, NoHead, NoRows, Sampling, TrainOptions
+from rlgraph.backends.engines.base import EngineError, MicroBatch, ModelCall, NoHead, NoRows, Sampling, TrainOptions
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource, load
 from rlgraph.backends.engines.tokenizers import Chars
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.transformers.gradients import _answers
-from rlgraph.backends.engines.weights import take_over
+from rlgraph.backends.engines.weights import overwrite_weights
 from tests.backends.engines.models import FAMILIES, by_hand, engine, source
 from tests.suites import few
 
@@ -138,7 +138,7 @@ def test_a_loss_is_told_what_it_asks_in_the_order_of_its_questions(asked: tuple[
     """Both are of one pass."""
     model = engine()
     with torch.no_grad():
-        found = _answers(model, [Call(op, ROWS) for op in asked])
+        found = _answers(model, [ModelCall(op, ROWS) for op in asked])
         for op, answer in zip(asked, found, strict=True):
             torch.testing.assert_close(answer, getattr(model, op)(ROWS), rtol=0, atol=1e-10)
 
@@ -151,11 +151,11 @@ def trained(
     weights = torch.linspace(-1, 2, int(ROWS.counts().sum()), dtype=torch.float64)
     starts = ROWS.counts().cumsum(0) - ROWS.counts()
 
-    def micro(rows: Tensor) -> Micro:
+    def micro(rows: Tensor) -> MicroBatch:
         mine = torch.cat([weights[starts[i] : starts[i] + ROWS.counts()[i]] for i in rows.tolist()])
         part = ROWS.take(rows)
-        return Micro(
-            (Call("entropy", part), Call("logprobs", part), Call("logprobs", part, 0.5)),
+        return MicroBatch(
+            (ModelCall("entropy", part), ModelCall("logprobs", part), ModelCall("logprobs", part, 0.5)),
             lambda said: (mine * said[1]).sum() / weights.shape[0] - 0.1 * said[0].sum() + 0.01 * said[2].sum(),
         )
 
@@ -292,8 +292,8 @@ def test_an_update_without_rows_is_none(blocks: list[Tensor]) -> None:
     model, twin = engine(), engine()
     options = TrainOptions(1e-2, settings={"weight_decay": 0.5, "eps": 1.0})
 
-    def micro(rows: Tensor) -> Micro:
-        return Micro((Call("logprobs", ROWS.take(rows)),), lambda said: said[0].sum())
+    def micro(rows: Tensor) -> MicroBatch:
+        return MicroBatch((ModelCall("logprobs", ROWS.take(rows)),), lambda said: said[0].sum())
 
     every = [torch.arange(len(ROWS))]
     model.train_step(every, micro, options, 0)
@@ -371,7 +371,7 @@ def test_optimizer_state_continues_a_run() -> None:
     made = resumed.begin_moments(moments.kinds.keys(), moments.steps)
     assert (moments.steps, moments.layout) == (1, made.layout)
     for kind, tensors in moments.kinds.items():
-        take_over(made.kinds[kind], tensors)
+        overwrite_weights(made.kinds[kind], tensors)
     trained(model, 1)
     trained(resumed, 1)
     assert all(torch.equal(resumed.state()[name], tensor) for name, tensor in model.state().items())

@@ -18,14 +18,14 @@ import torch
 pytest.importorskip("vllm")
 
 from rlgraph.backends.engines.base import Admission, EngineError, Generation, Sampling
-from rlgraph.backends.engines.first_done import first_ended, taken
+from rlgraph.backends.engines.first_done import select_first, taken
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.vllm.engine import VllmEngine
 from rlgraph.backends.engines.vllm.environment import prepare
-from rlgraph.backends.engines.weights import ModelWeights, fill
-from rlgraph.backends.enginespec.spec import Reserved
+from rlgraph.backends.engines.weights import ModelWeights, fill_tensors
+from rlgraph.backends.enginespec.spec import ReservedCache
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.families import CORRECTION
 from rlgraph.ir.mesh import mesh
@@ -63,7 +63,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 def write(engine: VllmEngine, model: TransformersEngine) -> None:
-    fill(engine.tensors(), engine.layout(), ModelWeights(model.model))
+    fill_tensors(engine.tensors(), engine.layout(), ModelWeights(model.model))
     engine.written()
 
 
@@ -268,7 +268,7 @@ def test_samples_share_full_blocks_of_their_prompt(pair: Pair, monkeypatch: pyte
     for number, length in enumerate(lengths):
         rows = [each for each in outputs if int(each.request_id.split("/")[1]) // 3 == number]
         read = sorted(length - each.num_cached_tokens for each in rows)
-        tokens, pairs = Batch(3, Lengths((float(length),)), Lengths((4.0,)), 3).unshared(Reserved().cpu_block)
+        tokens, pairs = Batch(3, Lengths((float(length),)), Lengths((4.0,)), 3).unshared(ReservedCache().cpu_block)
         assert read == [tokens, tokens, length] and pairs == tokens * length
 
 
@@ -357,8 +357,8 @@ def test_samples_that_do_not_end_first_are_given_up(pair: Pair) -> None:
     sampling = Sampling(30, stop_ids=(20, 21, 22, 23))
     first = replace(sampling, first=4)
     whole, made = (pair[0].generate(PROMPTS, 6, each, keys(30)) for each in (sampling, first))
-    kept = first_ended(whole, 6, first)
-    assert first_ended(made, 6, first).equal(kept)
+    kept = select_first(whole, 6, first)
+    assert select_first(made, 6, first).equal(kept)
     found, expected = taken(made, kept), taken(whole, kept)
     assert found.sequences.rows() == expected.sequences.rows() and found.finished.equal(expected.finished)
     assert 0 < int((made.sequences.counts() == 0).sum()) <= 10, "others have ended with the last one that is kept"
@@ -670,7 +670,7 @@ def test_each_number_is_where_the_layout_says(model: str) -> None:
             for name, buffer in new.model.named_buffers():
                 if name.endswith(CORRECTION):
                     buffer.normal_(std=0.3)
-            fill(engine.tensors(), engine.layout(), ModelWeights(new.model))
+            fill_tensors(engine.tensors(), engine.layout(), ModelWeights(new.model))
             engine.written()
         made = engine.generate(THREE, 2, Sampling(10), keys)
         assert made.sequences.rows() == trainer.generate(THREE, 2, Sampling(10), keys).sequences.rows()

@@ -21,8 +21,8 @@ from rlgraph.backends.engines.sources import load
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.vllm.engine import VllmEngine
 from rlgraph.backends.engines.vllm.spec import SPEC
-from rlgraph.backends.engines.weights import ModelWeights, fill
-from rlgraph.catalog.models.adapters import Adapters, pair
+from rlgraph.backends.engines.weights import ModelWeights, fill_tensors
+from rlgraph.catalog.models.adapters import Adapters, factor_names
 from rlgraph.ir.mesh import mesh
 from tests.backends.engines.ranks import IMPORTED
 from tests.backends.engines.refreshing import Coming
@@ -73,7 +73,7 @@ def _rank(rank: int, addresses: Any, results: Any) -> None:
     # Experts, in the groups of the model without; the same and others, each rank with some of the experts entire.
     for name, over in SPLIT:
         sparse = VllmEngine.open(spec(name), over, rank, address=address)
-        fill(sparse.tensors(), sparse.layout(), ModelWeights(load(spec(name, seed=5)).model))
+        fill_tensors(sparse.tensors(), sparse.layout(), ModelWeights(load(spec(name, seed=5)).model))
         sparse.written()
         one = sparse.generate(PROMPTS, 4, SAMPLINGS[1], KEYS)
         rows.append((one.sequences.rows(), one.logprobs.tolist()))
@@ -116,7 +116,7 @@ def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
     adapted = TransformersEngine.open(spec())
     adapters = new_adapters(TransformersEngine.open(ADAPTED).state())
     for name, tensor in adapted.tensors().items():
-        a, b = pair(name.removesuffix(".weight"))
+        a, b = factor_names(name.removesuffix(".weight"))
         if a in adapters:
             tensor.data.addmm_(adapters[b], adapters[a], alpha=2.0)
     sparse = [TransformersEngine.open(spec(name, seed=5)) for name, _ in SPLIT]

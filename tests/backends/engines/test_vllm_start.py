@@ -12,14 +12,14 @@ import rlgraph
 from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.vllm import engine, start
-from rlgraph.backends.enginespec.spec import Reserved
+from rlgraph.backends.enginespec.spec import ReservedCache
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.adapters import Adapters
-from rlgraph.catalog.models.configs import known
+from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Holding
-from rlgraph.passes.cost.decoding import cached
+from rlgraph.passes.cost.decoding import cached_token_bytes
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.tasks import Workload
@@ -38,7 +38,7 @@ schedule gen
 pool play = 1 devices
 place actor.generate on play(engine=vllm, tp=1)
 """
-SHAPE = shape_of(known("meta-llama/Llama-3.1-8B-Instruct"))
+SHAPE = shape_of(known_config("meta-llama/Llama-3.1-8B-Instruct"))
 MEMORY = 24 << 30
 
 
@@ -63,7 +63,7 @@ def test_the_smallest_cache_of_a_plan_has_room_for_its_longest_row(
     for on_cpu in (False, True):
         monkeypatch.setattr(start, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
         token = int(cached_bytes(SHAPE, 1, 4 if on_cpu else 2))
-        holding = Holding("actor", "play", kv_bytes=token * Reserved().room(tokens, on_cpu))
+        holding = Holding("actor", "play", kv_bytes=token * ReservedCache().room(tokens, on_cpu))
         spec = ModelSpec("causal_lm", "", "bfloat16")
         asked = start.arguments(spec, SHAPE, mesh(tp=1), start.limits_of(holding), MEMORY)
         assert asked["kv_cache_memory_bytes"] == holding.kv_bytes
@@ -84,7 +84,7 @@ def test_a_plan_that_gives_too_small_a_cache_is_told_the_least_that_would_do(
             assert (asked["kv_cache_memory_bytes"], asked["max_model_len"] >= tokens) == (least, True)
             limits = start.limits_of(Holding("actor", "play", kv_bytes=least - 1))
             less = start.arguments(spec, SHAPE, mesh(tp=tp), limits, MEMORY)["max_model_len"]
-            assert less < tokens or asked["max_model_len"] == Reserved().row(0, on_cpu)
+            assert less < tokens or asked["max_model_len"] == ReservedCache().row(0, on_cpu)
 
 
 def test_what_a_plan_has_to_say_for_longer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +112,10 @@ def test_a_token_takes_on_a_cpu_what_the_engine_keeps_there() -> None:
     config = ModelConfig("actor", SHAPE, "causal_lm", dtype="bfloat16")
     for text, item in (("1x1:cpu", 4), ("1x1:l4-24gb", 2)):
         island = read_cluster(text).islands[0]
-        assert cached(config, Deployment("vllm", island)) == cached_bytes(SHAPE, 1, item)
-        assert cached(replace(config, dtype="float32"), Deployment("vllm", island)) == cached_bytes(SHAPE, 1, 4)
+        assert cached_token_bytes(config, Deployment("vllm", island)) == cached_bytes(SHAPE, 1, item)
+        assert cached_token_bytes(replace(config, dtype="float32"), Deployment("vllm", island)) == cached_bytes(
+            SHAPE, 1, 4
+        )
 
 
 def test_adapters_where_the_plan_says_no_way(monkeypatch: pytest.MonkeyPatch) -> None:

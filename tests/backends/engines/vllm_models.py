@@ -9,7 +9,7 @@ import torch
 
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.vllm.engine import VllmEngine
-from rlgraph.backends.engines.weights import filed, fill
+from rlgraph.backends.engines.weights import file_tensors, fill_tensors
 from rlgraph.ir.layout import Box
 from tests.backends.engines.models import WORDS
 
@@ -104,7 +104,7 @@ class Numbered:
     def stored(self, family: str) -> Iterator[tuple[str, torch.Tensor]]:
         """As files have them."""
         for name, tensor in self.tensors.items():
-            yield from filed(family, name, tensor)
+            yield from file_tensors(family, name, tensor)
 
     def read(self, name: str, box: Box) -> torch.Tensor:
         return self.tensors[name][tuple(slice(*part) for part in box)]
@@ -120,5 +120,5 @@ def misplaced(engine: VllmEngine, hugging_face: torch.nn.Module) -> list[str]:
         parameter.data = torch.zeros_like(held[name])
     engine.model.load_weights(numbered.stored(hugging_face.config.model_type))
     described = {name: torch.full_like(tensor, -1) for name, tensor in live.items()}
-    fill(described, engine.layout(), numbered)
+    fill_tensors(described, engine.layout(), numbered)
     return [name for name in live if not live[name].equal(described[name])]

@@ -17,7 +17,7 @@ from rlgraph.backends.enginespec.registry import embedded, engines, faults, open
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import ProgramError
 from rlgraph.ir.mesh import mesh
-from rlgraph.passes.placement.search.options import legal
+from rlgraph.passes.placement.search.options import legal_meshes
 from tests.backends.enginespec.packages import installed
 
 PROGRAM = """algorithm a
@@ -93,8 +93,8 @@ def test_an_axis_that_an_engine_of_a_package_has_is_said_planned_and_shown(packa
     with pytest.raises(ProgramError, match="cp=3 does not divide the 8 devices"):
         rlgraph.compile(PROGRAM, schedule=SPLIT.replace("cp=2", "cp=3"))
     shape = Shape("llama", 512, 64, 128, 2, 2, 2, 32)
-    assert legal(shape, "long", "causal_lm", 2, (("cp", 2),)) == (mesh(cp=2),)
-    assert legal(shape, "long", "causal_lm", 2) == (mesh(),)
+    assert legal_meshes(shape, "long", "causal_lm", 2, (("cp", 2),)) == (mesh(cp=2),)
+    assert legal_meshes(shape, "long", "causal_lm", 2) == (mesh(),)
 
 
 @pytest.mark.parametrize(

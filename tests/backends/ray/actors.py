@@ -20,7 +20,7 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import recording
-from rlgraph.backends.steps import Silent, StepResult
+from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Holding
@@ -117,7 +117,7 @@ class Span:
     end: float
 
 
-class Watcher(Silent):
+class Watcher(SilentObserver):
     """Keeps who worked when. Of `pools` the first trainings begin only when all of them are about to, and then these are
     `together`."""
 

@@ -42,10 +42,10 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(packages: Path) -> Iterator[None]:
     """Ray, with as many devices as the largest plan has. Its processes have the packages."""
     ray = pytest.importorskip("ray.util") and pytest.importorskip("ray")
-    from rlgraph.backends.ray.start_timeout import patient
+    from rlgraph.backends.ray.start_timeout import longer_start_timeout
 
     with known(packages, SLEEP), forking(packages):
-        with patient():
+        with longer_start_timeout():
             ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         yield
         ray.shutdown()

@@ -25,9 +25,9 @@ from tiny import compile_text, shipped, weights
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray import actors
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.ray.failures import Request
+from rlgraph.backends.ray.failures import CallContext
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.steps import Silent
+from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RlgraphError
 from rlgraph.ir.graph import Node, Program
@@ -189,7 +189,7 @@ def plan(program: Program, play: int = 0, tp: int = 1, **ranks: int) -> Plan:
     return Plan(program.name, pools, (host, *groups), roles, tuple((name, "learn") for name in names))
 
 
-class At(Silent):
+class At(SilentObserver):
     """Does something when the first node of an operation is fired."""
 
     def __init__(self, op: str, then: Callable[[], None]) -> None:
@@ -250,7 +250,7 @@ def two_copies(folder: Path) -> dict[str, str]:
 
         bad = ("learn", 1)
         call = backend.processes.call(bad, Worker.holding, "nobody")
-        told["bug"] = failure(lambda: backend.processes.get([call], Request((bad,), "its layout")))
+        told["bug"] = failure(lambda: backend.processes.get([call], CallContext((bad,), "its layout")))
         backend.save("actor", folder / "after_bug")
 
         pid = number(backend, ("learn", 0))
@@ -344,7 +344,7 @@ def two_machines(folder: Path) -> dict[str, str]:
         other = cluster.add_node(**little)
         made = program()
 
-        def run(watch: Silent) -> str:
+        def run(watch: SilentObserver) -> str:
             backend = RayBackend(made, plan(made, play=1), Settings(folder=folder), watch, address=cluster.address)
             try:
                 return failure(lambda: list(backend.steps(20)))
@@ -353,7 +353,7 @@ def two_machines(folder: Path) -> dict[str, str]:
                 assert not ray.is_initialized(), "it leaves the cluster that it joined"
 
         (folder / "big").touch()
-        told["full"] = run(Silent())
+        told["full"] = run(SilentObserver())
         (folder / "big").unlink()
         told["vanished"] = run(At("train", lambda: cluster.remove_node(other, allow_graceful=False)))
     finally:

@@ -127,9 +127,9 @@ def test_several_processes_run_the_users_code_and_the_numbers_are_those_of_one(
 def _pids(backend: RayBackend) -> list[int]:
     who = [each for each in backend.transport.processes.who if each[0] == "judges.python"]
     processes = backend.transport.processes
-    from rlgraph.backends.ray.failures import Request
+    from rlgraph.backends.ray.failures import CallContext
 
-    return processes.ask(Request(tuple(who), "its number"), Worker.pid)
+    return processes.ask(CallContext(tuple(who), "its number"), Worker.pid)
 
 
 def _have_loaded(backend: RayBackend, module: str) -> set[str]:

@@ -29,9 +29,9 @@ from transformers import AutoModelForCausalLM
 
 from rlgraph.backends.engines.base import Sampling
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.weights import filed
+from rlgraph.backends.engines.weights import file_tensors
 from rlgraph.backends.ray.calls import Calls, copies
-from rlgraph.backends.ray.links import Holding as Held
+from rlgraph.backends.ray.links import HeldWeights
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.step import Step
 from rlgraph.catalog.clusters.read import read_cluster
@@ -315,7 +315,7 @@ def test_what_is_ordered_behind_a_sync_comes_after_it_on_every_rank(run: OnActor
     run.each(group.name, late)
     run.backend.weights.forget()
     with run.backend.weights.lent("actor", group, node, Step(len(run.steps) + 1, "step")) as lent:
-        calls = Calls[Held](run.backend.processes)
+        calls = Calls[HeldWeights](run.backend.processes)
         calls.copy(copy, Worker.holding, "actor")
         told = [each.changes for found in calls.get("what it has") for each in found]
         lent.arrived()
@@ -371,7 +371,7 @@ def test_trained_models_are_saved(run: OnActors, tmp_path: Path) -> None:
         return
     opened = AutoModelForCausalLM.from_pretrained(tmp_path / "actor")
     family = opened.config.model_type
-    stored = dict(part for name, each in opened.state_dict().items() for part in filed(family, name, each))
+    stored = dict(part for name, each in opened.state_dict().items() for part in file_tensors(family, name, each))
     assert all(torch.equal(stored[name], tensor) for name, tensor in saved(tmp_path / "actor").items())
 
 

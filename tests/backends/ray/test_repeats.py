@@ -29,7 +29,7 @@ from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.recording import recording
 from rlgraph.backends.step import Step
-from rlgraph.backends.steps import Silent, StepResult
+from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
@@ -81,7 +81,7 @@ place actor.generate on play(engine=transformers, dp=2)
 LEARN, PLAY = "learn.transformers", "play.transformers"
 
 
-class Kills(Silent):
+class Kills(SilentObserver):
     """Ends processes with SIGKILL, or with another signal, when a node of an operation is fired for the so many-th
     time, or, of a training, when it is over; when it has been `sampled`, too."""
 

@@ -20,7 +20,7 @@ from tiny import EPS, data_folder, weights
 from rlgraph.backends.ray import backend
 from rlgraph.backends.ray.actors import Actors
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.steps import Silent
+from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
@@ -67,7 +67,7 @@ place actor.generate, slow on play(engine=transformers)
 """
 
 
-class Kills(Silent):
+class Kills(SilentObserver):
     """Ends a process with SIGKILL when it has been trained so often, and what is written beside the run is on the disk."""
 
     def __init__(self) -> None:

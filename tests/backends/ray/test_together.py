@@ -16,7 +16,7 @@ from tiny import EPS, data_folder
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.steps import Silent
+from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node
 from tests.suites import few
@@ -51,7 +51,7 @@ stream rollout(block=1)
 """
 
 
-class Spans(Silent):
+class Spans(SilentObserver):
     """Of what was sampled, how many rows of others were sampled together with it."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ tail rollout(under=UNDER, on=1)
 """
 
 
-class Done(Silent):
+class Done(SilentObserver):
     """How many parts of the table each process has done."""
 
     def __init__(self) -> None:
@@ -242,7 +242,7 @@ stream rollout(block=2)
 """
 
 
-class Given(Silent):
+class Given(SilentObserver):
     """How many tokens were sampled."""
 
     tokens = 0

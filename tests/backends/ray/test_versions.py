@@ -18,7 +18,7 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import recording
-from rlgraph.backends.steps import Silent, StepResult
+from rlgraph.backends.steps import SilentObserver, StepResult
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node
 from rlgraph.runs.trace_check import TraceCheck
@@ -58,7 +58,7 @@ send actor to play(delta=true)
 """
 
 
-class Fires(Silent):
+class Fires(SilentObserver):
     """The operations that were begun, in their order, and with how many rows of others one was sampled at most."""
 
     def __init__(self) -> None:

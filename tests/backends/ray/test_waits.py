@@ -18,7 +18,7 @@ from tiny import data_folder
 
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.steps import Silent
+from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
 from rlgraph.ir.graph import Node
@@ -34,7 +34,7 @@ step:
 """
 
 
-class Stops(Silent):
+class Stops(SilentObserver):
     """Stops a process when the second training begins."""
 
     def __init__(self) -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import rlgraph
 from rlgraph.catalog.clusters.cluster import Cluster
-from rlgraph.catalog.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, SHARES, known, names
+from rlgraph.catalog.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, SHARES, known_devices, names
 from rlgraph.catalog.clusters.read import MOST_DEVICES, read_cluster
-from rlgraph.catalog.clusters.units import exact, show
+from rlgraph.catalog.clusters.units import format_exact, format_quantity
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.passes.cost.lengths import read_lengths
 from tests.counting import calls
@@ -44,10 +44,10 @@ def test_a_line_in_full() -> None:
     first, second = cluster.islands
     assert (first.nodes, first.per_node, first.devices, first.network) == (4, 8, 32, 200e9 / 8 / 8)
     assert (first.device.name, first.device.memory, first.device.price) == ("h100-80gb", 64 * 2**30, 2)
-    assert first.device.network == known()["h100-80gb"].device.network == 50e9
+    assert first.device.network == known_devices()["h100-80gb"].device.network == 50e9
     assert (first.link_latency, first.network_latency) == (3.4e-6, 14e-6)
     assert (second.nodes, second.per_node, second.network) == (8, 4, 50e9)
-    assert second.device == known()["h20-96gb"].device
+    assert second.device == known_devices()["h20-96gb"].device
     assert (cluster.between, cluster.between_latency, cluster.devices) == (1.25e9, 5e-3, 64)
     assert cluster.text == "4x8:h100-80gb(memory=64GiB, price=2)@3.125GB/s + 8x4:h20-96gb ~ 1.25GB/s, 5ms"
 
@@ -78,7 +78,7 @@ def test_a_device_of_ones_own() -> None:
     assert (island.link_latency, island.network_latency) == (5e-6, 15e-6)
 
 
-BANDWIDTHS = st.floats(1, 1e14).map(lambda value: exact(value, "bandwidth"))
+BANDWIDTHS = st.floats(1, 1e14).map(lambda value: format_exact(value, "bandwidth"))
 NETWORKS = st.one_of(
     BANDWIDTHS, BANDWIDTHS.map("{}/node".format), st.integers(1, 10**6).map("{}Gb/s/node".format), st.just("200Gb/s")
 )
@@ -86,7 +86,7 @@ NETWORKS = st.one_of(
 
 def field(name: str, value: float) -> str:
     """As text; a share is at most 1."""
-    return exact(1 / value if name in SHARES else value, FIELDS[name])
+    return format_exact(1 / value if name in SHARES else value, FIELDS[name])
 
 
 GROUPS = st.builds(
@@ -107,7 +107,7 @@ GROUPS = st.builds(
 def test_a_cluster_is_read_again_from_its_text(groups: list[str], between: str | None, latency: float) -> None:
     text = " + ".join(groups)
     if between and len(groups) > 1:
-        text += f" ~ {between}, {exact(latency, 'time')}"
+        text += f" ~ {between}, {format_exact(latency, 'time')}"
     cluster = read_cluster(text)
     assert read_cluster(cluster.text) == cluster
     assert read_cluster(cluster.text.replace(" ", "")) == cluster
@@ -278,9 +278,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 # Devices
 
 
-@pytest.mark.parametrize("name", known())
+@pytest.mark.parametrize("name", known_devices())
 def test_a_device_of_the_table_is_whole(name: str) -> None:
-    listed = known()[name]
+    listed = known_devices()[name]
     values = listed.values()
     assert set(FIELDS) - set(values) <= set(OPTIONAL)
     assert all(value > 0 or field in MAY_BE_ZERO for field, value in values.items())
@@ -296,7 +296,7 @@ def test_a_device_of_the_table_is_whole(name: str) -> None:
 
 def test_the_memory_of_a_host_is_of_each_device_or_of_the_node() -> None:
     """Of a device of one's own that does not say it, as much as it has itself."""
-    assert read_cluster("2x4:a100").islands[0].host_memory == 4 * known()["a100-80gb"].device.host_memory
+    assert read_cluster("2x4:a100").islands[0].host_memory == 4 * known_devices()["a100-80gb"].device.host_memory
     assert read_cluster("2x4:a100(host_memory=1TiB/node)").islands[0].host_memory == 2**40
     assert read_cluster("2x4:a100(host_memory=100GB)").islands[0].device.host_memory == 100e9
     own = read_cluster(f"1x2:mine({OWN})")
@@ -320,25 +320,25 @@ def test_dense_rates_in_bfloat16() -> None:
         "mi300x": 1307e12,
         "l40s": 362e12,
     }
-    assert {name: known()[names()[name]].device.peak("bfloat16") for name in verl} == verl
+    assert {name: known_devices()[names()[name]].device.peak("bfloat16") for name in verl} == verl
 
 
 def test_names_are_of_one_device_each() -> None:
-    aliases = [alias for listed in known().values() for alias in listed.aliases]
-    assert len(set(aliases) | set(known())) == len(aliases) + len(known()) == len(names())
+    aliases = [alias for listed in known_devices().values() for alias in listed.aliases]
+    assert len(set(aliases) | set(known_devices())) == len(aliases) + len(known_devices()) == len(names())
 
 
 def table() -> str:
     """The table of the page."""
     head = ("name", "bfloat16", "memory", "bandwidth", "link", "network", "host", "host_memory", "$/h")
     rows = [head, tuple("---" for _ in head)]
-    for name, listed in known().items():
+    for name, listed in known_devices().items():
         device = listed.device
         links = (device.bandwidth, device.link, device.network, device.host)
         called = ", ".join(f"`{each}`" for each in (name, *listed.aliases))
-        shown = [f"{device.memory / 2**30:.1f}GiB", *(show(value, "bandwidth") for value in links)]
+        shown = [f"{device.memory / 2**30:.1f}GiB", *(format_quantity(value, "bandwidth") for value in links)]
         shown.append(f"{device.host_memory / 2**30:.0f}GiB")
-        rows.append((called, show(device.peak("bfloat16"), "rate"), *shown, f"{device.price:.2f}"))
+        rows.append((called, format_quantity(device.peak("bfloat16"), "rate"), *shown, f"{device.price:.2f}"))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlgraph.catalog.clusters.units import BASE, EXAMPLES, UNITS, QuantityKind, exact, parse, show
+from rlgraph.catalog.clusters.units import (
+    BASE,
+    EXAMPLES,
+    UNITS,
+    QuantityKind,
+    format_exact,
+    format_quantity,
+    parse_quantity,
+)
 
 KINDS: tuple[QuantityKind, ...] = tuple(UNITS)
 MOST = dict.fromkeys(KINDS, 1e18) | {"share": 1.0}
@@ -33,7 +41,7 @@ KIND_AND_VALUE = st.sampled_from(KINDS).flatmap(
     ],
 )
 def test_a_quantity_is_read(text: str, kind: QuantityKind, value: float) -> None:
-    assert parse(text, kind) == value
+    assert parse_quantity(text, kind) == value
 
 
 @pytest.mark.parametrize(
@@ -60,7 +68,7 @@ def test_a_quantity_is_read(text: str, kind: QuantityKind, value: float) -> None
 )
 def test_what_is_wrong_says_what_was_expected(text: str, kind: QuantityKind, said: str) -> None:
     with pytest.raises(ValueError) as error:
-        parse(text, kind)
+        parse_quantity(text, kind)
     assert said in str(error.value)
     assert EXAMPLES[kind] in str(error.value)
 
@@ -68,21 +76,21 @@ def test_what_is_wrong_says_what_was_expected(text: str, kind: QuantityKind, sai
 @given(KIND_AND_VALUE)
 def test_what_is_written_exactly_is_read_as_the_same(of: tuple[QuantityKind, float]) -> None:
     kind, value = of
-    assert parse(exact(value, kind), kind) == value
+    assert parse_quantity(format_exact(value, kind), kind) == value
 
 
 @given(KIND_AND_VALUE)
 def test_what_is_shown_has_four_digits(of: tuple[QuantityKind, float]) -> None:
     kind, value = of
-    assert parse(show(value, kind), kind) == pytest.approx(value, rel=5.1e-4)
+    assert parse_quantity(format_quantity(value, kind), kind) == pytest.approx(value, rel=5.1e-4)
 
 
 def test_units_that_suit() -> None:
-    assert show(85_899_345_920, "bytes") == "85.9GB"
-    assert show(25e9, "bandwidth") == "25GB/s"
-    assert show(3.35e12, "bandwidth") == "3.35TB/s"
-    assert show(2.25e15, "rate") == "2.25PFLOP/s"
-    assert show(14e-6, "time") == "14us"
-    assert exact(64 * 2**30, "bytes") == "64GiB"
-    assert exact(1e308, "time") == "1e+308s"  # In milliseconds it is more than a float holds.
+    assert format_quantity(85_899_345_920, "bytes") == "85.9GB"
+    assert format_quantity(25e9, "bandwidth") == "25GB/s"
+    assert format_quantity(3.35e12, "bandwidth") == "3.35TB/s"
+    assert format_quantity(2.25e15, "rate") == "2.25PFLOP/s"
+    assert format_quantity(14e-6, "time") == "14us"
+    assert format_exact(64 * 2**30, "bytes") == "64GiB"
+    assert format_exact(1e308, "time") == "1e+308s"  # In milliseconds it is more than a float holds.
     assert all(UNITS[kind][unit] == 1 for kind, unit in BASE.items())

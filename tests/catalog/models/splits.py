@@ -10,7 +10,7 @@ from hypothesis.strategies import DrawFn
 
 from rlgraph.backends.enginespec.legal import problems
 from rlgraph.backends.enginespec.registry import engine as named
-from rlgraph.catalog.models.latent import Latent, Routing
+from rlgraph.catalog.models.latent import ExpertRouting, LatentAttention
 from rlgraph.catalog.models.shape import FAMILIES, SPARSE, Shape
 from rlgraph.ir.mesh import Mesh, mesh
 
@@ -24,8 +24,8 @@ def shapes(draw: DrawFn, sparse: bool) -> Shape:
     if family == "deepseek_v3":
         dense = draw(st.integers(0, layers - 1))
         more = {
-            "latent": Latent(draw(st.sampled_from([0, 5])), 3, 2, 2, draw(st.sampled_from([3, 6]))),
-            "routing": Routing(1, 1, 1.0),
+            "latent": LatentAttention(draw(st.sampled_from([0, 5])), 3, 2, 2, draw(st.sampled_from([3, 6]))),
+            "routing": ExpertRouting(1, 1, 1.0),
             "dense": dense,
             "dense_ffn": 24 if dense else 0,
         }

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from rlgraph.catalog.models.families import count, parameters, tensors
-from rlgraph.catalog.models.shape import FAMILIES, SPARSE, Shape, UnsupportedModel, reach, shape_of
+from rlgraph.catalog.models.families import count, layer_tensors, parameters
+from rlgraph.catalog.models.shape import FAMILIES, SPARSE, Shape, UnsupportedModel, longest_row, shape_of
 from tests.catalog.models.tiny import DENSE, KINDS, OWN, SIZES, held, shape_of_model, tiny
 
 
@@ -18,7 +18,7 @@ def test_names_and_shapes_are_those_of_the_model(family: str, kind: Any, tied: b
     model = tiny(family, kind, tie_word_embeddings=tied)
     theirs = held(model)
     shape = shape_of_model(model)
-    assert {tensor.name: tensor.shape for tensor in tensors(shape, kind)} == {
+    assert {tensor.name: tensor.shape for tensor in layer_tensors(shape, kind)} == {
         name: tuple(tensor.shape) for name, tensor in theirs.items()
     }
     assert count(shape, kind) == sum(tensor.numel() for tensor in theirs.values())
@@ -124,8 +124,8 @@ def test_what_is_not_known_is_refused(fields: dict[str, Any], message: str) -> N
     ],
 )
 def test_how_far_positions_reach(rope: dict[str, Any] | None, tokens: int) -> None:
-    assert reach({"max_position_embeddings": 4096, "rope_scaling": rope}) == tokens
-    assert reach({"rope_scaling": rope}) is None
+    assert longest_row({"max_position_embeddings": 4096, "rope_scaling": rope}) == tokens
+    assert longest_row({"rope_scaling": rope}) is None
 
 
 def test_biases_and_norms_of_the_families() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.catalog.models import configs as module
-from rlgraph.catalog.models.configs import find_config, known
+from rlgraph.catalog.models.configs import find_config, known_config
 from rlgraph.catalog.models.families import count
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
 
@@ -73,7 +73,7 @@ NAMES = json.loads(Path(module.__file__).with_name("known.json").read_text("utf-
 
 
 def shape(name: str) -> Shape:
-    found = known(name)
+    found = known_config(name)
     assert found is not None
     return shape_of(found)
 
@@ -91,7 +91,7 @@ def test_a_known_reward_model_too(name: str) -> None:
 def test_every_configuration_is_compared_and_every_other_name_leads_to_one() -> None:
     for name, found in NAMES.items():
         assert (found if isinstance(found, str) else name) in BILLIONS
-        assert known(name) == (NAMES[found] if isinstance(found, str) else found)
+        assert known_config(name) == (NAMES[found] if isinstance(found, str) else found)
 
 
 def test_a_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

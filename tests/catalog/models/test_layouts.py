@@ -18,10 +18,10 @@ from rlgraph.backends.engines.transformers import layout as transformers
 from rlgraph.backends.engines.vllm import layout as vllm
 from rlgraph.backends.enginespec.legal import problems
 from rlgraph.catalog.models.adapters import Adapters
-from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, parameters, trained
+from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, parameters, trainable_parameters
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.catalog.models.slices import Cuts
-from rlgraph.ir.layout import Box, Local, volume
+from rlgraph.catalog.models.slices import RankSlicer
+from rlgraph.ir.layout import Box, LocalTensor, volume
 from rlgraph.ir.mesh import Mesh, mesh
 from tests.catalog.models.splits import shapes, splits
 
@@ -33,14 +33,14 @@ def slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(*part) for part in box)
 
 
-def place(local: Local, index: int) -> tuple[slice, ...]:
+def place(local: LocalTensor, index: int) -> tuple[slice, ...]:
     piece = local.pieces[index]
     return tuple(slice(at, at + stop - start) for at, (start, stop) in zip(piece.at, piece.box, strict=True))
 
 
-def held(layouts: list[tuple[Local, ...]], shape: Shape, kind: ModelKind) -> dict[str, set[int]]:
+def held(layouts: list[tuple[LocalTensor, ...]], shape: Shape, kind: ModelKind) -> dict[str, set[int]]:
     """How often each element of the global tensors is held, all counts that there are."""
-    counts = {parameter.name: np.zeros(parameter.shape, int) for parameter in trained(shape, kind)}
+    counts = {parameter.name: np.zeros(parameter.shape, int) for parameter in trainable_parameters(shape, kind)}
     for layout in layouts:
         for local in layout:
             for piece in local.pieces:
@@ -52,11 +52,11 @@ def held(layouts: list[tuple[Local, ...]], shape: Shape, kind: ModelKind) -> dic
 
 def test_each_stage_has_some_layers_of_every_round() -> None:
     """The two stages have the layers 0 and 1, then 2 and 3."""
-    cuts = [Cuts.of(SHAPE, mesh(pp=2, chunks=2), rank, "causal_lm") for rank in (0, 1)]
+    cuts = [RankSlicer.of(SHAPE, mesh(pp=2, chunks=2), rank, "causal_lm") for rank in (0, 1)]
     assert [each.layers for each in cuts] == [((0, 1), (2, 3)), ((1, 2), (3, 4))]
 
 
-def check_locals(layouts: list[tuple[Local, ...]]) -> None:
+def check_locals(layouts: list[tuple[LocalTensor, ...]]) -> None:
     """No two pieces overlap in a local tensor, and only rows of the vocabulary are padding."""
     for layout in layouts:
         assert max(Counter(local.name for local in layout).values()) == 1
@@ -178,7 +178,7 @@ def marked(shape: Shape, kind: ModelKind = "causal_lm") -> dict[str, Tensor]:
     return found
 
 
-def contents(layout: tuple[Local, ...], source: dict[str, Tensor]) -> dict[str, Tensor]:
+def contents(layout: tuple[LocalTensor, ...], source: dict[str, Tensor]) -> dict[str, Tensor]:
     """The local tensors; -1 where there is padding."""
     found = {}
     for local in layout:
@@ -242,7 +242,7 @@ def test_vllm_has_its_queries_then_its_keys_then_its_values(tp: int) -> None:
     ids=["megatron", "vllm"],
 )
 def test_gate_and_up_are_joined_and_outputs_split_by_columns(
-    layout: Callable[..., tuple[Local, ...]], names: tuple[str, str, str]
+    layout: Callable[..., tuple[LocalTensor, ...]], names: tuple[str, str, str]
 ) -> None:
     source, over = marked(SHAPE), mesh(1, 1, 4)
     for rank in range(4):
@@ -258,7 +258,9 @@ def test_gate_and_up_are_joined_and_outputs_split_by_columns(
     [(megatron.layout, "embedding.word_embeddings.weight", 72), (vllm.layout, "model.embed_tokens.weight", 128)],
     ids=["megatron", "vllm"],
 )
-def test_the_vocabulary_is_padded_at_its_end(layout: Callable[..., tuple[Local, ...]], name: str, rows: int) -> None:
+def test_the_vocabulary_is_padded_at_its_end(
+    layout: Callable[..., tuple[LocalTensor, ...]], name: str, rows: int
+) -> None:
     shape = replace(SHAPE, vocab=70)
     source, over = marked(shape), mesh(1, 1, 4)
     parts = [contents(layout(shape, over, rank), source)[name] for rank in range(4)]

@@ -16,21 +16,21 @@ from transformers import PreTrainedModel
 from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.vllm import layout as vllm
-from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, Weights, fill
+from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, WeightSource, fill_tensors
 from rlgraph.backends.enginespec.legal import problems
 from rlgraph.backends.enginespec.registry import engine
-from rlgraph.backends.enginespec.spec import entire
-from rlgraph.catalog.models.families import tensors
+from rlgraph.backends.enginespec.spec import replicated_layout
+from rlgraph.catalog.models.families import layer_tensors
 from rlgraph.catalog.models.shape import shape_of
-from rlgraph.ir.layout import Local, at_layer
+from rlgraph.ir.layout import LocalTensor, at_layer
 from rlgraph.ir.mesh import Mesh, mesh
 from tests.catalog.models.tiny import KINDS, OWN, SIZES, SPARSE, held, shape_of_model, tiny
 from tests.suites import few
 
-Layout = Callable[..., tuple[Local, ...]]
+Layout = Callable[..., tuple[LocalTensor, ...]]
 
 
-def named(layout: tuple[Local, ...]) -> list[tuple[str, tuple[int, ...]]]:
+def named(layout: tuple[LocalTensor, ...]) -> list[tuple[str, tuple[int, ...]]]:
     """As an engine has them: one for each layer."""
     return [
         (at_layer(local.name, layer), local.shape["*" in local.name :])
@@ -39,14 +39,14 @@ def named(layout: tuple[Local, ...]) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
-def filled(layout: tuple[Local, ...], source: Weights) -> dict[str, Tensor]:
+def filled(layout: tuple[LocalTensor, ...], source: WeightSource) -> dict[str, Tensor]:
     """What was there before is not a number: it shows where it was left."""
     found = {name: torch.full(shape, torch.nan) for name, shape in named(layout)}
-    fill(found, layout, source)
+    fill_tensors(found, layout, source)
     return found
 
 
-def put_back(layout: tuple[Local, ...], local_tensors: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
+def put_back(layout: tuple[LocalTensor, ...], local_tensors: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
     """Copy the pieces of one rank into global tensors; a second holder of a piece must say the same."""
     for local in layout:
         if not local.pieces:
@@ -104,7 +104,7 @@ def test_there_and_back_is_bit_for_bit_the_same(family: str, kind: Any, name: st
     layout: Layout = engine(name).layout
     model = tiny(family, kind, tie_word_embeddings=tied)
     shape = shape_of_model(model)
-    whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in tensors(shape, kind)}
+    whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in layer_tensors(shape, kind)}
     for rank in range(over.size):
         mine = layout(shape, over, rank, kind)
         local_tensors = filled(mine, ModelWeights(model))
@@ -118,7 +118,7 @@ def test_there_and_back_is_bit_for_bit_the_same(family: str, kind: Any, name: st
 
 @pytest.mark.parametrize(
     ("layout", "over"),
-    [(megatron.layout, mesh(tp=2, ep=2)), (vllm.layout, mesh(tp=4)), (entire, mesh(4))],
+    [(megatron.layout, mesh(tp=2, ep=2)), (vllm.layout, mesh(tp=4)), (replicated_layout, mesh(4))],
     ids=["megatron", "vllm", "transformers"],
 )
 @pytest.mark.parametrize("family", few(SPARSE, "mixtral", "deepseek_v3"))
@@ -130,7 +130,7 @@ def test_experts_from_files_that_have_them_one_by_one(family: str, layout: Layou
     shape = shape_of_model(model)
     if layout is vllm.layout and problems(shape, "vllm", over):
         pytest.skip("it does not hold this family")
-    whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in tensors(shape)}
+    whole = {tensor.name: torch.full(tensor.shape, torch.nan) for tensor in layer_tensors(shape)}
     for rank in range(4):
         mine = layout(shape, over, rank)
         put_back(mine, filled(mine, FolderWeights(tmp_path)), whole)
@@ -185,7 +185,7 @@ def test_a_tied_folder_needs_no_output_layer(tmp_path: Path) -> None:
 def test_weights_become_the_dtype_of_the_engine(language_model: PreTrainedModel, tmp_path: Path) -> None:
     language_model.to(torch.bfloat16).save_pretrained(tmp_path)
     language_model.float()
-    layout = entire(shape_of_model(language_model), mesh(), 0)
+    layout = replicated_layout(shape_of_model(language_model), mesh(), 0)
     for name, tensor in filled(layout, FolderWeights(tmp_path)).items():
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor.bfloat16(), language_model.get_parameter(name).bfloat16())
@@ -204,17 +204,17 @@ def test_a_value_model_begins_as_a_language_model_with_a_head_of_zeros(
 def test_a_bare_decoder_has_names_without_the_prefix(language_model: PreTrainedModel, tmp_path: Path) -> None:
     language_model.model.save_pretrained(tmp_path)
     assert "layers.0.mlp.up_proj.weight" in load_file(tmp_path / "model.safetensors")
-    layout = entire(shape_of_model(language_model), mesh(), 0, "reward_lm")
+    layout = replicated_layout(shape_of_model(language_model), mesh(), 0, "reward_lm")
     found = filled(layout, FolderWeights(tmp_path))
     name = "model.layers.2.mlp.up_proj.weight"
     assert torch.equal(found[name], language_model.get_parameter(name))
     with pytest.raises(EngineError, match="lack the tensor lm_head.weight"):
-        filled(entire(shape_of_model(language_model), mesh(), 0), FolderWeights(tmp_path))
+        filled(replicated_layout(shape_of_model(language_model), mesh(), 0), FolderWeights(tmp_path))
 
 
 def test_what_a_folder_lacks_is_named(language_model: PreTrainedModel, tmp_path: Path) -> None:
     shape = shape_of_model(language_model)
-    layout = entire(shape, mesh(), 0)
+    layout = replicated_layout(shape, mesh(), 0)
     with pytest.raises(EngineError, match="no config.json"):
         FolderWeights(tmp_path / "nowhere")
     language_model.save_pretrained(tmp_path)
@@ -236,29 +236,29 @@ def test_what_a_folder_lacks_is_named(language_model: PreTrainedModel, tmp_path:
 
 
 def test_the_engine_must_have_the_tensors_of_its_layout(language_model: PreTrainedModel) -> None:
-    layout = entire(shape_of_model(language_model), mesh(), 0)
+    layout = replicated_layout(shape_of_model(language_model), mesh(), 0)
     source = ModelWeights(language_model)
     found = filled(layout, source)
     with pytest.raises(EngineError, match="tensor model.norm.weight has the shape 3, not 16"):
-        fill(found | {"model.norm.weight": torch.zeros(3)}, layout, source)
+        fill_tensors(found | {"model.norm.weight": torch.zeros(3)}, layout, source)
     del found["model.layers.3.mlp.down_proj.weight"]
     with pytest.raises(EngineError, match="lacks the tensor model.layers.3.mlp.down_proj.weight"):
-        fill(found, layout, source)
+        fill_tensors(found, layout, source)
 
 
 def test_a_model_of_another_kind_or_size_is_refused(language_model: PreTrainedModel) -> None:
     shape = shape_of_model(language_model)
     with pytest.raises(EngineError, match="lacks the tensor score.weight"):
-        filled(entire(shape, mesh(), 0, "reward_lm"), ModelWeights(language_model))
+        filled(replicated_layout(shape, mesh(), 0, "reward_lm"), ModelWeights(language_model))
     small = tiny("qwen3", vocab_size=40)
     with pytest.raises(EngineError, match="model.embed_tokens.weight is too small: its shape is 40 x 16"):
-        filled(entire(shape, mesh(), 0), ModelWeights(small))
+        filled(replicated_layout(shape, mesh(), 0), ModelWeights(small))
 
 
 def test_the_sharded_index_says_where_a_tensor_is(language_model: PreTrainedModel, tmp_path: Path) -> None:
     language_model.save_pretrained(tmp_path, max_shard_size="10KB")
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text("utf-8"))
     (tmp_path / index["weight_map"]["model.norm.weight"]).unlink()
-    layout = entire(shape_of_model(language_model), mesh(), 0)
+    layout = replicated_layout(shape_of_model(language_model), mesh(), 0)
     with pytest.raises(EngineError, match="cannot read the weights in"):
         filled(layout, FolderWeights(tmp_path))

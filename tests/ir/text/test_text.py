@@ -16,11 +16,11 @@ from rlgraph.ir.graph import (
     Const,
     Constant,
     Expr,
+    External,
     Graph,
     Let,
     Model,
     Node,
-    Outside,
     Phase,
     Program,
     Record,
@@ -29,8 +29,8 @@ from rlgraph.ir.graph import (
     State,
     Unit,
     Value,
-    region_node,
     tensor_node,
+    with_region,
 )
 from rlgraph.ir.text.parse import parse_program
 from rlgraph.ir.text.text import print_program, show
@@ -166,7 +166,7 @@ class Programs:
             self.value(self.draw(st.one_of(TENSORS, TABLES, HANDLES))) for _ in range(self.draw(st.integers(0, 2)))
         )
         node = Node(op, inputs, outputs, attrs, regions=regions, unit=self.draw(UNITS))
-        return region_node(node, regions[0]) if regions else node
+        return with_region(node, regions[0]) if regions else node
 
     def graph(self, depth: int) -> Graph:
         kinds = self.draw(st.lists(st.one_of(TENSORS, TABLES, HANDLES), max_size=3))
@@ -197,7 +197,7 @@ MODELS = st.one_of(
     st.builds(Model, st.just("actor"), st.just("causal_lm"), constants(), st.none(), st.booleans(), OPTIONS),
     st.builds(Model, st.just("ref"), st.just("value_lm"), st.none(), st.just("actor"), st.booleans(), OPTIONS),
 )
-OUTSIDES = st.builds(Outside, st.sampled_from(["data", "func", "env", "buffer"]), NAMES, records(constants()))
+OUTSIDES = st.builds(External, st.sampled_from(["data", "func", "env", "buffer"]), NAMES, records(constants()))
 STATES = st.builds(State, NAMES, st.floats(allow_nan=False), st.booleans())
 
 

@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
-from rlgraph.backends.engines.transformers.gradients import summed
-from rlgraph.catalog.models.configs import known
+from rlgraph.backends.engines.transformers.gradients import sum_gradients
+from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.shape import Shape, shape_of
 from rlgraph.passes.cost.activations import LOGITS, Activations, activation_bytes
 from rlgraph.passes.cost.work import Tokens
@@ -54,9 +54,9 @@ def measured(case: Case, layers: int, logits: int = LOGITS, recompute: bool = Fa
     engine = TransformersEngine.open(case.spec(layers), logit_numbers=logits, recompute=recompute)
     micro, small = case.micro(), replace(case, rows=1, length=16, scored=1).micro()
     parameters = list(engine.model.parameters())
-    summed(engine, engine._differentiate, [0], lambda block: small, None, 1)
+    sum_gradients(engine, engine._differentiate, [0], lambda block: small, None, 1)
     with Live(parameters) as live:
-        summed(engine, engine._differentiate, [0], lambda block: micro, None, 1)
+        sum_gradients(engine, engine._differentiate, [0], lambda block: micro, None, 1)
     return live.peak
 
 
@@ -118,7 +118,7 @@ def test_layers_that_are_recomputed_keep_their_input(family: str, dtype: str) ->
 
 
 def llama(tokens: float, tp: int = 1, recompute: bool = False) -> Activations:
-    config = known("meta-llama/Llama-3.1-8B")
+    config = known_config("meta-llama/Llama-3.1-8B")
     assert config is not None
     work = Tokens(1, tokens, tokens**2, tokens, tokens)
     return activation_bytes(shape_of(config), "causal_lm", work, itemsize=2, tp=tp, recompute=recompute)

@@ -16,14 +16,14 @@ from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.shape import Shape, shape_of
 from rlgraph.errors import ProgramError
 from rlgraph.ir.mesh import mesh
-from rlgraph.passes.cost.calibration import Calibration, Measured
+from rlgraph.passes.cost.calibration import Calibration, MeasuredDevice
 from rlgraph.passes.cost.constants import Host, defaults
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.time import Batch
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.fit import fit, nonnegative
-from rlgraph.profiles.profile import Sample, fit_rates, predicted
+from rlgraph.profiles.profile import Sample, fit_rates, predicted_seconds
 
 CPU = defaults("cpu")
 
@@ -91,7 +91,7 @@ def samples(kind: Any, rates: Rates, deployments: list[Deployment]) -> list[Samp
             batch = Batch(float(rows), Lengths((8.0, 12.0)), Lengths((float(tokens),)))
             for deployment in deployments:
                 bare = Sample(kind, ModelConfig("m", shape(hidden, layers, vocab), "causal_lm"), deployment, batch, 0.0)
-                found.append(replace(bare, seconds=predicted(bare, rates)))
+                found.append(replace(bare, seconds=predicted_seconds(bare, rates)))
     return found
 
 
@@ -114,7 +114,7 @@ def test_the_fit_finds_the_constants_again(kind: str) -> None:
     for name in ("reduce", "layer"):
         assert getattr(found, name) == pytest.approx(getattr(KNOWN[kind], name), rel=0.05), name
     for sample in measured:
-        assert predicted(sample, found) == pytest.approx(sample.seconds, rel=0.01)
+        assert predicted_seconds(sample, found) == pytest.approx(sample.seconds, rel=0.01)
 
 
 def test_noise_is_averaged() -> None:
@@ -126,7 +126,7 @@ def test_noise_is_averaged() -> None:
     found, error = fit_rates(noisy)
     assert error < 0.1
     for sample in samples("forward", KNOWN["forward"], [Deployment("transformers", ISLAND)]):
-        assert predicted(sample, found) == pytest.approx(sample.seconds, rel=0.1)
+        assert predicted_seconds(sample, found) == pytest.approx(sample.seconds, rel=0.1)
 
 
 # Files
@@ -136,7 +136,7 @@ def calibration() -> Calibration:
     rates = {("transformers", kind): replace(known, lock=0.5) for kind, known in KNOWN.items()}
     constants = replace(CPU, rates={**CPU.rates, **rates}, host=Host(node=3e-4), sync=0.004)  # type: ignore[arg-type]
     return Calibration(
-        constants, Measured("cpu", {"float32": 7e10}, 9e9), {"processor": "a small one"}, {"a.train": 0.03}
+        constants, MeasuredDevice("cpu", {"float32": 7e10}, 9e9), {"processor": "a small one"}, {"a.train": 0.03}
     )
 
 

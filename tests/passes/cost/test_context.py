@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.models.configs import known
+from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import footprint
-from rlgraph.passes.cost.time import Batch, latency, sync, update
+from rlgraph.passes.cost.time import Batch, latency, optimizer_step, sync_cost
 from rlgraph.passes.cost.work import Tokens
 
 ISLAND = read_cluster("2x8:a100-80gb").islands[0]
 CONSTANTS = defaults("gpu")
-CONFIG = known("meta-llama/Llama-3.1-8B")
+CONFIG = known_config("meta-llama/Llama-3.1-8B")
 assert CONFIG
 MODEL = ModelConfig("actor", shape_of(CONFIG), "causal_lm", "bfloat16")
 ROWS = [Batch(64.0, Lengths((1000.0,)), Lengths((15000.0,)))]
@@ -50,7 +50,7 @@ def test_over_nodes_each_one_has_one_ring_of_its_devices() -> None:
 
 
 def test_an_update_is_that_of_as_many_copies() -> None:
-    copies, shared = update(MODEL, on(mesh()), CONSTANTS), update(MODEL, on(mesh(cp=4)), CONSTANTS)
+    copies, shared = optimizer_step(MODEL, on(mesh()), CONSTANTS), optimizer_step(MODEL, on(mesh(cp=4)), CONSTANTS)
     for count in (1, 2, 4):
         assert shared.seconds(count) == pytest.approx(copies.seconds(4 * count))
 
@@ -59,16 +59,18 @@ def test_weights_that_copies_gather_are_hidden_where_the_engine_says_so(monkeypa
     """Two bytes of a weight travel beside the four of its gradient."""
     hides, group = CONSTANTS.rates["megatron", "train"].hides, on(mesh(dp=2))
     assert hides > 0
-    later = update(MODEL, group, CONSTANTS).communication(2)
+    later = optimizer_step(MODEL, group, CONSTANTS).communication(2)
     waits = replace(group.spec, gathers_later=frozenset())
     monkeypatch.setattr(Deployment, "spec", waits)
-    at_once = update(MODEL, on(mesh(dp=2)), CONSTANTS).communication(2)
+    at_once = optimizer_step(MODEL, on(mesh(dp=2)), CONSTANTS).communication(2)
     assert at_once / later == pytest.approx((4 * (1 - hides) + 2) / (6 * (1 - hides)), rel=1e-3)
 
 
 def test_weights_are_there_as_often_as_there_are_ranks() -> None:
     target = Deployment("vllm", ISLAND, mesh(4, 1, 2))
-    found = [sync(MODEL, on(split), target, True, CONSTANTS).seconds for split in (mesh(4, tp=2), mesh(2, tp=2, cp=2))]
+    found = [
+        sync_cost(MODEL, on(split), target, True, CONSTANTS).seconds for split in (mesh(4, tp=2), mesh(2, tp=2, cp=2))
+    ]
     assert found[0] == found[1]
 
 

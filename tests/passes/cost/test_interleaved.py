@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.models.configs import known
+from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
 from rlgraph.passes.cost.constants import defaults
@@ -15,7 +15,7 @@ from rlgraph.passes.cost.memory import MemoryModel
 from rlgraph.passes.cost.predict import TaskModel, memory_model
 from rlgraph.passes.cost.time import Batch, Cost, LatencyModel
 from rlgraph.passes.pipelines.problem import Model, Problem
-from rlgraph.passes.pipelines.published import alone, in_flight
+from rlgraph.passes.pipelines.published import micro_batches_in_flight, published_lists
 from rlgraph.passes.pipelines.timetable import Lists, timetable
 
 BUDGET = 1001
@@ -24,7 +24,7 @@ BUDGET = 1001
 
 def _alone(stages: int, batches: int, chunks: int) -> tuple[Problem, Lists]:
     model = Model("a", stages, batches, 4.0, 8.0, memory=1.0, chunks=chunks)
-    return Problem((model,)), alone(model)
+    return Problem((model,)), published_lists(model)
 
 
 def _deployment(stages: int, chunks: int) -> Deployment:
@@ -33,7 +33,7 @@ def _deployment(stages: int, chunks: int) -> Deployment:
 
 
 def _training(stages: int, chunks: int, batch: Batch) -> MemoryModel:
-    config = known("meta-llama/Llama-3.1-8B")
+    config = known_config("meta-llama/Llama-3.1-8B")
     assert config
     model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
     return memory_model("train", model, _deployment(stages, chunks), [batch])
@@ -46,7 +46,7 @@ def test_a_training_takes_as_long_as_its_lists(stages: int, batches: int, chunks
     passes = LatencyModel(Cost(compute=10.0), Cost(overhead=2.0), 0.0, 1.0, stages, chunks=chunks)
     assert passes.seconds(batches) == passes.cost(batches).seconds == pytest.approx(table.makespan)
     if chunks > 1:
-        counted = [in_flight(stages, batches, chunks, stage) for stage in range(stages)]
+        counted = [micro_batches_in_flight(stages, batches, chunks, stage) for stage in range(stages)]
         assert counted == pytest.approx(table.peaks)
 
 
@@ -87,7 +87,7 @@ def test_parts_of_a_stage_need_no_communicator() -> None:
 
 def test_a_model_in_several_parts_waits_less_and_sends_more() -> None:
     island = read_cluster("2x8:a100-80gb").islands[0]
-    config = known("meta-llama/Llama-3.1-8B")
+    config = known_config("meta-llama/Llama-3.1-8B")
     assert config
     model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
     batch = [Batch(96.0, Lengths((400.0,)), Lengths((600.0,)), 4)]
@@ -105,7 +105,7 @@ def test_a_model_in_several_parts_waits_less_and_sends_more() -> None:
 @pytest.mark.parametrize("work", ["train", "logprobs"])
 @pytest.mark.parametrize("copies", [1, 2, 24])
 def test_seconds_in_other_parts_are_those_of_a_mesh_with_them(work: str, copies: int) -> None:
-    config = known("meta-llama/Llama-3.1-8B")
+    config = known_config("meta-llama/Llama-3.1-8B")
     assert config
     model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
     batch = [Batch(96.0, Lengths((400.0,)), Lengths((100.0, 600.0)), 4)]

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from rlgraph.backends.engines.blocks import plan_blocks
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.transformers.packing import shared
+from rlgraph.backends.engines.transformers.packing import pack_shared
 from rlgraph.backends.engines.transformers.spec import SHARES
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.models.configs import known
+from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.layout import share
 from rlgraph.ir.mesh import Mesh, mesh
@@ -99,7 +99,7 @@ def test_what_stays_and_what_work_needs(work: Work) -> None:
 def llama(
     operation: str, engine: str, rows: int = 64, cluster: str = "1x8:a100-80gb", split: Mesh = ALONE, **how: int
 ) -> dict[str, float]:
-    config = known("meta-llama/Llama-3.1-8B")
+    config = known_config("meta-llama/Llama-3.1-8B")
     assert config is not None
     model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
     deployment = Deployment(engine, read_cluster(cluster).islands[0], split, **how)
@@ -137,7 +137,7 @@ def test_recomputation_saves_most_activations() -> None:
 )
 def test_long_answers_fit(name: str, split: Mesh, answer: int) -> None:
     """On eight H100s, without recomputation; what they need grows with the tokens, not with their square."""
-    config = known(name)
+    config = known_config(name)
     assert config is not None
     model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
     deployment = Deployment("megatron", read_cluster("1x8:h100-80gb").islands[0], split)
@@ -213,7 +213,7 @@ def test_micro_batches_have_the_beginnings_that_memory_counts(
         own = fed.take(torch.arange(first, stop))
         for block in plan_blocks(own.lengths + 1, budget, side, packed=True, ordered=True):
             part = own.take(block)
-            found = shared(part, torch.full((len(part),), prompt))
+            found = pack_shared(part, torch.full((len(part),), prompt))
             lying.append(len(part.tokens if found is None else found.taken))
     assert max(lying) <= micro.tokens
     if len(lying) == 1:

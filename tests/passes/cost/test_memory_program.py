@@ -17,7 +17,7 @@ import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
-from rlgraph.backends.steps import Silent
+from rlgraph.backends.steps import SilentObserver
 from rlgraph.backends.worker.session import Settings
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import model_configs
@@ -26,7 +26,7 @@ from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.peak import Peak, peaks
 from rlgraph.passes.cost.tasks import Workload, main_step, tasks
-from rlgraph.passes.rewrites.accumulate import added_up
+from rlgraph.passes.rewrites.accumulate import accumulating_models
 from tests.passes.cost.allocated import Everywhere
 from tests.suites import few
 
@@ -93,7 +93,7 @@ stream rollout(block=4)
 """
 
 
-class Peaks(Silent):
+class Peaks(SilentObserver):
     """The most bytes while each node was done."""
 
     def __init__(self, live: Everywhere) -> None:
@@ -223,7 +223,7 @@ def test_gradients_that_wait_for_rows_are_there_while_others_work() -> None:
         playing = sum(size for _, what, size in found["play"].parts if what == "weights")
         return dict(found["learn"].moments), playing
 
-    assert added_up(compiled.program, compiled.plan) == {"actor"}
+    assert accumulating_models(compiled.program, compiled.plan) == {"actor"}
     (streamed, playing), (whole, _) = learn({"actor"}), learn(())
     assert streamed["ref_logp"] + playing == pytest.approx(seen.found["ref_logp"], rel=0.05)
     assert streamed["train actor"] + playing == pytest.approx(seen.found["actor@2.added"], rel=0.1)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.models.configs import known
+from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.families import count
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
@@ -15,7 +15,7 @@ from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.peak import Lodging, Peak, lodges, lodgings, peaks, usable
+from rlgraph.passes.cost.peak import OffloadedModels, Peak, lodges, lodgings, peaks, usable
 from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.tasks import Task
 from rlgraph.passes.cost.time import Batch
@@ -25,7 +25,7 @@ from rlgraph.passes.placement.search.problem import Problem, peak
 from tests.passes.placement.test_search import everything, random_case
 from tests.suites import few
 
-CONFIG = known("meta-llama/Llama-3.1-8B")
+CONFIG = known_config("meta-llama/Llama-3.1-8B")
 assert CONFIG is not None
 SHAPE = shape_of(CONFIG)
 CONFIGS = {
@@ -123,7 +123,9 @@ def test_what_is_off_loaded_is_there_only_while_it_works() -> None:
     assert less.moment == "train critic" and {what for model, what, _ in less.parts if model == "ref"} == {"runtime"}
 
 
-def lodged(*offloaded: tuple[str, str], cluster: str = "1x8:h200", streamed: tuple[str, ...] = ()) -> list[Lodging]:
+def lodged(
+    *offloaded: tuple[str, str], cluster: str = "1x8:h200", streamed: tuple[str, ...] = ()
+) -> list[OffloadedModels]:
     found = lodgings(plan(*offloaded), TASKS, CONFIGS, read_cluster(cluster), GPU, streamed)
     assert list(found) == list(range(len(found)))
     return list(found.values())

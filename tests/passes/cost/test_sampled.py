@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.models.configs import known
+from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.layout import share
 from rlgraph.ir.mesh import mesh
 from rlgraph.passes.cost import decoding
 from rlgraph.passes.cost.constants import defaults
-from rlgraph.passes.cost.decoding import slots
+from rlgraph.passes.cost.decoding import decoding_slots
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.sampled import Pace, Sampled, Together, sampled
+from rlgraph.passes.cost.sampled import ContinuousBatch, SamplingPace, SamplingResult, sampled
 from rlgraph.passes.cost.time import Batch
 
 ISLAND = read_cluster("4x8:h100-80gb").islands[0]
@@ -27,12 +27,12 @@ PROMPT = 300.0
 
 
 def config() -> ModelConfig:
-    found = known("meta-llama/Llama-3.1-8B")
+    found = known_config("meta-llama/Llama-3.1-8B")
     assert found
     return ModelConfig("actor", shape_of(found), "causal_lm", "bfloat16")
 
 
-def one(answers: list[float], copies: int = 1, samples: int = 1) -> Sampled:
+def one(answers: list[float], copies: int = 1, samples: int = 1) -> SamplingResult:
     deployment = Deployment("vllm", ISLAND, mesh(copies))
     return sampled(config(), deployment, defaults("gpu"), [PROMPT] * len(answers), answers, samples)
 
@@ -46,7 +46,7 @@ def test_rows_end_by_their_lengths() -> None:
 def test_rows_begin_when_others_have_ended() -> None:
     """Twice as many rows as are decoded together: half of them are there after half of the time."""
     row = Batch(1.0, Lengths((PROMPT,)), Lengths((40.0,)))
-    room = int(slots(config(), Deployment("vllm", ISLAND, mesh(1)), row))
+    room = int(decoding_slots(config(), Deployment("vllm", ISLAND, mesh(1)), row))
     found = one([40.0] * (2 * room))
     first, last = set(found.ends[:room]), set(found.ends[room:])
     assert max(first) < min(last) and max(last) == pytest.approx(found.cost.seconds)
@@ -65,7 +65,9 @@ def test_the_slowest_copy_takes_on_average_what_is_expected(
 ) -> None:
     count = prompts * samples
     batch = Batch(float(count), Lengths((PROMPT,)), answers, samples)
-    expected = decoding.generate(config(), Deployment("vllm", ISLAND, mesh(copies)), defaults("gpu"), batch).seconds
+    expected = decoding.generation_cost(
+        config(), Deployment("vllm", ISLAND, mesh(copies)), defaults("gpu"), batch
+    ).seconds
     slowest, all_copies = [], []
     for seed in range(4):
         rows = [answers.at((place + 0.5) / count) for place in range(count)]
@@ -80,7 +82,7 @@ def test_the_slowest_copy_takes_on_average_what_is_expected(
 
 def test_a_call_that_is_alone_takes_what_it_takes() -> None:
     answers = [float(each) for each in range(2, 2000, 3)] * 3
-    found, together = one(answers), Together()
+    found, together = one(answers), ContinuousBatch()
     assert found.pace is not None
     together.join(7.0, found.pace, answers)
     assert together.ends() == [pytest.approx([7.0 + end for end in found.ends])]
@@ -95,11 +97,11 @@ def test_a_call_that_is_alone_takes_what_it_takes() -> None:
 def test_rows_of_several_calls_end_as_token_by_token(calls: list[tuple[int, list[int]]], most: int) -> None:
     """A step takes a second: whoever comes first has the first place that is free, and there are as many as the largest
     call has rows."""
-    together, now = Together(), 0
+    together, now = ContinuousBatch(), 0
     coming: dict[int, list[tuple[int, int, int]]] = {}
     for number, (after, rows) in enumerate(calls):
         now += after
-        together.join(float(now), Pace(0.0, 0.0, most, lambda rows: 1.0), [float(row) for row in rows])
+        together.join(float(now), SamplingPace(0.0, 0.0, most, lambda rows: 1.0), [float(row) for row in rows])
         coming.setdefault(now, []).extend((number, row, tokens) for row, tokens in enumerate(rows))
     expected = [[0.0] * len(rows) for _, rows in calls]
     waiting: list[tuple[int, int, int]] = []

@@ -15,7 +15,7 @@ from rlgraph.ir.mesh import mesh
 from rlgraph.ir.transfer import Topology
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.time import sync
+from rlgraph.passes.cost.time import sync_cost
 from rlgraph.passes.resharding.assignment import assign
 from rlgraph.passes.resharding.reshard import reshard
 
@@ -47,9 +47,9 @@ def test_between_islands_their_link_is_what_weights_wait_for() -> None:
     """As many times longer as the link is slower, beside what each node passes on; and a message's way."""
     model = ModelConfig("actor", shape(NAMES[0]), "causal_lm", "bfloat16")
     ends = deployment("megatron", (2, 1, 4)), deployment("vllm", (8, 1, 1))
-    near = sync(model, *ends, False, GPU)
-    assert sync(model, *ends, False, GPU, (10 * ISLAND.network, 0.0)) == near
-    slow = sync(model, *ends, False, GPU, (ISLAND.network / 100, 0.5))
+    near = sync_cost(model, *ends, False, GPU)
+    assert sync_cost(model, *ends, False, GPU, (10 * ISLAND.network, 0.0)) == near
+    slow = sync_cost(model, *ends, False, GPU, (ISLAND.network / 100, 0.5))
     size = count_numbers(model.shape, "causal_lm") * 2
     assert slow.communication - near.communication == pytest.approx(
         0.5 + 99 * size / 8 / (ISLAND.network * GPU.transfer)
@@ -80,7 +80,7 @@ def test_on_the_same_devices_it_is_what_the_fullest_device_lacks(
         bucket=256 << 20,
     )
     most = max(plan.received().values(), default=0)
-    cost = sync(model, deployment("megatron", source), deployment("vllm", target), True, GPU)
+    cost = sync_cost(model, deployment("megatron", source), deployment("vllm", target), True, GPU)
     said = cost.communication * ISLAND.device.link * GPU.transfer
     # Norms, biases and embeddings are not split as the layers are.
     assert said == pytest.approx(most, rel=0.15, abs=0.01 * 2 * count_numbers(model.shape))
@@ -90,5 +90,5 @@ def test_each_tensor_takes_its_time() -> None:
     """Of Qwen2.5 7B twelve in each of 28 layers, the embedding, the last norm and the head."""
     model = ModelConfig("actor", shape(NAMES[0]), "causal_lm", "bfloat16")
     sides = deployment("megatron", (1, 1, 4)), deployment("vllm", (1, 1, 4))
-    fewer, more = (sync(model, *sides, True, replace(GPU, tensor=seconds)) for seconds in (0.0, 1e-3))
+    fewer, more = (sync_cost(model, *sides, True, replace(GPU, tensor=seconds)) for seconds in (0.0, 1e-3))
     assert more.overhead - fewer.overhead == pytest.approx(1e-3 * (28 * 12 + 3))

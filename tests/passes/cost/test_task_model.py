@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.transformers.packing import apart, shared
+from rlgraph.backends.engines.transformers.packing import pack_separately, pack_shared
 from rlgraph.backends.engines.transformers.spec import SHARES
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.models.configs import known
+from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
 from rlgraph.passes.cost.constants import defaults
@@ -37,7 +37,7 @@ CASES = [
 
 
 def task(operation: str, engine: str, split: tuple[int, int]) -> TaskModel:
-    config = known("meta-llama/Llama-3.1-8B")
+    config = known_config("meta-llama/Llama-3.1-8B")
     assert config
     model = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16")
     return TaskModel(operation, model, Deployment(engine, ISLAND, mesh(1, *split)), defaults("gpu"), BATCH)
@@ -61,7 +61,7 @@ def test_what_was_asked_before_changes_nothing(operation: str, engine: str, spli
 def test_parameters_that_are_gathered_for_an_update_come_once() -> None:
     """Eight ranks with an eighth of 8 billion numbers each: two bytes of the other seven come, and four go for the
     gradients of each micro-batch."""
-    config = known("meta-llama/Llama-3.1-8B")
+    config = known_config("meta-llama/Llama-3.1-8B")
     assert config
     model, constants = ModelConfig("actor", shape_of(config), "causal_lm", "bfloat16"), defaults("gpu")
     rates = replace(constants.rates["transformers", "train"], hides=0.0)
@@ -95,7 +95,7 @@ def test_prompts_that_are_read_once(prompts: list[int], responses: list[int]) ->
     """Tokens, and pairs of them in attention, as the engine lays such rows out."""
     begun = [[10 + number] * prompt for number, prompt in enumerate(prompts)]
     rows = Sequences.from_lists([each + [at] * length for each in begun for at, length in enumerate(responses)])
-    packing = shared(rows, torch.tensor(prompts).repeat_interleave(len(responses))) or apart(rows)
+    packing = pack_shared(rows, torch.tensor(prompts).repeat_interleave(len(responses))) or pack_separately(rows)
     pairs = 0
     for span in packing.spans:
         # A token sees half of those that lie between its span's beginning and end.
@@ -111,7 +111,7 @@ def test_prompts_that_are_read_once(prompts: list[int], responses: list[int]) ->
 
 def test_rows_share_prompts_where_the_engine_has_them_do_so() -> None:
     """On CPUs, and where samples of a prompt are read beside each other."""
-    config = known("Qwen/Qwen2.5-0.5B")
+    config = known_config("Qwen/Qwen2.5-0.5B")
     assert config
     model = ModelConfig("actor", shape_of(config), "causal_lm", "float32")
     rows = {each: [Batch(64.0, Lengths((900.0,)), Lengths((100.0,)), 4, together=each)] for each in (1.0, 4.0)}

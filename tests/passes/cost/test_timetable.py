@@ -7,24 +7,24 @@ import random
 
 import pytest
 
-from rlgraph.passes.cost.timetable import Order, Pools, bound, chains, makespan, starts
+from rlgraph.passes.cost.timetable import Pools, TaskOrder, lower_bound, makespan, pool_chains, start_times
 from tests.suites import few
 
 POOLS = 3
 SEEDS = few(range(300), *range(40))
 
 
-def random_order(seed: int) -> tuple[Order, list[float], Pools]:
+def random_order(seed: int) -> tuple[TaskOrder, list[float], Pools]:
     """A random graph of up to nine tasks with whole seconds, some of which need two pools, or take no time."""
     dice = random.Random(seed)
     count = dice.randint(1, 9)
     after = [sorted(dice.sample(range(number), dice.randint(0, min(number, 2)))) for number in range(count)]
     seconds = [float(dice.choice((0, 1, 1, 2, 3, 5, 8))) for _ in range(count)]
     pools = [tuple(sorted(dice.sample(range(POOLS), dice.choice((1, 1, 1, 2))))) for _ in range(count)]
-    return Order.of(after), seconds, pools
+    return TaskOrder.of(after), seconds, pools
 
 
-def simulated(order: Order, seconds: list[float], pools: Pools) -> list[float]:
+def simulated(order: TaskOrder, seconds: list[float], pools: Pools) -> list[float]:
     """The starts by a clock that goes on second by second: at each, those that asked first take their pools. A task
     asks once all that it waits for is done, and those that asked later do not overtake it on a pool that it waits
     for."""
@@ -53,7 +53,7 @@ def simulated(order: Order, seconds: list[float], pools: Pools) -> list[float]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_timetable_can_be_kept(seed: int) -> None:
     order, seconds, pools = random_order(seed)
-    found = starts(order, seconds, pools)
+    found = start_times(order, seconds, pools)
     ends = [start + length for start, length in zip(found, seconds, strict=True)]
     for number, others in enumerate(order.after):
         assert all(found[number] >= ends[other] for other in others)
@@ -66,13 +66,13 @@ def test_a_timetable_can_be_kept(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pools_serve_in_the_order_of_asking(seed: int) -> None:
     order, seconds, pools = random_order(seed)
-    assert starts(order, seconds, pools) == simulated(order, seconds, pools)
+    assert start_times(order, seconds, pools) == simulated(order, seconds, pools)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_timetable_beats_the_bound(seed: int) -> None:
     order, seconds, pools = random_order(seed)
-    least = bound(order, seconds, chains(order, pools, POOLS))
+    least = lower_bound(order, seconds, pool_chains(order, pools, POOLS))
     assert least <= makespan(order, seconds, pools)
     longest = 0.0
     ends: list[float] = []
@@ -86,11 +86,11 @@ def test_no_timetable_beats_the_bound(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_bound_does_not_fall_when_a_task_takes_longer(seed: int) -> None:
     order, seconds, pools = random_order(seed)
-    chained = chains(order, pools, POOLS)
-    before = bound(order, seconds, chained)
+    chained = pool_chains(order, pools, POOLS)
+    before = lower_bound(order, seconds, chained)
     for number in range(len(seconds)):
         longer = [length + 2 * (at == number) for at, length in enumerate(seconds)]
-        assert bound(order, longer, chained) >= before
+        assert lower_bound(order, longer, chained) >= before
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -101,21 +101,21 @@ def test_what_pools_serve_first_is_known_before(seed: int) -> None:
     dice = random.Random(-seed)
     for _ in range(5):
         seconds = [length and float(dice.randint(1, 9)) for length in some]
-        found = starts(order, seconds, pools)
+        found = start_times(order, seconds, pools)
         for number, others in enumerate(served.after):
             assert all(found[number] >= found[other] + seconds[other] for other in others)
-        least = bound(served, seconds, chains(served, pools, POOLS))
-        assert bound(order, seconds, chains(order, pools, POOLS)) <= least <= makespan(order, seconds, pools)
+        least = lower_bound(served, seconds, pool_chains(served, pools, POOLS))
+        assert lower_bound(order, seconds, pool_chains(order, pools, POOLS)) <= least <= makespan(order, seconds, pools)
 
 
 def test_a_report_that_asked_first_is_done_first() -> None:
     """A score of 5 s after a rollout, then what needs the score; a report on the rollout is served before that."""
-    order, seconds, pools = Order.of([[], [0], [1], [0]]), [1.0, 5.0, 1.0, 3.0], [(0,), (1,), (1,), (1,)]
+    order, seconds, pools = TaskOrder.of([[], [0], [1], [0]]), [1.0, 5.0, 1.0, 3.0], [(0,), (1,), (1,), (1,)]
     served = order.served(pools, [True] * 4)
     assert served.after == ((), (0,), (1, 3), (0, 1))
-    assert bound(served, seconds, chains(served, pools, 2)) == makespan(order, seconds, pools)
+    assert lower_bound(served, seconds, pool_chains(served, pools, 2)) == makespan(order, seconds, pools)
 
 
 def test_a_step_of_nothing_takes_no_time() -> None:
-    assert makespan(Order.of([]), [], []) == 0
-    assert bound(Order.of([]), [], chains(Order.of([]), [], 2)) == 0
+    assert makespan(TaskOrder.of([]), [], []) == 0
+    assert lower_bound(TaskOrder.of([]), [], pool_chains(TaskOrder.of([]), [], 2)) == 0

@@ -10,7 +10,7 @@ import pytest
 
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.models.configs import known
+from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
 from rlgraph.passes.cost import work
@@ -20,14 +20,14 @@ from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import footprint
 from rlgraph.passes.cost.time import Batch
-from rlgraph.passes.placement.search.options import legal
+from rlgraph.passes.placement.search.options import legal_meshes
 
 ISLAND = read_cluster("1x8:h100-80gb").islands[0]
 BATCH = Batch(64.0, Lengths((300.0,)), Lengths((500.0,)))
 
 
 def config() -> ModelConfig:
-    found = known("Qwen/Qwen3-30B-A3B")
+    found = known_config("Qwen/Qwen3-30B-A3B")
     assert found
     return ModelConfig("actor", shape_of(found), "causal_lm", "bfloat16")
 
@@ -76,5 +76,5 @@ def test_they_need_as_much_memory_as_their_tensors() -> None:
 
 
 def test_a_search_tries_one_or_the_other() -> None:
-    splits = legal(config().shape, "vllm", "causal_lm", 8)
+    splits = legal_meshes(config().shape, "vllm", "causal_lm", 8)
     assert {str(split) for split in splits} == {"1 device", "tp2", "tp4", "tp8", "tp16", "ep2", "ep4", "ep8", "ep16"}

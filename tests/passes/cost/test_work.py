@@ -16,8 +16,8 @@ from transformers import AutoConfig, PreTrainedModel
 
 from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.transformers.attention import use_own_attention
-from rlgraph.catalog.models.configs import known
-from rlgraph.catalog.models.families import ModelKind, count, tensors
+from rlgraph.catalog.models.configs import known_config
+from rlgraph.catalog.models.families import ModelKind, count, layer_tensors
 from rlgraph.catalog.models.shape import FAMILIES, shape_of
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.passes.cost.work import (
@@ -32,7 +32,7 @@ from rlgraph.passes.cost.work import (
     layer_parameters,
     layers_flops,
     rank_parameters,
-    seen,
+    seen_tokens,
     stage_parameters,
 )
 from tests.catalog.models.tiny import AUTO, OWN, SIZES
@@ -53,7 +53,7 @@ KINDS: tuple[ModelKind, ...] = ("causal_lm", "value_lm", "reward_lm")
 
 
 def config_of(name: str) -> dict[str, Any]:
-    found = known(name)
+    found = known_config(name)
     assert found is not None
     return dict(found)
 
@@ -196,7 +196,7 @@ def test_the_published_numbers_of_deepseek_v3() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_of_layers_and_experts_are_those_of_the_tensors(family: str) -> None:
     shape = shape_of({"model_type": family, **SIZES, **OWN.get(family, {})})
-    sizes = {tensor.name: prod(tensor.shape) for tensor in tensors(shape)}
+    sizes = {tensor.name: prod(tensor.shape) for tensor in layer_tensors(shape)}
     assert layer_parameters(shape) == sum(size for name, size in sizes.items() if ".layers.1." in name)
     assert expert_parameters(shape) == sum(size for name, size in sizes.items() if ".experts." in name)
     assert active_parameters(shape) <= count(shape)
@@ -231,8 +231,8 @@ def test_keys_and_values_of_a_token() -> None:
 def test_layers_with_a_window_see_its_last_tokens(context: int, tokens: float) -> None:
     types = ["sliding_attention"] * 3 + ["full_attention"]
     windowed = shape_of({"model_type": "gemma3_text", **SIZES, "sliding_window": 8, "layer_types": types})
-    assert seen(windowed, context) == tokens
-    assert seen(shape_of({"model_type": "llama", **SIZES}), context) == context
+    assert seen_tokens(windowed, context) == tokens
+    assert seen_tokens(shape_of({"model_type": "llama", **SIZES}), context) == context
 
 
 def test_padding_makes_all_rows_as_long_as_the_longest() -> None:

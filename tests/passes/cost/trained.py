@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rlgraph.backends.engines.base import Call, Micro
+from rlgraph.backends.engines.base import MicroBatch, ModelCall
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.tokenizers import Words
@@ -77,14 +77,16 @@ class Case:
         del fields["vocab_size"]
         return ModelSpec(self.kind, RandomSource(self.family, fields, WORDS), self.dtype)
 
-    def micro(self) -> Micro:
+    def micro(self) -> MicroBatch:
         lengths = torch.tensor(self.lengths)
         left = torch.cat([torch.arange(length, 0, -1) for length in self.lengths])
         scored = (left <= self.scored) & (left < lengths.repeat_interleave(lengths))
         sequences = Sequences(torch.randint(3, 500, (int(lengths.sum()),)), lengths, scored)
         op = "logprobs" if self.kind == "causal_lm" else "values"
-        calls = (Call(op, sequences), Call("entropy", sequences)) if self.entropy else (Call(op, sequences),)
-        return Micro(calls, lambda answers: sum(answer.sum() for answer in answers))
+        calls = (
+            (ModelCall(op, sequences), ModelCall("entropy", sequences)) if self.entropy else (ModelCall(op, sequences),)
+        )
+        return MicroBatch(calls, lambda answers: sum(answer.sum() for answer in answers))
 
     def tokens(self) -> Tokens:
         """What is fed of the rows: all but their last tokens."""

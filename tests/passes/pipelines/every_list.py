@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from rlgraph.passes.pipelines.problem import Model, Problem
-from rlgraph.passes.pipelines.timetable import Entry, Stuck, timetable
+from rlgraph.passes.pipelines.timetable import Entry, ScheduleDeadlock, timetable
 
 
 def entries(told: str) -> tuple[Entry, ...]:
@@ -22,7 +22,7 @@ def shortest(problem: Problem) -> float:
     for lists in itertools.product(*(list(sequences(problem, stage)) for stage in range(problem.stages))):
         try:
             table = timetable(problem, lists)
-        except Stuck:
+        except ScheduleDeadlock:
             continue
         if problem.capacity is None or max(table.peaks) <= problem.capacity:
             found.append(table.makespan)

@@ -21,12 +21,11 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.pipelines import dispatch, exact
 from rlgraph.passes.pipelines.bounds import least_seconds, serial_memory, serial_seconds
 from rlgraph.passes.pipelines.counted import counted
-from rlgraph.passes.pipelines.dispatch import dispatched
-from rlgraph.passes.pipelines.fuse import drawn as by_number
-from rlgraph.passes.pipelines.fuse import fused
+from rlgraph.passes.pipelines.dispatch import schedule_by_rule
+from rlgraph.passes.pipelines.fuse import best_of_rules, search_schedule
 from rlgraph.passes.pipelines.problem import Model, Problem, problem
 from rlgraph.passes.pipelines.published import one_f_one_b
-from rlgraph.passes.pipelines.timetable import Stuck, timetable
+from rlgraph.passes.pipelines.timetable import ScheduleDeadlock, timetable
 from tests.suites import few
 from tests.viz.charts import bars_of
 
@@ -48,7 +47,7 @@ def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
     asked = drawn(seed)
     best = shortest(asked)
     assert least_seconds(asked) <= best
-    found = fused(asked, work=3.0, within=0.0)
+    found = search_schedule(asked, work=3.0, within=0.0)
     assert found and found.makespan == best
     table = timetable(asked, found.lists)
     assert (table.makespan, max(table.peaks)) == (found.makespan, found.peak)
@@ -56,7 +55,7 @@ def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
 
 def test_ctrl_c_interrupts_after_a_search_by_constraints() -> None:
     """The solver takes it unless it is told not to, and leaves the system's way with it: the process ends at once."""
-    assert fused(drawn(0), work=3.0, within=0.0)
+    assert search_schedule(drawn(0), work=3.0, within=0.0)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 
@@ -64,9 +63,9 @@ def test_ctrl_c_interrupts_after_a_search_by_constraints() -> None:
 @pytest.mark.parametrize("batches", [(1, 1), (2, 2), (3, 5), (8, 8)])
 def test_what_every_stage_works_out_for_itself_is_one_schedule_and_a_short_one(batches: tuple[int, int]) -> None:
     asked = Problem(tuple(Model(str(at), 4, count, 3, 6, 1, 1.0, at == 1) for at, count in enumerate(batches)))
-    lists = by_number(asked)
-    by_number.cache_clear()
-    assert by_number(asked) == lists
+    lists = best_of_rules(asked)
+    best_of_rules.cache_clear()
+    assert best_of_rules(asked) == lists
     found = timetable(asked, lists)
     # Each model alone fills the bubbles of the other's pipeline only where both have some.
     assert least_seconds(asked) <= found.makespan <= 1.1 * least_seconds(asked) < serial_seconds(asked)
@@ -80,17 +79,20 @@ def test_few_micro_batches_of_two_models_on_the_same_rows(batches: tuple[int, in
     models = [counted(shape, kind, 2, each, turned=kind != kinds[0]) for kind, each in zip(kinds, batches, strict=True)]
     assert models[0].forward * batches[0] > models[1].forward * batches[1] > 0.8 * models[0].forward * batches[0]
     problem = Problem(tuple(models))
-    rules = (*(rule for rule in dispatch.plain(problem, inf) if rule.memory == inf), *dispatch.urgent(problem))
-    made = [found.makespan for rule in rules if (found := dispatched(problem, rule, random.Random(0)))]
+    rules = (
+        *(rule for rule in dispatch.plain_rules(problem, inf) if rule.memory == inf),
+        *dispatch.urgent_rules(problem),
+    )
+    made = [found.makespan for rule in rules if (found := schedule_by_rule(problem, rule, random.Random(0)))]
     assert min(made) <= 1.03 * least_seconds(problem)
-    assert timetable(problem, by_number(problem)).makespan <= 1.01 * least_seconds(problem)
+    assert timetable(problem, best_of_rules(problem)).makespan <= 1.01 * least_seconds(problem)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_of_those_that_keep_to_the_capacity(seed: int) -> None:
     asked = drawn(seed)
     asked = replace(asked, capacity=max(1.0, *(model.memory for model in asked.models)))
-    found = fused(asked, work=3.0, within=0.0)
+    found = search_schedule(asked, work=3.0, within=0.0)
     assert found and found.peak <= asked.capacity and found.makespan == shortest(asked)
 
 
@@ -109,12 +111,12 @@ PAIR = (Model("33B", 8, 8, 5, 10, 1, 1.95), Model("13B", 4, 4, 4, 8, 2, 2.0, Tru
 @pytest.mark.long
 def test_published_configurations() -> None:
     """Two of FlexFusion's: what their authors found (225 and 15.6 for both), within 1%, and no more memory."""
-    assert exact.installed()
+    assert exact.solver_installed()
     for other in (PAIR[1], Model("13B", 8, 8, 2, 4, 1, 1.0, True)):
         asked = Problem((PAIR[0], other))
         assert least_seconds(asked) == 225 and serial_memory(asked) == pytest.approx(15.6)
         # It ends where it is found.
-        found = fused(asked, work=120.0)
+        found = search_schedule(asked, work=120.0)
         assert found and found.makespan <= 227.25 and found.peak <= 15.6 * (1 + 1e-9)
     assert serial_seconds(Problem(PAIR)) == 309
 
@@ -122,19 +124,21 @@ def test_published_configurations() -> None:
 def test_what_is_found_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """As little as on how busy the machine is: work is counted, of rules and of constraints."""
     asked = Problem((replace(PAIR[0], stages=4, micro_batches=5), replace(PAIR[1], stages=2, micro_batches=3)))
-    found = fused(asked, 0.3)
+    found = search_schedule(asked, 0.3)
     monkeypatch.setattr(time, "monotonic", itertools.count(0, 1000).__next__)
     assert found and found.peak > found.serial_peak
-    assert fused(asked, 0.3) == found
+    assert search_schedule(asked, 0.3) == found
 
 
 def test_rules_alone_beat_one_after_the_other() -> None:
     """Where OR-Tools is not installed."""
     asked = Problem((replace(PAIR[0], micro_batches=16), replace(PAIR[1], micro_batches=8)))
-    found: list[dispatch.Dispatched] = []
+    found: list[dispatch.RuleSchedule] = []
     tried = itertools.count()
     draw = random.Random(0)
-    dispatch.by_rule(asked, serial_memory(asked), draw, lambda each: not found.append(each), lambda: next(tried) > 60)
+    dispatch.search_rules(
+        asked, serial_memory(asked), draw, lambda each: not found.append(each), lambda: next(tried) > 60
+    )
     best = min(found, key=lambda each: each.makespan)
     assert least_seconds(asked) <= best.makespan < 0.9 * serial_seconds(asked)
     for each in found[:10]:
@@ -145,7 +149,7 @@ def test_rules_alone_beat_one_after_the_other() -> None:
 def test_who_has_no_room_for_what_would_free_some_comes_to_a_stop() -> None:
     asked = Problem((Model("a", 2, 2, 1, 1, 1, 1.0), Model("b", 2, 2, 1, 1, 1, 1.0, True)))
     rule = dispatch.Rule(((0.0, 0.0), (0.0, 0.0)), 1.0, (0, 0), 0.0, 1.0)
-    assert dispatched(asked, rule, random.Random(0)) is None
+    assert schedule_by_rule(asked, rule, random.Random(0)) is None
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,7 @@ def test_who_has_no_room_for_what_would_free_some_comes_to_a_stop() -> None:
     ],
 )
 def test_lists_that_cannot_be(lists: str, message: str) -> None:
-    with pytest.raises(Stuck, match=message):
+    with pytest.raises(ScheduleDeadlock, match=message):
         timetable(Problem((Model("a", 1, 1, 1, 1),)), [entries(lists)])
 
 

@@ -13,9 +13,9 @@ import pytest
 from every_list import entries, shortest
 
 from rlgraph.passes.pipelines.bounds import least_seconds
-from rlgraph.passes.pipelines.fuse import fused
+from rlgraph.passes.pipelines.fuse import search_schedule
 from rlgraph.passes.pipelines.problem import Model, Problem
-from rlgraph.passes.pipelines.published import alone, in_turn, interleaved, one_f_one_b, zero_bubble
+from rlgraph.passes.pipelines.published import in_turn, interleaved, one_f_one_b, published_lists, zero_bubble
 from rlgraph.passes.pipelines.timetable import timetable
 from tests.suites import few
 
@@ -72,7 +72,7 @@ def test_no_lists_with_as_much_memory_are_shorter_than_published_ones(
     stages: int, batches: int, chunks: int, weight: int
 ) -> None:
     model = Model("a", stages, batches, 2 * chunks, 4 * chunks, memory=chunks, chunks=chunks, weight=weight)
-    table = timetable(Problem((model,)), alone(model))
+    table = timetable(Problem((model,)), published_lists(model))
     assert shortest(Problem((model,), capacity=max(table.peaks))) == table.makespan
 
 
@@ -100,7 +100,7 @@ def test_what_is_found_is_the_shortest_of_all(seed: int) -> None:
     asked = Problem(tuple(models), capacity=(1 + 1 / chunks) * memory if seed % 2 else None)
     best = shortest(asked)
     assert least_seconds(asked) <= best
-    found = fused(asked, work=3.0, within=0.0)
+    found = search_schedule(asked, work=3.0, within=0.0)
     assert found and found.makespan == pytest.approx(best)
     table = timetable(asked, found.lists)
     assert (table.makespan, max(table.peaks)) == (found.makespan, found.peak)
@@ -119,7 +119,7 @@ def test_one_after_the_other_in_chunks_and_halves() -> None:
 
 def test_interleaved_with_the_memory_of_1f1b() -> None:
     model = Model("a", 4, 8, 2, 4, memory=2, chunks=2)
-    found = fused(Problem((model,)), work=30.0)
+    found = search_schedule(Problem((model,)), work=30.0)
     assert found and found.makespan == found.bound == found.in_turn == 57
     assert found.peak == found.serial_peak == 8 < found.in_turn_peak
 

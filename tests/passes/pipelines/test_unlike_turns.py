@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from rlgraph.passes.pipelines.problem import Model
-from rlgraph.passes.pipelines.time_sharing import entries_of, turns_of
+from rlgraph.passes.pipelines.time_sharing import device_entries, process_turns
 from rlgraph.passes.pipelines.timetable import Entry
 
 
@@ -27,10 +27,10 @@ def test_processes_do_all_in_the_order_of_the_list(seed: int) -> None:
     queues = {}
     for stage in range(stages):
         here = [own[stage // model.stages] for model, own in zip(models, counts, strict=True)]
-        entries = entries_of(models, stage, most, here)
+        entries = device_entries(models, stage, most, here)
         done = Counter((entry.line, entry.part) for entry in entries)
         assert all(done[at, part] == here[at] for at in range(len(models)) for part in "FB"), "as many as there are"
-        queues[stage] = entries, [turns_of(entries, [at]) for at in range(len(models))]
+        queues[stage] = entries, [process_turns(entries, [at]) for at in range(len(models))]
     words, finished = Counter[tuple[int, int, int]](), {stage: list[Entry]() for stage in queues}
     gone = Counter[tuple[int, int, str]]()
     moved = True

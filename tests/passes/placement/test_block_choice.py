@@ -14,11 +14,11 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.steady_state import run_steps
 from rlgraph.ir.schedule import Stream
 from rlgraph.passes.compilation import blocks
-from rlgraph.passes.compilation.overlap import Timed, simulated
+from rlgraph.passes.compilation.overlap import SimulatedSeconds, make_simulator
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.tasks import Workload
 from rlgraph.passes.placement.place import BLOCK
-from rlgraph.passes.placement.search.progress import Line
+from rlgraph.passes.placement.search.progress import ProgressLine
 
 PROGRAM = """algorithm t
 model actor  = causal_lm("Qwen/Qwen2.5-1.5B")
@@ -55,7 +55,7 @@ def test_no_other_block_that_is_tried_is_better(folder: Path) -> None:
     def seconds(size: int | None) -> float:
         blocks_ = () if size is None else ((table, size),)
         return run_steps(
-            simulated(replace(found.choice, plan=replace(found.plan, blocks=blocks_))), blocks.STEPS
+            make_simulator(replace(found.choice, plan=replace(found.plan, blocks=blocks_))), blocks.STEPS
         ).seconds
 
     taken = {size: seconds(size) for size in (None, 2, 8)}
@@ -68,7 +68,7 @@ def test_no_other_block_that_is_tried_is_better(folder: Path) -> None:
 def test_a_table_that_gets_its_block_leaves_the_others_theirs(folder: Path) -> None:
     found = made(folder, "stream rollout(block=24)\n").choice
     kept = replace(found, plan=replace(found.plan, blocks=(("other", 6), ("rollout", 24))))
-    search = blocks._Search(kept, Stream("rollout"), Line("choosing blocks"), Timed(blocks.STEPS))
+    search = blocks._Search(kept, Stream("rollout"), ProgressLine("choosing blocks"), SimulatedSeconds(blocks.STEPS))
     assert search.with_block(8).plan.blocks == (("other", 6), ("rollout", 8))
     assert search.with_block(None).plan.blocks == (("other", 6),)
 

@@ -23,17 +23,17 @@ from rlgraph.explain.choice import show_choice
 from rlgraph.explain.critical import critical_path
 from rlgraph.explain.simulate import simulate
 from rlgraph.ir.plan import HOST, Group, Plan
-from rlgraph.passes.compilation.choosing import memory, predicted
+from rlgraph.passes.compilation.choosing import peak_memory, plan_prediction
 from rlgraph.passes.compilation.compile import with_dtypes
-from rlgraph.passes.compilation.finalists import better
-from rlgraph.passes.compilation.hosts import hosts
-from rlgraph.passes.compilation.overlap import overlapped
-from rlgraph.passes.compilation.planning import not_built
+from rlgraph.passes.compilation.finalists import choose_simulated
+from rlgraph.passes.compilation.hosts import offloaded_by_node
+from rlgraph.passes.compilation.overlap import simulate_seconds
+from rlgraph.passes.compilation.planning import missing_features
 from rlgraph.passes.compilation.target import workload
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.predict import ROW_BYTES
 from rlgraph.passes.cost.tasks import stays
-from rlgraph.passes.placement.choose import choose, choose_asleep, refused
+from rlgraph.passes.placement.choose import choose, choose_with_offload, no_plan_error
 from rlgraph.passes.placement.search import progress
 from rlgraph.passes.placement.search.problem import peak as counted
 from rlgraph.passes.placement.search.refuse import MOST_NODES
@@ -78,7 +78,7 @@ def test_a_search_does_what_is_said_of_recomputation_and_attention(recompute: st
     found = chosen("grpo", "1x8:a100-80gb", schedule=schedule)
     held = found.plan.holding("actor", found.plan.owner("actor").name)
     assert (held.recompute, held.attention) == (recompute == "true", "eager")
-    assert "attention by eager" in "\n".join(show_choice(found.choice, predicted(found.choice)))
+    assert "attention by eager" in "\n".join(show_choice(found.choice, plan_prediction(found.choice)))
 
 
 def adapted(base: str, schedule: str = "", lora: str = "rank=32", cluster: str | None = "1x8:a100-80gb") -> Compiled:
@@ -95,7 +95,9 @@ def test_adapters_are_held_as_costs_less() -> None:
     found = adapted("Qwen/Qwen2.5-1.5B")
     held = found.plan.holding("actor", found.plan.role("actor", "generate").name)
     assert held.adapters == "merged"
-    [told] = [line for line in show_choice(found.choice, predicted(found.choice)) if line.startswith("adapters of")]
+    [told] = [
+        line for line in show_choice(found.choice, plan_prediction(found.choice)) if line.startswith("adapters of")
+    ]
     assert re.match(r"adapters of actor.generate: merged works for .*; apart works for .* of each device$", told)
     taken = dict(re.findall(r"(merged|apart) works for ([\d.]+) s", told))
     assert float(taken["merged"]) < float(taken["apart"])
@@ -127,7 +129,9 @@ def test_adapters_are_not_merged_into_weights_that_round_them_away() -> None:
     """Not where that is left to the search, and not with an engine that has no other way."""
     found = narrow("Qwen2.5-1.5B")
     assert found.plan.holding("actor", found.plan.role("actor", "generate").name).adapters == "apart"
-    [told] = [line for line in show_choice(found.choice, predicted(found.choice)) if line.startswith("adapters of")]
+    [told] = [
+        line for line in show_choice(found.choice, plan_prediction(found.choice)) if line.startswith("adapters of")
+    ]
     assert "; not merged: vllm has adapters merged in weights of bfloat16, which round away what is learned" in told
     assert {group.engine for group in narrow("Qwen3-30B-A3B", "free").plan.groups if group.models} == {"transformers"}
 
@@ -193,7 +197,7 @@ def test_adapters_as_a_schedule_says(way: str) -> None:
     schedule = f"schedule grpo\n{lines}place actor.generate on one(engine=vllm, adapters={way})\n"
     found = adapted("Qwen/Qwen2.5-1.5B", schedule)
     assert found.plan.holding("actor", found.plan.role("actor", "generate").name).adapters == way
-    told = [line for line in show_choice(found.choice, predicted(found.choice)) if line.startswith("adapters of")]
+    told = [line for line in show_choice(found.choice, plan_prediction(found.choice)) if line.startswith("adapters of")]
     assert [line.endswith("of each device, as the schedule says") for line in told] == [True]
 
 
@@ -244,7 +248,7 @@ def test_a_plan_is_whole(cluster: str, name: str) -> None:
         group.mesh.size <= next(p.devices for p in plan.pools if p.name == group.pool) or group.name == HOST
         for group in plan.groups
     )
-    assert all(peak.fits for peak in memory(found.choice).values())
+    assert all(peak.fits for peak in peak_memory(found.choice).values())
     assert found.choice.found.gap <= 0.01
 
 
@@ -267,11 +271,11 @@ def test_orders_that_a_copy_samples_together_are_simulated() -> None:
     """ReMax asks for samples and for the likeliest answer of the same weights."""
     found = chosen("remax", "2x8:a100-80gb")
     seen = simulate(found, found.choice.question.cluster, workload=LENGTHS)
-    told = predicted(found.choice)
+    told = plan_prediction(found.choice)
     assert told["in_turn_seconds"] == found.choice.found.seconds > 1.1 * seen.seconds
     # Of other steps, whose lengths differ.
     assert told["seconds"] == pytest.approx(seen.seconds, rel=0.03)
-    assert predicted(chosen("grpo", "2x8:a100-80gb").choice)["in_turn_seconds"] is None
+    assert plan_prediction(chosen("grpo", "2x8:a100-80gb").choice)["in_turn_seconds"] is None
 
 
 @pytest.mark.long
@@ -281,11 +285,11 @@ def test_where_steps_overlap_generation_has_devices_of_its_own() -> None:
     steady = rlgraph.compile(ALGORITHMS / "async_grpo.rlf", {"n": 4}, cluster="4x8:h100-80gb").choice
     alone = choose(replace(steady.question, in_turn=True))
     assert alone and len(alone.found.blocks) == 1 < len(steady.found.blocks)
-    told = predicted(steady)
+    told = plan_prediction(steady)
     assert told["steady_seconds"] == steady.found.seconds and told["in_turn_seconds"] is None
-    assert told["seconds"] < 0.95 * overlapped(alone, 2)
+    assert told["seconds"] < 0.95 * simulate_seconds(alone, 2)
     wrong = replace(alone, found=replace(alone.found, bound=1.0), problem=steady.problem, question=steady.question)
-    other = better(wrong, steady, steps=2)
+    other = choose_simulated(wrong, steady, steps=2)
     assert other.plan == steady.plan and other.question == steady.question
     assert other.found.bound == 1.0 and 0 < other.found.gap < 1
 
@@ -350,7 +354,7 @@ def test_models_sleep_where_that_is_faster(name: str, cluster: str) -> None:
     assert seconds[0] < 0.99 * seconds[1]
     assert seconds[0] == pytest.approx(found.choice.found.seconds, rel=0.05)
     assert found.choice.found.bound <= found.choice.found.value < 0.99 * awake.choice.found.value
-    assert all(peak.fits for peak in memory(found.choice).values())
+    assert all(peak.fits for peak in peak_memory(found.choice).values())
 
 
 SLICED = """\
@@ -407,7 +411,7 @@ def test_without_time_for_who_could_sleep_the_plan_stays() -> None:
     """Of a problem that is too large for all options nothing is known then of plans in which models sleep."""
     awake = of_usual_rows("grpo", "9x8:rtx4090", offload=False)
     asked = replace(awake.choice.question, offload=True)
-    looked, hurried = (choose_asleep(replace(asked, search_seconds=each), awake.choice) for each in (inf, 0.0))
+    looked, hurried = (choose_with_offload(replace(asked, search_seconds=each), awake.choice) for each in (inf, 0.0))
     assert any(each.offload for each in looked.plan.holdings) and looked.found.value < awake.choice.found.value
     assert hurried.plan == awake.plan and hurried.found.bound == 0
 
@@ -465,7 +469,7 @@ def test_parameters_are_gathered_once_an_update_where_that_fits(cluster: str, wa
     found, layer = made(""), made(", gather=layer")
     group = found.plan.owner("actor").name
     assert [each.plan.holding("actor", group).gather for each in (found, layer)] == [way, "layer"]
-    seconds = [predicted(each.choice)["seconds"] for each in (found, layer)]
+    seconds = [plan_prediction(each.choice)["seconds"] for each in (found, layer)]
     assert seconds[0] < 0.95 * seconds[1] if way else seconds[0] == pytest.approx(seconds[1])
     if not way:
         with pytest.raises(ProgramError):
@@ -479,7 +483,7 @@ def test_what_is_gathered_is_shared_out() -> None:
     assert made.plan.role("actor", "train").mesh.length("fsdp") > 1
     [said] = [
         line
-        for line in show_choice(made.choice, predicted(made.choice))
+        for line in show_choice(made.choice, plan_prediction(made.choice))
         if line.startswith("parameters of actor are gathered")
     ]
     assert "by layer works" in said and "; by update works" in said and said.endswith("as the schedule says")
@@ -503,7 +507,7 @@ def test_off_loading_is_the_last_resort() -> None:
     assert any(each.offload for each in found.plan.holdings)
     assert not found.diagnostics
     held = [each for each in found.plan.holdings if each.offload]
-    said = "\n".join(show_choice(found.choice, predicted(found.choice)))
+    said = "\n".join(show_choice(found.choice, plan_prediction(found.choice)))
     for name in {found.plan.part(each.model, each.group) for each in held}:
         assert re.search(rf"^    {re.escape(name)} +sleeps during [a-z_]+", said, re.M), name
     assert "train actor" not in re.findall(r"^    actor\.(?!generate).* sleeps during .*$", said, re.M)[0]
@@ -519,7 +523,7 @@ def test_who_sleeps_has_room_in_the_hosts_memory() -> None:
     seconds = [each.choice.found.value for each in made]
     assert seconds == sorted(seconds) and seconds[0] < seconds[1] < seconds[2]
     for each in made:
-        nodes = hosts(each.choice)
+        nodes = offloaded_by_node(each.choice)
         assert all(node.fits for node in nodes.values())
         assert sum(node.bytes for node in nodes.values()) == pytest.approx(
             sum(option.host for option in each.choice.found.options)
@@ -536,9 +540,9 @@ def test_hosts_with_too_little_memory_are_told() -> None:
     assert re.search(r"[\d.]+GB sleep in the memory of node 0's host \(.*`critic`.*\), and 40GB of it", first.message)
     [needed] = re.findall(r"host_memory=([\d.]+GB)", first.hint)
     made = chosen("ppo", cluster.format(needed))
-    [node] = hosts(made.choice).values()
+    [node] = offloaded_by_node(made.choice).values()
     assert node.bytes == pytest.approx(node.capacity, rel=0.01)
-    said = "\n".join(show_choice(made.choice, predicted(made.choice)))
+    said = "\n".join(show_choice(made.choice, plan_prediction(made.choice)))
     assert re.search(r"in the host's memory, [\d.]+GB for each device, [\d.]+GB of [\d.]+GB on a node, while", said)
 
 
@@ -561,7 +565,7 @@ def test_no_split_of_what_shares_its_optimizer_beats_the_search(split: str) -> N
         for text in (None, pins)
     )
     assert free.found.bound <= pinned.found.seconds * (1 + 1e-9)
-    assert all(peak.fits for choice in (free, pinned) for peak in memory(choice).values())
+    assert all(peak.fits for choice in (free, pinned) for peak in peak_memory(choice).values())
 
 
 def test_eight_copies_of_8b_fit_on_devices_of_80_gb() -> None:
@@ -589,7 +593,7 @@ def test_each_process_has_its_runtime_on_a_device() -> None:
             spec = engine(group.engine)
             axes = [name for name, size in group.mesh.axes if size > 1 and (name != "dp" or spec.trains)]
             expected += spec.memory.process + len(axes) * choice.question.constants.communicator
-        [peak] = memory(choice).values()
+        [peak] = peak_memory(choice).values()
         assert sum(size for _, what, size in peak.parts if what == "runtime") == expected > 0
         # The search does not count on processes that are shared.
         found = choice.found
@@ -600,17 +604,17 @@ def test_each_process_has_its_runtime_on_a_device() -> None:
 def test_devices_that_are_almost_full_are_said_to_be_tight() -> None:
     """The fastest plan is, on devices of a little more memory it is not; and one that is little slower never is."""
     found = chosen("sft", "1x1:h20-96gb").choice
-    [peak] = memory(found).values()
+    [peak] = peak_memory(found).values()
     reserved = found.problem.constants.reserved
     for share, tight in ((0.998, True), (0.96, True), (0.94, False)):
         needed = (peak.bytes / share + reserved) / (1 - found.problem.constants.fragmentation)
         cluster = f"1x1:h20-96gb(memory={needed / 2**20:.6f}MiB)"
         choice = chosen("sft", cluster, search_gap=0).choice
-        [now] = memory(choice).values()
+        [now] = peak_memory(choice).values()
         assert now.bytes == peak.bytes and now.tight == tight
-        [calm] = memory(chosen("sft", cluster).choice).values()
+        [calm] = peak_memory(chosen("sft", cluster).choice).values()
         assert not calm.tight
-        assert any("; tight, " in line for line in show_choice(choice, predicted(choice))) == tight
+        assert any("; tight, " in line for line in show_choice(choice, plan_prediction(choice))) == tight
 
 
 def test_more_devices_are_never_slower() -> None:
@@ -744,7 +748,7 @@ def test_what_is_proposed_can_be_run_and_is_the_least(case: str) -> None:
     assert {each.code for each in wrong} == {"E0933" if "together" in case else "E0930"}
     [hint] = {each.hint for each in wrong}
     if schedule:
-        assert "`learn`" in hint and not not_built(compiled(cluster, None).plan)
+        assert "`learn`" in hint and not missing_features(compiled(cluster, None).plan)
         return
     if hint.startswith("more nodes"):
         nodes, _, rest = cluster.partition("x")
@@ -752,7 +756,7 @@ def test_what_is_proposed_can_be_run_and_is_the_least(case: str) -> None:
             compiled(f"{MOST_NODES}x{rest}", schedule)
         return
     [larger] = re.findall(r"--cluster '(.*?)'", hint)
-    assert not not_built(compiled(larger, schedule).plan)
+    assert not missing_features(compiled(larger, schedule).plan)
     nodes, _, rest = larger.partition("x")
     with pytest.raises(ProgramError):
         compiled(f"{int(nodes) - 1}x{rest}", schedule)
@@ -764,7 +768,7 @@ def test_where_the_preferred_engine_fits_nowhere_another_one_is_taken() -> None:
     found = rlgraph.compile(ALGORITHMS / "grpo.rlf", sets, cluster="2x6:rtx4090")
     assert found.plan.role("actor", "train").engine == "transformers"
     assert found.plan.role("actor", "generate").engine == "vllm"
-    assert all(peak.fits for peak in memory(found.choice).values())
+    assert all(peak.fits for peak in peak_memory(found.choice).values())
     pinned = "schedule grpo\npool all = 12 devices\nplace actor.train on all(engine=megatron)\n"
     with pytest.raises(ProgramError):
         rlgraph.compile(ALGORITHMS / "grpo.rlf", sets, cluster="2x6:rtx4090", schedule=pinned)
@@ -773,7 +777,7 @@ def test_where_the_preferred_engine_fits_nowhere_another_one_is_taken() -> None:
 def test_what_would_fit_is_searched_for_no_longer_than_was_said() -> None:
     asked = replace(chosen("grpo", "1x8:h100").choice.question, cluster=read_cluster("1x2:l4(memory=8GiB)"))
     for seconds, hint in ((0.0, "the time was over"), (inf, "it fits on ")):
-        refusals = refused(replace(asked, search_seconds=seconds)).diagnostics
+        refusals = no_plan_error(replace(asked, search_seconds=seconds)).diagnostics
         assert refusals and all(each.code == "E0930" and each.hint.startswith(hint) for each in refusals)
 
 
@@ -794,11 +798,11 @@ def test_ctrl_c_while_a_plan_is_simulated(monkeypatch: pytest.MonkeyPatch, capsy
         if next(asked, None) == 2:
             ctrl_c()
 
-    monkeypatch.setattr(progress.Line, "show", third)
-    told = predicted(choice)
+    monkeypatch.setattr(progress.ProgressLine, "show", third)
+    told = plan_prediction(choice)
     assert told["seconds"] == choice.found.seconds and told["steady_seconds"] is None
     assert re.match(r"interrupted after .* of simulating, .*: what overlaps does not count", capsys.readouterr().err)
-    assert predicted(choice)["steady_seconds"] == choice.found.seconds
+    assert plan_prediction(choice)["steady_seconds"] == choice.found.seconds
 
 
 def test_a_model_of_unknown_size() -> None:

@@ -16,13 +16,13 @@ from benchmarks.brute_force import EQUAL, FEWER, beside_all, coarse, every, seco
 from rlgraph.api.compiled import Compiled
 from rlgraph.passes.compilation import blocks, finalists
 from rlgraph.passes.compilation.blocks import STEPS, with_blocks
-from rlgraph.passes.compilation.choosing import predicted
-from rlgraph.passes.compilation.finalists import better, refined
-from rlgraph.passes.compilation.overlap import Timed, streams
+from rlgraph.passes.compilation.choosing import plan_prediction
+from rlgraph.passes.compilation.finalists import choose_simulated, refine
+from rlgraph.passes.compilation.overlap import SimulatedSeconds, streaming_key
 from rlgraph.passes.compilation.target import workload
 from rlgraph.passes.cost.tasks import Task, Workload, main_step, tasks
-from rlgraph.passes.placement.choose import Choice, choose
-from rlgraph.passes.placement.runners_up import beside, soonest
+from rlgraph.passes.placement.choose import PlacementChoice, choose
+from rlgraph.passes.placement.runners_up import next_best_choices, streamed_value
 
 PROGRAM = """algorithm t
 model actor  = causal_lm("Qwen/Qwen2.5-0.5B")
@@ -63,14 +63,14 @@ def test_a_plan_that_is_slower_by_whole_batches_wins_with_blocks(lines: str) -> 
     alone = choose(replace(found.question, apart=()))
     assert alone
 
-    def shape(choice: Choice) -> tuple[int, int]:
+    def shape(choice: PlacementChoice) -> tuple[int, int]:
         return len(choice.found.blocks), choice.plan.role("actor", "generate").mesh.length("dp")
 
     assert shape(alone) == (1, 1) and shape(found) == ((1, 2) if "tail" in lines else (2, 1))
-    assert seconds(found) < 0.97 * seconds(refined(alone))
+    assert seconds(found) < 0.97 * seconds(refine(alone))
     assert found.found.seconds > alone.found.seconds
     assert found.found.bound <= alone.found.seconds and found.found.gap > 0
-    told = predicted(found)
+    told = plan_prediction(found)
     assert told["seconds"] == found.simulated < told["in_turn_seconds"] == found.found.seconds
     assert not found.question.streamed and found.plan.blocks
 
@@ -80,7 +80,7 @@ UNLIKE = PROGRAM.replace("0.5B", "1.5B").replace("batch=16", "batch=32").replace
 
 
 @cache
-def unlike(lines: str) -> Choice:
+def unlike(lines: str) -> PlacementChoice:
     rows = workload("100", "mean=100,p99=400")
     return rlgraph.compile(UNLIKE, schedule=f"schedule t\n{lines}", cluster=APART, workload=rows).choice
 
@@ -100,8 +100,8 @@ def test_blocks_are_the_best_beside_the_tail() -> None:
     """Without a tail larger ones are."""
     found = unlike("stream rollout(deal=free)\ntail rollout\n")
     bare = replace(found, plan=replace(found.plan, blocks=(), free=(), tails=()))
-    once = with_blocks(bare, Timed(2))
-    assert streams(refined(bare)) == streams(found) and found.plan.blocks < once.plan.blocks
+    once = with_blocks(bare, SimulatedSeconds(2))
+    assert streaming_key(refine(bare)) == streaming_key(found) and found.plan.blocks < once.plan.blocks
 
 
 def test_blocks_that_are_said_are_compared_too() -> None:
@@ -120,10 +120,10 @@ def test_others_share_pools_in_other_ways() -> None:
     first = made("stream rollout\n").choice
     choice = choose(replace(first.question, apart=(), streamed=("rollout",)))
     assert choice
-    found = [choice, *beside([choice], 3, inf)]
+    found = [choice, *next_best_choices([choice], 3, inf)]
     assert len({each.found.blocks for each in found}) == 4
     values = [each.found.value for each in found]
-    assert values == sorted(values) and values[0] == soonest(replace(choice, question=first.question))
+    assert values == sorted(values) and values[0] == streamed_value(replace(choice, question=first.question))
 
 
 def test_what_cannot_be_better_is_not_simulated() -> None:
@@ -132,10 +132,10 @@ def test_what_cannot_be_better_is_not_simulated() -> None:
     slower = replace(first, found=late, plan=replace(first.plan, cluster="slower"))
     asked = []
     with (
-        patch.object(finalists, "soonest", lambda choice: 3 * first.simulated),
-        patch.object(finalists, "with_seconds", lambda choice, *_: asked.append(choice) or first),
+        patch.object(finalists, "streamed_value", lambda choice: 3 * first.simulated),
+        patch.object(finalists, "simulate_choice", lambda choice, *_: asked.append(choice) or first),
     ):
-        assert better(first, slower) is first
+        assert choose_simulated(first, slower) is first
     assert asked == [first]
 
 

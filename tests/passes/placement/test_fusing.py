@@ -10,9 +10,9 @@ from test_place import planned, shipped
 from rlgraph.dsl.check import check_all
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.mesh import mesh
-from rlgraph.ir.plan import Fused
-from rlgraph.ir.shared_pipelines import common, misfit
-from rlgraph.passes.placement.fusing import faults_of
+from rlgraph.ir.plan import FusedTraining
+from rlgraph.ir.shared_pipelines import shared_stages, stage_misfit
+from rlgraph.passes.placement.fusing import fuse_faults
 from rlgraph.passes.rewrites.pipeline import run_passes
 
 MODELS = """algorithm a
@@ -53,10 +53,10 @@ BOTH = inside(LOOP.format(parts=2)) + inside(ACTOR.format(weight="1.0") + CRITIC
 
 def test_every_other_one_goes_the_other_way() -> None:
     plan = planned(MODELS + BOTH, SCHEDULE.format(mesh="pp=2", rest="", works="actor.train, critic.train"))
-    assert plan.fused == (Fused(("actor", "critic"), ("critic",)),)
+    assert plan.fused == (FusedTraining(("actor", "critic"), ("critic",)),)
     assert plan.fused_with("critic") == plan.fused[0] and plan.fused_with("ref") is None
     turned = planned(MODELS + BOTH, SCHEDULE.format(mesh="pp=4", rest="", works="critic.train, actor.train"))
-    assert turned.fused == (Fused(("critic", "actor"), ("actor",)),)
+    assert turned.fused == (FusedTraining(("critic", "actor"), ("actor",)),)
 
 
 def test_the_schedule_that_ships_can_be_fused() -> None:
@@ -91,9 +91,9 @@ def test_a_plan_that_was_changed_by_hand_is_asked_the_same() -> None:
     text = MODELS + inside(CRITIC) + "    v = critic.values(rollout)\n" + inside(ACTOR.format(weight="v"))
     found = run_passes(check_all(Source("a.rlf", text)).program)[-1].program
     schedule = SCHEDULE.format(mesh="pp=2", rest="", works="").replace("fuse \n", "")
-    fused = Fused(("actor", "critic"), ("critic",))
+    fused = FusedTraining(("actor", "critic"), ("critic",))
     plan = replace(planned(text, schedule), fused=(fused,))
-    [(message, _)] = faults_of(fused, plan, found)
+    [(message, _)] = fuse_faults(fused, plan, found)
     assert message == "the training of `actor` waits for what that of `critic` has made"
 
 
@@ -121,11 +121,11 @@ def test_models_that_are_split_unlike_lie_on_the_same_stages() -> None:
         plan = planned(MODELS + BOTH, placed(actor, critic))
         found = {plan.role(model, "train").devices for model in ("actor", "critic")}
         assert found == {tuple(range(8)), devices}
-        assert plan.fused == (Fused(("actor", "critic"), ("critic",)),)
+        assert plan.fused == (FusedTraining(("actor", "critic"), ("critic",)),)
     # The ranks of a stage of one copy are on the devices of one stage of the other model.
     for mine, other in ((mesh(pp=4, tp=2), mesh(dp=4, pp=2)), (mesh(dp=2, pp=4, tp=2), mesh(dp=4, pp=2, cp=2))):
-        assert misfit([mine, other]) == ""
-        whole = common([mine, other])
+        assert stage_misfit([mine, other]) == ""
+        whole = shared_stages([mine, other])
         for split in (mine, other):
             places = whole.places(split)
             assert sorted(places) == list(range(split.size))
@@ -168,8 +168,8 @@ def test_ranks_that_a_hand_has_moved_share_no_stages() -> None:
     group = plan.role("critic", "train")
     moved = replace(group, devices=tuple(range(8)))
     wrong = replace(plan, groups=tuple(moved if each.name == group.name else each for each in plan.groups))
-    assert not [*faults_of(plan.fused[0], plan, found)]
-    [(message, hint)] = faults_of(plan.fused[0], wrong, found)
+    assert not [*fuse_faults(plan.fused[0], plan, found)]
+    [(message, hint)] = fuse_faults(plan.fused[0], wrong, found)
     assert message.endswith("their ranks do not lie on the same stages") and "make the plan anew" in hint
 
 

@@ -17,13 +17,13 @@ from rlgraph.explain.choice import show_choice
 from rlgraph.explain.simulate import simulate
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Plan
-from rlgraph.passes.compilation.choosing import memory, predicted
+from rlgraph.passes.compilation.choosing import peak_memory, plan_prediction
 from rlgraph.passes.compilation.target import workload
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.peak import usable
-from rlgraph.passes.cost.predict import Spread, TaskModel, task_model
-from rlgraph.passes.placement.search.partitions import laid, packed
+from rlgraph.passes.cost.predict import NodeGroupsTaskModel, TaskModel, task_model
+from rlgraph.passes.placement.search.partitions import packed, pool_locations
 from rlgraph.passes.placement.search.problem import Block
 from tests.suites import few
 
@@ -80,11 +80,12 @@ def test_a_pool_that_is_larger_than_a_group_lies_over_several(
             assert all(len(each) == 1 for each in copies)
             assert len(set(group.devices)) == group.mesh.size
     seen = simulate(found, where, workload=LENGTHS)
-    assert seen.seconds == pytest.approx(predicted(found.choice)["seconds"], rel=0.05)
-    assert all(peak.fits for peak in memory(found.choice).values())
+    assert seen.seconds == pytest.approx(plan_prediction(found.choice)["seconds"], rel=0.05)
+    assert all(peak.fits for peak in peak_memory(found.choice).values())
     counts = [f"{count} {island.device.name}" for count, island in zip(kinds, where.islands, strict=True)]
     assert any(
-        f"in `all` ({' and '.join(counts)})" in line for line in show_choice(found.choice, predicted(found.choice))
+        f"in `all` ({' and '.join(counts)})" in line
+        for line in show_choice(found.choice, plan_prediction(found.choice))
     )
 
 
@@ -117,7 +118,7 @@ def test_the_slowest_copy_decides_and_gradients_go_over_the_link_between_groups(
 
     near = read_cluster(UNLIKE)
     both, *alone = (model(island, near) for island in (None, 0, 1))
-    assert isinstance(both, Spread) and both.update
+    assert isinstance(both, NodeGroupsTaskModel) and both.update
     passes = [each.passes.seconds(each.share(16)) for each in alone if each.passes]
     assert both.work(16).seconds > max(passes) > 1.5 * min(passes)
     assert both.seconds(16) >= max(each.seconds(16) for each in alone) - 1e-9
@@ -137,22 +138,22 @@ def test_memory_is_that_of_each_device() -> None:
     """A cache of the smaller device; and what lies on the larger one alone may be larger."""
     cluster = "1x2:h100-80gb + 1x2:h200-141gb"
     found = compiled(cluster, ALL.format(devices=4, tp=1), stream=False)
-    [peak] = memory(found.choice).values()
+    [peak] = peak_memory(found.choice).values()
     where = read_cluster(cluster)
     assert peak.device == "h100-80gb" and peak.capacity == usable(where.islands[0], found.choice.question.constants)
     plan = found.plan
     only = tuple(replace(group, devices=(2, 3), mesh=mesh(dp=2)) if group.models else group for group in plan.groups)
     choice = replace(found.choice, plan=replace(plan, groups=only))
-    [peak] = memory(choice).values()
+    [peak] = peak_memory(choice).values()
     assert peak.device == "h200-141gb" and peak.capacity == usable(where.islands[1], found.choice.question.constants)
 
 
 def test_pools_beside_one_that_lies_over_two_groups_begin_behind_it() -> None:
     islands = read_cluster("1x8:h100-80gb + 2x8:a100-80gb").islands
     blocks = (Block((0,), 1, "", 0, (0,)), Block((1,), 1), Block((2,), 1))
-    assert laid(islands, blocks, (10, 8, 4)) == [[(0, 0, 8), (1, 0, 2)], [(1, 8, 8)], [(1, 2, 4)]]
+    assert pool_locations(islands, blocks, (10, 8, 4)) == [[(0, 0, 8), (1, 0, 2)], [(1, 8, 8)], [(1, 2, 4)]]
     before = (Block((0,), 0, "", 0, (1,)), Block((1,), 0))
-    assert laid(islands, before, (18, 4)) == [[(0, 6, 2), (1, 0, 16)], [(0, 0, 4)]]
+    assert pool_locations(islands, before, (18, 4)) == [[(0, 6, 2), (1, 0, 16)], [(0, 0, 4)]]
     uneven = read_cluster("1x2:h100-80gb + 2x3:a100-80gb").islands
     assert packed(uneven, blocks[:2], (4, 3)) and packed(uneven, blocks, (4, 2, 1))
     assert not packed(uneven, blocks, (4, 2, 2))

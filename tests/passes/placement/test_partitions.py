@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 import rlgraph
-from rlgraph.catalog.clusters.cluster import Island
+from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.passes.placement.search.partitions import located, packed, sizes
+from rlgraph.passes.placement.search.partitions import first_devices, packed, sizes
 from rlgraph.passes.placement.search.problem import Block
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 
 
-def island(nodes: int, per_node: int) -> Island:
+def island(nodes: int, per_node: int) -> NodeGroup:
     (found,) = read_cluster(f"{nodes}x{per_node}:rtx4090").islands
     return found
 
@@ -46,7 +46,9 @@ def test_pools_have_room_where_nodes_can_be_dealt_to_them(nodes: int, per_node: 
         )
         assert packed([own], blocks, devices) is dealt
         if dealt:
-            places = [range(first, first + size) for first, size in zip(located(own, devices), devices, strict=True)]
+            places = [
+                range(first, first + size) for first, size in zip(first_devices(own, devices), devices, strict=True)
+            ]
             assert len(set().union(*places)) == sum(devices) and max(map(max, places)) < own.devices
             assert all(len({at // per_node for at in place}) == -(-len(place) // per_node) for place in places)
 
@@ -55,8 +57,8 @@ def test_a_schedule_may_give_pools_sizes_that_nodes_have_no_room_for() -> None:
     own = island(2, 5)
     assert not packed([own], [Block((at,), 0) for at in range(3)], [3, 3, 3])
     assert packed([own], [Block((at,), 0, "pinned", 3) for at in range(3)], [3, 3, 3])
-    assert located(own, [3, 3, 3]) == [0, 3, 6]
-    assert located(own, [2, 8]) == [8, 0]
+    assert first_devices(own, [3, 3, 3]) == [0, 3, 6]
+    assert first_devices(own, [2, 8]) == [8, 0]
 
 
 @pytest.mark.parametrize(

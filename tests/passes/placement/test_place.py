@@ -17,7 +17,7 @@ from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.passes.compilation.planning import find_shapes
 from rlgraph.passes.placement.place import Machine, place
-from rlgraph.passes.resharding.edges import edges
+from rlgraph.passes.resharding.edges import group_edges
 from rlgraph.passes.rewrites.pipeline import run_passes
 from rlgraph.user_code.files import Folders
 from tests import golden
@@ -267,7 +267,7 @@ def test_a_model_that_only_follows_another_is_where_that_one_is() -> None:
 def test_the_values_that_travel() -> None:
     schedule = (ALGORITHMS / "ppo.rls").read_text("utf-8").partition("schedule ppo\n")[2]
     program = run_passes(check_all(Source("ppo.rlf", shipped("ppo"))).program)[-1].program
-    found = [(edge.value, edge.source, edge.target) for edge in edges(program, planned(shipped("ppo"), schedule))]
+    found = [(edge.value, edge.source, edge.target) for edge in group_edges(program, planned(shipped("ppo"), schedule))]
     assert found == [
         ("prompts", HOST, "play.vllm"),
         ("rollout", "play.vllm", "play.megatron"),
@@ -353,6 +353,6 @@ def test_functions_on_a_pool_of_cpus() -> None:
     assert plan.runs("correct") == judges and plan.runs("style") is None
     assert plan.doer("", "call", "style").name == HOST
     program = run_passes(check_all(Source("a.rlf", text)).program)[-1].program
-    sent = {(edge.value, edge.source, edge.target) for edge in edges(program, plan)}
+    sent = {(edge.value, edge.source, edge.target) for edge in group_edges(program, plan)}
     assert ("rollout", "all.transformers", "judges.python") in sent
     assert any(edge[1:] == ("judges.python", HOST) for edge in sent), "and the scores go to the host"

@@ -20,13 +20,13 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.explain.choice import show_choice
 from rlgraph.explain.critical import critical_path
 from rlgraph.explain.simulate import simulate
-from rlgraph.passes.compilation.choosing import memory, predicted
+from rlgraph.passes.compilation.choosing import peak_memory, plan_prediction
 from rlgraph.passes.compilation.target import workload
-from rlgraph.passes.cost.time import sync
+from rlgraph.passes.cost.time import sync_cost
 from rlgraph.passes.placement.search.components import Component
-from rlgraph.passes.placement.search.decompositions import Ways
-from rlgraph.passes.placement.search.incumbent import Found
-from rlgraph.passes.placement.search.option import Apart, Option
+from rlgraph.passes.placement.search.decompositions import Decompositions
+from rlgraph.passes.placement.search.incumbent import SearchResult
+from rlgraph.passes.placement.search.option import Option, SeparateOption
 from rlgraph.passes.placement.search.options import FASTER, Options
 from rlgraph.passes.placement.search.partitions import partitions
 from rlgraph.passes.placement.search.problem import Blocks, Problem
@@ -43,7 +43,7 @@ MOST = 20000
 
 
 @cache
-def several(seed: int, older: int = 0, over: bool = False) -> tuple[Ways, tuple[tuple[str, int], ...]]:
+def several(seed: int, older: int = 0, over: bool = False) -> tuple[Decompositions, tuple[tuple[str, int], ...]]:
     """A random problem in which some models are read and trained, and its ways; the pools that are declared. over:
     pools may lie over several islands."""
     dice = random.Random(seed)
@@ -72,7 +72,7 @@ def several(seed: int, older: int = 0, over: bool = False) -> tuple[Ways, tuple[
                 own = {id(whole): own for whole, *own in apart}
                 components = list(chain.from_iterable(own.get(id(each), [each]) for each in first.components))
                 problems.append(Problem(components, *first.given[1:]))
-        ways = Ways(problems)
+        ways = Decompositions(problems)
         if 0 < count(ways, case.fixed, over) <= MOST:
             return ways, case.fixed
 
@@ -89,7 +89,7 @@ def parted(whole: Component, ops: list[str]) -> tuple[Component, Component, Comp
 
 
 def plans(
-    ways: Ways, fixed: tuple[tuple[str, int], ...], over: bool = False
+    ways: Decompositions, fixed: tuple[tuple[str, int], ...], over: bool = False
 ) -> Iterator[tuple[Case, Blocks, tuple[int, ...], list[list[Option]]]]:
     """Of each way, with the options of each component. Who reads apart is where anything else is done, too."""
     for problem in ways.problems:
@@ -127,7 +127,7 @@ def worth_it(problem: Problem, whole: Component, trainer: Option, reader: Option
     """The seconds of all tasks, if some of what is read is there in less than `FASTER` of the time."""
     together = problem.options.strategy(whole, trainer.strategy.deployment).seconds(trainer.copies)
     ends = trainer.deployment, reader.deployment
-    wait = sync(whole.config, *ends, True, problem.constants).seconds
+    wait = sync_cost(whole.config, *ends, True, problem.constants).seconds
     seconds, faster = [], False
     trained, read = iter(trainer.seconds), iter(reader.seconds)
     for number, task in enumerate(whole.tasks):
@@ -155,7 +155,7 @@ def all_of(problem: Problem, component: Component, islands: tuple[int, ...], dev
     ]
 
 
-def count(ways: Ways, fixed: tuple[tuple[str, int], ...], over: bool = False) -> int:
+def count(ways: Decompositions, fixed: tuple[tuple[str, int], ...], over: bool = False) -> int:
     found = 0
     for *_, options in plans(ways, fixed, over):
         found += prod(map(len, options))
@@ -164,7 +164,7 @@ def count(ways: Ways, fixed: tuple[tuple[str, int], ...], over: bool = False) ->
     return found
 
 
-def brute(ways: Ways, fixed: tuple[tuple[str, int], ...], over: bool = False) -> float:
+def brute(ways: Decompositions, fixed: tuple[tuple[str, int], ...], over: bool = False) -> float:
     return min(
         (
             valued(case, blocks, devices, chosen)
@@ -206,13 +206,13 @@ def test_some_of_these_plans_read_apart() -> None:
     for seed in reversed(SEEDS):
         if found := searched(*several(seed, older=max(0, seed % 4 - 2))):
             apart |= found.way > 0
-            parted |= any(isinstance(option, Apart) for option in found.options)
+            parted |= any(isinstance(option, SeparateOption) for option in found.options)
         if apart and parted:
             return
     raise AssertionError((apart, parted))
 
 
-def searched(ways: Ways, fixed: tuple[tuple[str, int], ...], over: bool = False) -> Found | None:
+def searched(ways: Decompositions, fixed: tuple[tuple[str, int], ...], over: bool = False) -> SearchResult | None:
     among = list(partitions(ways.parted.components, ways.parted.cluster, fixed, ways.readers, over))
     return Search(ways.problems[0], among, 0.0, ways=ways).run()
 
@@ -285,10 +285,10 @@ def test_a_schedule_may_read_apart(schedule: str, tmp_path: Path) -> None:
     assert (model, trained.name, reads.name) in choice.plan.syncs()
     if schedule is SAMPLED:
         assert reads == choice.plan.role("actor", "generate")
-    assert all(peak.fits for peak in memory(choice).values())
+    assert all(peak.fits for peak in peak_memory(choice).values())
     seen = simulate(found, choice.question.cluster, workload=LENGTHS)
     assert seen.seconds == pytest.approx(choice.found.seconds, rel=0.05)
-    told = "\n".join(show_choice(choice, predicted(choice)))
+    told = "\n".join(show_choice(choice, plan_prediction(choice)))
     assert re.search(rf"^  {title} .*", told, re.M)
     stretches = critical_path(choice.problem, choice.found)
     assert sum(each.seconds for each in stretches) == pytest.approx(choice.found.seconds, rel=1e-6)
@@ -304,7 +304,7 @@ def test_a_plan_reads_apart_where_that_is_faster(cluster: str, size: str, schedu
     found = compiled(schedule, cluster, size)
     choice = found.choice
     assert choice.plan.role("critic", "values").name != choice.plan.role("critic", "train").name
-    assert all(peak.fits for peak in memory(choice).values())
+    assert all(peak.fits for peak in peak_memory(choice).values())
     seen = simulate(found, choice.question.cluster, workload=LENGTHS)
     assert seen.seconds == pytest.approx(choice.found.seconds, rel=0.03)
     for each in critical_path(choice.problem, choice.found):

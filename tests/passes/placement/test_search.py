@@ -18,30 +18,29 @@ from operator import mul
 import pytest
 
 from rlgraph.backends.enginespec.legal import problems
-from rlgraph.catalog.clusters.cluster import Cluster, Device, Island
+from rlgraph.catalog.clusters.cluster import Cluster, Device, NodeGroup
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import ProgramError
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.schedule import Placement
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import ModelConfig
-from rlgraph.passes.cost.fusing import about
+from rlgraph.passes.cost.fusing import estimated_seconds
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.peak import TIGHT, usable
-from rlgraph.passes.cost.tasks import Read, Task
+from rlgraph.passes.cost.tasks import ReadValue, Task
 from rlgraph.passes.cost.time import Batch
-from rlgraph.passes.cost.timetable import Order
+from rlgraph.passes.cost.timetable import TaskOrder
 from rlgraph.passes.placement.search import caches, progress
 from rlgraph.passes.placement.search.bounds import Bounds
 from rlgraph.passes.placement.search.boxes import Box, Boxes
 from rlgraph.passes.placement.search.components import Component
-from rlgraph.passes.placement.search.depth_first import FEW_TRIES, LONG, MOST_TRIES, Fathoming, Tries
-from rlgraph.passes.placement.search.fusing import Taken, exactly
-from rlgraph.passes.placement.search.hosts import lodged
-from rlgraph.passes.placement.search.incumbent import Found, Incumbent
-from rlgraph.passes.placement.search.offload import could_sleep
-from rlgraph.passes.placement.search.option import Option, Strategy
-from rlgraph.passes.placement.search.option import unbeaten as not_beaten
+from rlgraph.passes.placement.search.depth_first import FEW_TRIES, LONG, MOST_TRIES, AllocationSearch, TryBudget
+from rlgraph.passes.placement.search.fusing import Taken, exact_seconds
+from rlgraph.passes.placement.search.hosts import fits_hosts
+from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
+from rlgraph.passes.placement.search.offload import partitions_worth_offloading
+from rlgraph.passes.placement.search.option import Option, Strategy, undominated_in_pipeline
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.partitions import packed, partitions, sizes, used
 from rlgraph.passes.placement.search.problem import Block, Blocks, Problem, peak
@@ -208,12 +207,12 @@ def beside(one: str, other: str, step: Sequence[Task]) -> bool:
     first, second = (
         [at for at, task in enumerate(step) if (task.model, task.op) == (each, "train")] for each in (one, other)
     )
-    order = Order.of([task.after for task in step])
+    order = TaskOrder.of([task.after for task in step])
     a, b = first[0], second[0]
     return a not in order.above[b] and b not in order.above[a] and step[a].times == step[b].times
 
 
-def island(dice: random.Random, shapes: Nodes, slow: bool = False, weak: bool = False) -> Island:
+def island(dice: random.Random, shapes: Nodes, slow: bool = False, weak: bool = False) -> NodeGroup:
     """slow: stages are faster than copies, which exchange gradients. weak: work takes longer than orders."""
     nodes, per_node = dice.choice(shapes)
     device = Device(
@@ -226,7 +225,7 @@ def island(dice: random.Random, shapes: Nodes, slow: bool = False, weak: bool = 
         host=dice.choice((1e7, 1e9, 1e11)),
         price=dice.choice((1.0, 3.0)),
     )
-    return Island(nodes, per_node, device, dice.choice((1e8, 1e9)), 1e-6, 1e-5)
+    return NodeGroup(nodes, per_node, device, dice.choice((1e8, 1e9)), 1e-6, 1e-5)
 
 
 def tasks(dice: random.Random, names: Sequence[str], longer: int) -> list[Task]:
@@ -248,7 +247,7 @@ def tasks(dice: random.Random, names: Sequence[str], longer: int) -> list[Task]:
         times = dice.choice((1.0, 1.0, 2.0)) if op == "train" else 1.0
         makers = {(each.model or "", each.op == "generate"): each.op for each in map(found.__getitem__, after)}
         reads = tuple(
-            Read(f"{name} {len(found)}", (name, makers[name, own]) if name else None, batch.tokens().tokens, times)
+            ReadValue(f"{name} {len(found)}", (name, makers[name, own]) if name else None, batch.tokens().tokens, times)
             for name, own in sorted(makers)
             if name != model
         )
@@ -402,7 +401,7 @@ def valued(
     for block in blocks:
         if not problem.fits([chosen[number] for number in block.components], problem.island(block)):
             return inf
-    if not lodged(problem, blocks, devices, chosen):
+    if not fits_hosts(problem, blocks, devices, chosen):
         return inf
     colocation = problem.colocation(blocks)
     syncs = [
@@ -411,7 +410,7 @@ def valued(
     copies = {number: option.copies for number, option in enumerate(chosen)}
     steps = []
     for pieces in problem.sharings(blocks, chosen) if taken else [()]:
-        durations = problem.fusing.durations(chosen, pieces, taken or exactly)
+        durations = problem.fusing.durations(chosen, pieces, taken or exact_seconds)
         steps.append(problem.step(durations, syncs, colocation, copies, pieces))
     return problem.value(min(steps), blocks, devices)
 
@@ -465,7 +464,7 @@ def test_pools_on_one_node_share_its_hosts_memory() -> None:
         islands = (replace(first, nodes=nodes, per_node=per_node, device=device),)
         found = Problem(problem.components, replace(cluster, islands=islands), *problem.given[2:])
         assert all(found.fits([option], islands[0]) for _ in blocks)
-        return lodged(found, blocks, devices, (option, option))
+        return fits_hosts(found, blocks, devices, (option, option))
 
     assert not fits(1, 4, (2, 2)) and not fits(1, 4, (1, 2))
     assert fits(2, 2, (2, 2)) and fits(2, 4, (2, 2)) and fits(2, 4, (4, 4)) and fits(2, 4, (4, 2))
@@ -490,14 +489,16 @@ def test_no_plan_is_better_where_trainings_share_a_pipeline(seed: int) -> None:
     """None of those whose options no other ones beat, by lists that are made at once; and none at all, by the lists
     that ranks make, is better than what is proven."""
     case = fused_case(seed)
-    least = min(valued(case, *plan, chosen, exactly) for *plan, own in plans(case) for chosen in product(*own))
+    least = min(valued(case, *plan, chosen, exact_seconds) for *plan, own in plans(case) for chosen in product(*own))
     found = Search(case.problem, case.candidates, 0.0).run()
     assert (found is None) == (least == inf)
     if found is not None:
         assert found.bound <= least * (1 + 1e-9)
-        best = min(valued(case, *plan, chosen, about) for *plan, own in unbeaten(case) for chosen in product(*own))
+        best = min(
+            valued(case, *plan, chosen, estimated_seconds) for *plan, own in unbeaten(case) for chosen in product(*own)
+        )
         assert found.value == pytest.approx(best, rel=1e-9)
-        again = case.problem.whole(found.blocks, found.options, found.pieces, about)
+        again = case.problem.whole(found.blocks, found.options, found.pieces, estimated_seconds)
         assert found.value == pytest.approx(case.problem.value(again, found.blocks, found.devices), rel=1e-9)
 
 
@@ -525,7 +526,7 @@ def unbeaten(case: Case) -> Iterator[tuple[Blocks, tuple[int, ...], list[Sequenc
                 component, island = case.problem.components[number], case.problem.island(block)
                 alone = case.problem.options.of(component, island, size)
                 shared = case.problem.options.sharing(component, island, size).values()
-                options[number] = *alone, *chain(*(not_beaten(own) for own in shared))
+                options[number] = *alone, *chain(*(undominated_in_pipeline(own) for own in shared))
         yield blocks, devices, options
 
 
@@ -608,7 +609,7 @@ def test_partitions_in_which_sleeping_pays_are_known_by_bounds() -> None:
         found = Search(problem, case.candidates, 0.0).run()
         if found is None:
             continue
-        could, bound = could_sleep(problem, case.candidates, found, 0.01, inf, "none")
+        could, bound = partitions_worth_offloading(problem, case.candidates, found, 0.01, inf, "none")
         for blocks in case.candidates:
             assert blocks in could or best[blocks] > bound * (1 - 1e-9), (seed, blocks)
         better = [blocks for blocks in case.candidates if best[blocks] < 0.99 * found.value * (1 - 1e-9)]
@@ -698,7 +699,7 @@ def test_a_range_of_sizes_is_looked_at_as_a_whole_where_its_best_options_have_ro
             bounds = Bounds(case.problem, Incumbent(0.0))
             if len(blocks) > 1 or low == high or bounds.choices(blocks, high) is None:
                 continue
-            assert Fathoming(boxes, bounds, progress.Watch(inf), blocks, low, high).run()
+            assert AllocationSearch(boxes, bounds, progress.SearchProgress(inf), blocks, low, high).run()
             best, known = bounds.incumbent.best, Search(case.problem, [blocks], 0.0).run()
             assert (best.value if best else inf) == pytest.approx(known.value if known else inf, rel=1e-9)
             looked += best is not None and best.devices != low
@@ -706,7 +707,7 @@ def test_a_range_of_sizes_is_looked_at_as_a_whole_where_its_best_options_have_ro
 
 
 def test_ranges_that_are_given_up_again_and_again_are_looked_at_for_longer() -> None:
-    tries = Tries()
+    tries = TryBudget()
     for _ in range(LONG - 1):
         tries.given_up()
         assert tries.most == FEW_TRIES
@@ -785,7 +786,7 @@ def test_ctrl_c_says_what_there_is_and_how_to_get_it(monkeypatch: pytest.MonkeyP
         search.run()
 
 
-def tight(case: Case, best: Found | None) -> bool:
+def tight(case: Case, best: SearchResult | None) -> bool:
     """Whether the best plan would be better with more memory."""
     islands = tuple(replace(each, device=replace(each.device, memory=1 << 60)) for each in case.problem.cluster.islands)
     old = case.problem

@@ -11,7 +11,7 @@ import pytest
 import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.passes.compilation import streaming
-from rlgraph.passes.compilation.overlap import Timed, overlapped
+from rlgraph.passes.compilation.overlap import SimulatedSeconds, simulate_seconds
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.tasks import Workload
 from tests.passes.placement.test_block_choice import APART, LONG, PROGRAM
@@ -40,7 +40,7 @@ def test_a_table_streams_that_no_line_names(folder: Path) -> None:
     found, whole = made(folder), made(folder, stream=False)
     assert found.plan.blocks == made(folder, APART + "stream rollout\n").plan.blocks != ()
     assert whole.plan.blocks == () and not found.diagnostics
-    before = overlapped(whole.choice)
+    before = simulate_seconds(whole.choice)
     assert before and found.told["predicted"]["seconds"] < (1 - streaming.PAYS) * before
     assert found.told["predicted"]["in_turn_seconds"] >= whole.told["predicted"]["seconds"]
     assert found.choice.found.bound <= whole.choice.found.seconds
@@ -72,7 +72,7 @@ def test_ctrl_c_leaves_batches_whole(folder: Path, capsys: pytest.CaptureFixture
         signal.raise_signal(signal.SIGINT)
         return 0.0
 
-    with patch.object(Timed, "seconds", interrupted):
+    with patch.object(SimulatedSeconds, "seconds", interrupted):
         found = made(folder)
     assert found.plan.blocks == ()
     assert "interrupted: no table streams that the schedule does not name" in capsys.readouterr().err

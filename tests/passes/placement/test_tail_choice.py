@@ -11,7 +11,7 @@ import pytest
 import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.errors import ProgramError
-from rlgraph.explain.simulate import model_configs, simulate, simulated
+from rlgraph.explain.simulate import model_configs, simulate, simulate_plan
 from rlgraph.ir.plan import Tail
 from rlgraph.passes.compilation import overlap
 from rlgraph.passes.cost.lengths import Lengths
@@ -53,7 +53,7 @@ def test_no_other_tail_that_is_tried_is_better(folder: Path) -> None:
     def seconds(*tails: Tail) -> float:
         plan = replace(found.plan, tails=tails)
         predictor = Predictor(plan, model_configs(chosen), found.cluster, chosen.target.constants)
-        return simulated(chosen, plan, found.cluster, predictor, Workload(response=TAILED), 2).seconds
+        return simulate_plan(chosen, plan, found.cluster, predictor, Workload(response=TAILED), 2).seconds
 
     best = seconds(tail)
     assert best < 0.99 * seconds()

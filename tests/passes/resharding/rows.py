@@ -6,12 +6,12 @@ distribute and to collect, is what comes out for the two meshes.
 
 from __future__ import annotations
 
-from rlgraph.ir.layout import Local, Piece, Range, share
+from rlgraph.ir.layout import LocalTensor, Piece, Range, share
 from rlgraph.ir.mesh import Mesh
 
 NAME = "rows"
 
-Side = dict[int, tuple[Local, ...]]
+Side = dict[int, tuple[LocalTensor, ...]]
 
 
 def needed(mesh: Mesh, rows: int) -> Side:
@@ -25,6 +25,6 @@ def made(mesh: Mesh, rows: int) -> Side:
     return {rank: every[rank] for copy in range(mesh.length("dp")) for rank in (mesh.rank(dp=copy, pp=last),)}
 
 
-def block(ends: Range) -> tuple[Local, ...]:
+def block(ends: Range) -> tuple[LocalTensor, ...]:
     """Rows from one number to another."""
-    return (Local(NAME, (ends[1] - ends[0],), (Piece(NAME, (ends,), (0,)),)),)
+    return (LocalTensor(NAME, (ends[1] - ends[0],), (Piece(NAME, (ends,), (0,)),)),)

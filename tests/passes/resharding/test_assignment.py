@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlgraph.ir.layout import Local, Piece, share
+from rlgraph.ir.layout import LocalTensor, Piece, share
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.passes.resharding.assignment import assign
@@ -22,22 +22,22 @@ LAYERS, ROWS, COLUMNS = 192, 192, 16
 M = LAYERS * ROWS * COLUMNS
 """Elements of the model: one weight for each layer."""
 
-Side = dict[int, tuple[Local, ...]]
+Side = dict[int, tuple[LocalTensor, ...]]
 
 
-def shard(over: Mesh, rank: int) -> tuple[Local, ...]:
+def shard(over: Mesh, rank: int) -> tuple[LocalTensor, ...]:
     """Layers over stages, rows over tensor-parallel ranks."""
     layers = share(LAYERS, over.length("pp"), over.at(rank, "pp"))
     rows = share(ROWS, over.length("tp"), over.at(rank, "tp"))
     shape = (layers[1] - layers[0], rows[1] - rows[0], COLUMNS)
-    return (Local("w", shape, (Piece("w", (layers, rows, (0, COLUMNS)), (0, 0, 0)),)),)
+    return (LocalTensor("w", shape, (Piece("w", (layers, rows, (0, COLUMNS)), (0, 0, 0)),)),)
 
 
-def full() -> tuple[Local, ...]:
+def full() -> tuple[LocalTensor, ...]:
     return shard(mesh(), 0)
 
 
-def zero(size: int, rank: int) -> tuple[Local, ...]:
+def zero(size: int, rank: int) -> tuple[LocalTensor, ...]:
     """One of so many equal parts of every layer's weight."""
     layers, rows = (16, size // 16) if size > 16 else (size, 1)
     over = mesh(1, layers, rows)

@@ -16,24 +16,24 @@ from rlgraph.backends.engines.vllm import layout as vllm
 from rlgraph.backends.enginespec.legal import problems
 from rlgraph.catalog.models.families import parameters as parameters_of
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import Box, Local, Parameter, Piece, share, volume, whole
+from rlgraph.ir.layout import Box, LocalTensor, Parameter, Piece, share, volume, whole
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.transfer import Topology, Transfer
 from rlgraph.passes.resharding.cells import Layout
-from rlgraph.passes.resharding.describe import describe
+from rlgraph.passes.resharding.describe import describe_transfer
 from rlgraph.passes.resharding.reshard import reshard
 from tests.catalog.models.splits import shapes
 from tests.counting import calls
 from tests.suites import few
 
-Side = dict[int, tuple[Local, ...]]
+Side = dict[int, tuple[LocalTensor, ...]]
 
 ITEM = 4
 
 
-def local(name: str, *boxes: Box) -> Local:
+def local(name: str, *boxes: Box) -> LocalTensor:
     """Boxes of one tensor, as a rank holds them."""
-    return Local(name, (), tuple(Piece(name, box, (0,) * len(box)) for box in boxes))
+    return LocalTensor(name, (), tuple(Piece(name, box, (0,) * len(box)) for box in boxes))
 
 
 # Emulator
@@ -117,7 +117,7 @@ SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3)
 
 
 @st.composite
-def sides(draw: st.DrawFn, parameters: Sequence[Parameter], covering: bool) -> list[tuple[Local, ...]]:
+def sides(draw: st.DrawFn, parameters: Sequence[Parameter], covering: bool) -> list[tuple[LocalTensor, ...]]:
     """Layouts of a mesh's ranks: stages and splits along any dimensions, uneven, of fused and interleaved pieces."""
     ranks = mesh(*(draw(st.integers(1, 3)) for _ in range(3)))
     cuts = []
@@ -205,7 +205,7 @@ def check(
     assert sum(transfer.sent().values()) == sum(transfer.received().values()) == transfer.moved
     assert sum(transfer.pairs().values()) == away + beside
     assert forward or not transfer.forwards
-    assert len(describe(transfer).splitlines()) <= 40
+    assert len(describe_transfer(transfer).splitlines()) <= 40
 
 
 LAYOUTS = {"transformers": transformers.layout, "megatron": megatron.layout, "vllm": vllm.layout}
@@ -387,7 +387,7 @@ def test_a_large_model_on_1024_ranks_is_planned_once_for_all_copies(where: str) 
     assert work < 1.1 * half and work < 500_000
     assert transfer.moved == transfer.bound
     assert transfer.peak <= 256 << 20
-    assert len(describe(transfer).splitlines()) <= 40
+    assert len(describe_transfer(transfer).splitlines()) <= 40
     received = transfer.received()
     # No link is much busier than the busiest receiver's, which no plan can spare.
     assert max(transfer.sent().values()) <= 1.15 * max(received.values())
@@ -399,7 +399,7 @@ def test_a_transfer_as_text() -> None:
     topology = Topology(devices, {device: device // 8 for device in devices})
     transfer = reshard(source, destination, itemsize=2, topology=topology, bucket=256 << 20)
     who = {place: ("actor", place) if place < 8 else ("rollout", place - 8) for place in range(16)}
-    text = describe(transfer, who)
+    text = describe_transfer(transfer, who)
     assert text.startswith(
         "581.7 GB between devices (at least 581.7 GB), 0 bytes copied on a device, 0 bytes in place already\n"
     )
@@ -411,6 +411,6 @@ def test_a_transfer_as_text() -> None:
         "actor 5 -> rollout 1-7:2: 9.1 GB to each, passed on once\n"
     ) in text
     assert (
-        describe(plan(replicated(8, (0, 1)), replicated(8, (0, 1))))
+        describe_transfer(plan(replicated(8, (0, 1)), replicated(8, (0, 1))))
         == "nothing moves: every place has what it needs (64 bytes)"
     )

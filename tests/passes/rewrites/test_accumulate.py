@@ -7,8 +7,8 @@ import pytest
 import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.ir.text.text import print_program
-from rlgraph.passes.rewrites.accumulate import accumulated, trainings
-from rlgraph.passes.rewrites.pipeline import verify_after
+from rlgraph.passes.rewrites.accumulate import trainings, with_accumulation
+from rlgraph.passes.rewrites.pipeline import verify_passes
 
 HEAD = """algorithm a
 model actor  = causal_lm(random("llama", hidden_size=8, intermediate_size=16, num_hidden_layers=1,
@@ -59,8 +59,8 @@ def told(compiled: Compiled) -> list[str]:
 def test_a_sum_is_added_up_and_divided_at_the_end(loss: str, region: str, scale: str) -> None:
     compiled = made(loss)
     assert told(compiled) == [""]
-    program = accumulated(compiled.program, compiled.plan)
-    verify_after(program)
+    program = with_accumulation(compiled.program, compiled.plan)
+    verify_passes(program)
     text = print_program(program)
     for name in ("actor.loss.rollout.token.size", "actor.loss.rollout.size"):
         text = text.replace(name, "size")
@@ -83,7 +83,7 @@ def test_why_a_training_waits(loss: str, why: str) -> None:
     compiled = made(loss)
     [found] = told(compiled)
     assert why in found
-    assert accumulated(compiled.program, compiled.plan) == compiled.program
+    assert with_accumulation(compiled.program, compiled.plan) == compiled.program
 
 
 def test_where_nothing_goes_on_meanwhile_a_step_stays_whole() -> None:
@@ -96,4 +96,4 @@ def test_where_nothing_goes_on_meanwhile_a_step_stays_whole() -> None:
     ):
         compiled = made("mean(-ratio * adv)", schedule, head)
         assert told(compiled) == expected
-        assert (accumulated(compiled.program, compiled.plan) == compiled.program) == (not expected)
+        assert (with_accumulation(compiled.program, compiled.plan) == compiled.program) == (not expected)

@@ -12,23 +12,23 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from rlgraph.backends.engines.base import Call, Micro
+from rlgraph.backends.engines.base import MicroBatch, ModelCall
 from rlgraph.backends.engines.megatron.shim import device
 from rlgraph.ir.mesh import Mesh
 
 
-class Answered:
+class SharedAnswers:
     """Shares answers between ranks along ep, so that each computes what losses report from the answers to all
     micro-batches."""
 
-    def __init__(self, mesh: Mesh, rank: int, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> None:
+    def __init__(self, mesh: Mesh, rank: int, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch]) -> None:
         self._ranks, self._index = mesh.length("ep"), mesh.at(rank, "ep")
         self._is_last_stage = mesh.at(rank, "pp") == mesh.length("pp") - 1
         self._blocks, self._micro = blocks, micro
         self._own_answers: list[list[Tensor]] = []
         """The answers computed here, in the micro-batches' order."""
 
-    def micro(self, block: Any) -> Micro:
+    def micro(self, block: Any) -> MicroBatch:
         """Return a block's micro-batch, keeping its answers."""
         part = self._micro(block)
         if self._ranks == 1 or block is None:
@@ -59,6 +59,6 @@ class Answered:
                 part.loss(stored)
 
 
-def _answer_size(call: Call) -> int:
+def _answer_size(call: ModelCall) -> int:
     """Return how many numbers the model gives for a call."""
     return len(call.sequences) if call.op == "score" else int(call.sequences.counts().sum())

@@ -11,10 +11,10 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.base import HalfChanged
+from rlgraph.backends.engines.base import PartialUpdate
 
 
-class Arrival:
+class WeightGather:
     """The weights of a model that are on their way. A layer waits for its own before it computes; everybody else waits
     for all.
 
@@ -57,7 +57,7 @@ class Arrival:
             try:
                 handle.wait()
             except RuntimeError as error:
-                raise HalfChanged(f"the weights of an update have not come from other copies: {error}") from error
+                raise PartialUpdate(f"the weights of an update have not come from other copies: {error}") from error
             for weight, data in weights:
                 weight.data = data
             self._pending.pop(at, None)

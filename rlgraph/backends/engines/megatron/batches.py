@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import Call, EngineError
+from rlgraph.backends.engines.base import EngineError, ModelCall
 from rlgraph.backends.engines.sequences import Sequences
 
 Head = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -23,7 +23,7 @@ def _unchanged(table: int, values: Tensor) -> Tensor:
 class Batch:
     """The rows of some calls; rows that several of them ask for exist once."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[ModelCall, ...]
     ids: Tensor
     """int64 [1, T]: the rows' tokens that are read, at least one token."""
     lengths: list[int]
@@ -55,7 +55,7 @@ class Batch:
         return answers
 
 
-def batch_of(calls: Sequence[Call], pad_id: int) -> Batch:
+def batch_of(calls: Sequence[ModelCall], pad_id: int) -> Batch:
     """Return the batch of some calls. Raises EngineError for a scored token with nothing before it, and for the score
     of a row without tokens."""
     tables = {id(call.sequences): call.sequences for call in calls}

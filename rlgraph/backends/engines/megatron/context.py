@@ -21,11 +21,11 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rlgraph.backends.engines.megatron.batches import Batch
 from rlgraph.backends.engines.ragged import ragged_places
-from rlgraph.backends.engines.varlen import How, shared_heads
+from rlgraph.backends.engines.varlen import AttentionOptions, repeat_kv_heads
 
 
 @dataclass(frozen=True)
-class Share:
+class TokenShard:
     """A rank's part of T tokens: S of them, the same number on each rank, of which the last ones may be padding."""
 
     size: int
@@ -46,11 +46,11 @@ class Share:
         """Return this rank's part, [S], of [T]."""
         return pad(whole[self.own], (0, self.size - len(self.own)), value=fill)
 
-    def to(self, device: torch.device) -> Share:
+    def to(self, device: torch.device) -> TokenShard:
         """Return the share with the tensors that attention reads on a device."""
         return replace(self, order=self.order.to(device))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, how: AttentionOptions) -> Tensor:
         """Return the causal attention of this rank's tokens to all of their rows', [S, heads, size].
 
         query: [S, heads, size]. key, value: [S, groups, size]; heads of a group lie next to each other. how: without a
@@ -59,7 +59,7 @@ class Share:
         keys_values = torch.cat([key, value], -1)
         # The backward pass sums over the ranks, and each gets its tokens' part.
         keys_values = gather_from_sequence_parallel_region(keys_values, group=self.group).index_select(0, self.order)
-        keys, values = (shared_heads(query, states) for states in keys_values.chunk(2, -1))
+        keys, values = (repeat_kv_heads(query, states) for states in keys_values.chunk(2, -1))
         rows = zip(
             *(states.transpose(0, 1)[None].split(list(self.lengths), 2) for states in (keys, values)), strict=True
         )
@@ -93,7 +93,7 @@ class Share:
         return iter(self._masks)
 
 
-class Context:
+class ContextParallel:
     """This process's place among the ranks that shard tokens."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Context:
         self._rank = parallel_state.get_context_parallel_rank()
         self._tp = parallel_state.get_tensor_model_parallel_world_size()
 
-    def part(self, batch: Batch, pad_id: int) -> tuple[Batch, Share | None]:
+    def part(self, batch: Batch, pad_id: int) -> tuple[Batch, TokenShard | None]:
         """Return this rank's part of a batch: its answers are those of all ranks, in the batch's order, and in the
         backward pass each rank takes its own of the gradients that all of them have. Where ranks also split tokens
         among tensor-parallel ones, each has as many: padding behind the last row changes nothing in it."""
@@ -131,7 +131,7 @@ class Context:
         )
         return part, share
 
-    def _make_share(self, lengths: Sequence[int]) -> Share:
+    def _make_share(self, lengths: Sequence[int]) -> TokenShard:
         sizes = np.array(lengths)
         stretches = [_bounds(sizes, self._ranks, rank) for rank in range(self._ranks)]
         starts = (sizes.cumsum() - sizes)[:, None]
@@ -147,7 +147,7 @@ class Context:
         ]
         tokens = torch.from_numpy(parts[self._rank])
         group = parallel_state.get_context_parallel_group()
-        return Share(size, group, tokens, torch.from_numpy(order), lengths, pieces)
+        return TokenShard(size, group, tokens, torch.from_numpy(order), lengths, pieces)
 
 
 def _bounds(lengths: np.ndarray, ranks: int, rank: int) -> tuple[np.ndarray, np.ndarray]:

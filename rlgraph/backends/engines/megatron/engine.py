@@ -15,48 +15,48 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from rlgraph.backends.engines.base import (
-    Beside,
-    Call,
     EngineError,
-    Micro,
+    MicroBatch,
+    ModelCall,
     NoHead,
     NoRows,
+    PipelineNeighbours,
     State,
     Training,
     TrainOptions,
 )
 from rlgraph.backends.engines.blocks import plan_blocks
-from rlgraph.backends.engines.megatron.answered import Answered
+from rlgraph.backends.engines.megatron.answered import SharedAnswers
 from rlgraph.backends.engines.megatron.batches import batch_of
-from rlgraph.backends.engines.megatron.groups import Stages, settle
+from rlgraph.backends.engines.megatron.groups import Stages, initialize_groups
 from rlgraph.backends.engines.megatron.layout import layout
 from rlgraph.backends.engines.megatron.model import build, dtype_of
-from rlgraph.backends.engines.megatron.moments import begin, moments
+from rlgraph.backends.engines.megatron.moments import moments, resume_optimizer
 from rlgraph.backends.engines.megatron.pipeline import Pipeline, gradients
 from rlgraph.backends.engines.megatron.shim import device, on_cpu
 from rlgraph.backends.engines.megatron.spec import SPEC
 from rlgraph.backends.engines.megatron.training import Trainer
 from rlgraph.backends.engines.moments import Moments
-from rlgraph.backends.engines.offload import Sleeper, Switched
+from rlgraph.backends.engines.offload import Offloader, OffloadRecord
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.sources import ModelSpec, load, load_codec
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.engines.weights import (
     FolderWeights,
     ModelWeights,
-    Weights,
+    WeightSource,
     blend,
-    copied,
-    fill,
+    check_same_names,
+    clone_tensors,
+    fill_tensors,
     locals_of,
-    same_names,
-    take_over,
+    overwrite_weights,
 )
 from rlgraph.backends.enginespec.legal import held
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
-from rlgraph.ir.layout import Local
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import Mesh
 
 
@@ -95,7 +95,7 @@ class MegatronEngine:
             self._model, shape, spec.kind, codec.pad_id, logit_numbers, self._stages, mesh.length("chunks")
         )
         self._trainer: Trainer | None = None
-        self.rest = Sleeper()
+        self.rest = Offloader()
         self._has_gradients = False
         """There are gradients of an update that has not been made."""
         self._loss, self._has_rows = 0.0, False
@@ -124,7 +124,7 @@ class MegatronEngine:
         EngineError for a source that cannot be used, a family that is not known, and a mesh that does not fit the model
         or this process.
         """
-        rank = settle(mesh)
+        rank = initialize_groups(mesh)
         codec = load_codec(spec)
         shape, weights = _source(spec)
         engine = cls(
@@ -140,7 +140,7 @@ class MegatronEngine:
             turned=turned,
             later=later,
         )
-        fill(engine.tensors(), engine.layout(), weights)
+        fill_tensors(engine.tensors(), engine.layout(), weights)
         return engine
 
     def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
@@ -165,7 +165,7 @@ class MegatronEngine:
         return self._answer(sequences, ["score"])[0]
 
     def train_step(
-        self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
+        self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch], options: TrainOptions, step: int
     ) -> dict[str, float]:
         """Make one update with the gradient of the sum of the losses of `micro(block)` over the blocks of all replicas,
         and return its `loss`, its `grad_norm` before clipping, and `lr`, the same on every rank. A replica may have no
@@ -184,12 +184,12 @@ class MegatronEngine:
         self._trainer.clear()
         self._loss, self._has_rows, self._has_gradients = 0.0, False, False
 
-    def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> None:
+    def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch]) -> None:
         """Add the gradient of the sum of the losses of `micro(block)` to the accumulated ones, after `clear_gradients`.
         Only the ranks of this replica take part."""
         add_gradients([(self, blocks, micro)])
 
-    def add_together(self, trainings: Sequence[Training], beside: Beside | None = None) -> None:
+    def add_together(self, trainings: Sequence[Training], beside: PipelineNeighbours | None = None) -> None:
         """Add the gradients of several models of this process, or of others beside it, in one pipeline."""
         add_gradients(trainings, beside=beside)
 
@@ -219,11 +219,11 @@ class MegatronEngine:
 
     def state(self) -> State:
         """Return a copy of this rank's weights."""
-        return copied(self.tensors())
+        return clone_tensors(self.tensors())
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over these weights, of a model with the same split; the optimizer's moments stay."""
-        take_over(self.tensors(), state)
+        overwrite_weights(self.tensors(), state)
         self.written()
 
     def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
@@ -235,7 +235,7 @@ class MegatronEngine:
     def weights(self, state: State) -> Iterator[None]:
         """Compute with the tensors of `state` while the context lasts; nothing is copied."""
         tensors = self.tensors()
-        same_names(tensors, state)
+        check_same_names(tensors, state)
         originals = {name: tensor.data for name, tensor in tensors.items()}
         try:
             for name, tensor in tensors.items():
@@ -263,7 +263,7 @@ class MegatronEngine:
         """Whether this is its replica's last stage, and the first rank there along tp, cp and ep."""
         return self._is_last_stage and not any(self._mesh.at(self._rank, axis) for axis in ("tp", "cp", "ep"))
 
-    def layout(self) -> tuple[Local, ...]:
+    def layout(self) -> tuple[LocalTensor, ...]:
         """Return the tensors that this rank holds."""
         return layout(self._shape, self._mesh, self._rank, self.spec.kind)
 
@@ -278,7 +278,7 @@ class MegatronEngine:
         if self.rest.changed() and self._trainer is not None:
             self._trainer.reread()
 
-    def sleep(self, keep: bool = True) -> Switched:
+    def sleep(self, keep: bool = True) -> OffloadRecord:
         """Give the memory of weights, moments and gradients back. Gradients are kept only of an update that has not
         been made."""
         weights, trainer = list(self.model.parameters()), self._trainer
@@ -287,7 +287,7 @@ class MegatronEngine:
         lost = [*(() if keep else weights), *(() if self._has_gradients else trainer.gradients())]
         return self.rest.sleep([*weights, *trainer.tensors()], once=trainer.gradients(), lost=lost)
 
-    def wake(self) -> Switched:
+    def wake(self) -> OffloadRecord:
         """Take the memory again."""
         return self.rest.wake(self.written)
 
@@ -304,7 +304,7 @@ class MegatronEngine:
         """Continue after so many updates, with what is written into what this returns."""
         if self._trainer is None:
             self._trainer = self._new_trainer()
-        begin(self._trainer.adam, kinds, steps)
+        resume_optimizer(self._trainer.adam, kinds, steps)
         self.rest.changed()
         return self.moments()
 
@@ -345,7 +345,7 @@ class MegatronEngine:
         used = counts.nonzero()[:, 0]
         plan = self._own_blocks([used[rows] for rows in self.plan_blocks(sequences.lengths[used])])
         calls = [
-            [] if rows is None else [Call(op, part, temperature) for part in [sequences.take(rows)] for op in ops]
+            [] if rows is None else [ModelCall(op, part, temperature) for part in [sequences.take(rows)] for op in ops]
             for rows in plan
         ]
         outputs = self._pipeline.answers([batch_of(batch_calls, self.codec.pad_id) for batch_calls in calls])
@@ -364,10 +364,10 @@ class MegatronEngine:
                     dist.all_reduce(result, group=parallel_state.get_expert_model_parallel_group())
         return results
 
-    def _checked_micro(self, micro: Callable[[Any], Micro]) -> Callable[[Any], Micro]:
-        def checked(block: Any) -> Micro:
+    def _checked_micro(self, micro: Callable[[Any], MicroBatch]) -> Callable[[Any], MicroBatch]:
+        def checked(block: Any) -> MicroBatch:
             if block is None:
-                return Micro((), lambda answers: torch.zeros((), device=device()))
+                return MicroBatch((), lambda answers: torch.zeros((), device=device()))
             part = micro(block)
             for call in part.calls:
                 self._require(call.op)
@@ -390,7 +390,9 @@ class MegatronEngine:
 
 
 @on_cpu()
-def add_gradients(trainings: Sequence[Training], *, last: bool = False, beside: Beside | None = None) -> None:
+def add_gradients(
+    trainings: Sequence[Training], *, last: bool = False, beside: PipelineNeighbours | None = None
+) -> None:
     """Do what `MegatronEngine.add_gradients` does, for several models of one process that do not depend on each other:
     as micro-batches of one pipeline, in which each works while the others would wait.
 
@@ -400,7 +402,7 @@ def add_gradients(trainings: Sequence[Training], *, last: bool = False, beside: 
     """
     assert not last or (len(trainings) == 1 and beside is None)
     shared = [
-        Answered(engine._mesh, engine._rank, blocks, engine._checked_micro(micro))
+        SharedAnswers(engine._mesh, engine._rank, blocks, engine._checked_micro(micro))
         for engine, blocks, micro in trainings
     ]
     parts = [
@@ -425,7 +427,7 @@ _ANSWERS = {
 """The kind of model that answers an operation, and what the answer is called."""
 
 
-def _source(spec: ModelSpec) -> tuple[Shape, Weights]:
+def _source(spec: ModelSpec) -> tuple[Shape, WeightSource]:
     """Return the shape and weights of a source. A local folder is read only as far as is needed; what transformers has
     to make or find is made whole."""
     try:

@@ -17,8 +17,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rlgraph.backends.engines.megatron.modules import Gate
-from rlgraph.backends.engines.megatron.weights import part, whole
-from rlgraph.catalog.models.latent import Routing
+from rlgraph.backends.engines.megatron.weights import part, replicated_parameter
+from rlgraph.catalog.models.latent import ExpertRouting
 from rlgraph.catalog.models.shape import Shape
 
 
@@ -37,7 +37,7 @@ class Experts(nn.Module):
         self._shape, self._split, self._ranks = shape, tp > 1, ep
         self._group = parallel_state.get_expert_model_parallel_group()
         columns, local_experts = shape.ffn // tp, shape.experts // ep
-        self.router = whole(shape.experts, shape.hidden, self._split)
+        self.router = replicated_parameter(shape.experts, shape.hidden, self._split)
         self.linear_fc1 = part((local_experts, 2 * columns, shape.hidden), 1)
         self.linear_fc2 = part((local_experts, shape.hidden, columns), 2)
         for weight in (self.linear_fc1, self.linear_fc2):
@@ -48,7 +48,7 @@ class Experts(nn.Module):
             self.shared_fc1 = part((2 * columns, shape.hidden), 0)
             self.shared_fc2 = part((shape.hidden, columns), 1)
             if not shape.routing:
-                self.shared_gate = whole(1, shape.hidden, self._split)
+                self.shared_gate = replicated_parameter(1, shape.hidden, self._split)
         if shape.routing:
             self.correction = nn.Parameter(torch.zeros(shape.experts), requires_grad=False)
         self._gate = Gate(config)
@@ -85,7 +85,7 @@ class Experts(nn.Module):
         shares, chosen = shares.topk(self._shape.experts_per_token)
         return shares / shares.sum(-1, keepdim=True) if self._shape.norm_topk else shares, chosen
 
-    def _corrected(self, x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    def _corrected(self, x: Tensor, routing: ExpertRouting) -> tuple[Tensor, Tensor]:
         """Return the same as `_largest` for routers with a bias; as wide as float32 before the product, as in
         transformers."""
         wide = torch.promote_types(x.dtype, torch.float32)

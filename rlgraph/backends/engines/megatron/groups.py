@@ -16,7 +16,7 @@ from rlgraph.backends.engines.base import EngineError
 from rlgraph.ir.mesh import Mesh
 
 
-def settle(mesh: Mesh) -> int:
+def initialize_groups(mesh: Mesh) -> int:
     """Lay torch's default process group out as the mesh, and return this process's rank on it. All ranks call it.
 
     Models of one process share the mesh. Raises EngineError where the process has joined no group or one of another

@@ -13,9 +13,9 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.megatron.modules import Norm, Packed, Turn
-from rlgraph.backends.engines.megatron.weights import part, whole
-from rlgraph.backends.engines.varlen import How, as_wide, attend
+from rlgraph.backends.engines.megatron.modules import Norm, PackedRows, Turn
+from rlgraph.backends.engines.megatron.weights import part, replicated_parameter
+from rlgraph.backends.engines.varlen import AttentionOptions, attend, pad_width
 from rlgraph.catalog.models.shape import Shape
 
 _EPS = 1e-6
@@ -34,17 +34,17 @@ class LatentAttention(nn.Module):
         size, query_size = self._latent.plain + self._latent.turned, self._latent.queries
         # All get the largest width: torch's kernels that keep no scores want queries, keys and values of one width.
         self._width = max(size, self._latent.values)
-        self._how = How(shape.score_scale or size**-0.5)
+        self._how = AttentionOptions(shape.score_scale or size**-0.5)
         if query_size:
-            self.queries_down = whole(query_size, shape.hidden, self._split)
+            self.queries_down = replicated_parameter(query_size, shape.hidden, self._split)
             self.queries_norm = Norm(config, query_size, _EPS)
         self.queries_up = part((self._heads * size, query_size or shape.hidden), 0)
-        self.keys_down = whole(self._latent.cached, shape.hidden, self._split)
+        self.keys_down = replicated_parameter(self._latent.cached, shape.hidden, self._split)
         self.keys_norm = Norm(config, self._latent.keys, _EPS)
         self.keys_up = part((self._heads * (self._latent.plain + self._latent.values), self._latent.keys), 0)
         self.linear_proj = part((shape.hidden, self._heads * self._latent.values), 1)
 
-    def forward(self, hidden: Tensor, *, packed_seq_params: Packed, **_: Any) -> tuple[Tensor, None]:
+    def forward(self, hidden: Tensor, *, packed_seq_params: PackedRows, **_: Any) -> tuple[Tensor, None]:
         """hidden: [tokens / tp, 1, hidden]."""
         x, latent, share = hidden[:, 0], self._latent, packed_seq_params.share
         low, turned = (x @ self.keys_down.t()).split([latent.keys, latent.turned], -1)
@@ -72,7 +72,7 @@ class LatentAttention(nn.Module):
         shared_part = _rotate(turned[:, None], turn).expand(-1, self._heads, -1)
         query = torch.cat([plain, _rotate(to_rotate, turn)], -1)
         key = torch.cat([key, shared_part], -1)
-        return as_wide(query, self._width), as_wide(key, self._width), as_wide(value, self._width)
+        return pad_width(query, self._width), pad_width(key, self._width), pad_width(value, self._width)
 
 
 def _rotate(x: Tensor, turn: Turn) -> Tensor:

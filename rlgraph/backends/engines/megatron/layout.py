@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, Part, expert_rows, rows_of, sparse_layers
-from rlgraph.catalog.models.latent import Latent
+from rlgraph.catalog.models.latent import LatentAttention
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.catalog.models.slices import Cuts, Slice
-from rlgraph.ir.layout import Local
+from rlgraph.catalog.models.slices import RankSlicer, Slice
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import Mesh
 
 
-def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
+def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[LocalTensor, ...]:
     """Return the local tensors of a rank, for a split in which `rlgraph.backends.enginespec.legal` finds no fault;
     every replica along `dp` has the same."""
-    cuts = Cuts.of(shape, mesh, rank, kind)
+    cuts = RankSlicer.of(shape, mesh, rank, kind)
     stages, stage = mesh.length("pp"), mesh.at(rank, "pp")
-    tensors: list[Local] = []
+    tensors: list[LocalTensor] = []
     if stage == 0:
         tensors.append(cuts.split_padded("embedding.word_embeddings.weight", EMBEDDING, padded_vocab(shape, cuts.tp)))
     tensors += _layers(shape, cuts)
@@ -36,7 +36,7 @@ def padded_vocab(shape: Shape, tp: int) -> int:
     return -(-shape.vocab // tp) * tp
 
 
-def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+def _layers(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
     megatron, hf = "decoder.layers.*.", "model.layers.*."
     yield cuts.entire(f"{megatron}input_layernorm.weight", f"{hf}input_layernorm.weight")
     yield from _latent(shape.latent, cuts) if shape.latent else _attention(shape, cuts)
@@ -49,7 +49,7 @@ def _layers(shape: Shape, cuts: Cuts) -> Iterator[Local]:
     yield cuts.split(f"{megatron}mlp.linear_fc2.weight", f"{hf}mlp.down_proj.weight", dim=1)
 
 
-def _attention(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+def _attention(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
     megatron, hf = "decoder.layers.*.self_attention.", "model.layers.*.self_attn."
     for field in ("weight", "bias") if shape.qkv_bias else ("weight",):
         yield cuts.join(f"{megatron}linear_qkv.{field}", list(_qkv(shape, cuts, field)))
@@ -59,7 +59,7 @@ def _attention(shape: Shape, cuts: Cuts) -> Iterator[Local]:
     yield cuts.split(f"{megatron}linear_proj.weight", f"{hf}o_proj.weight", dim=1)
 
 
-def _latent(latent: Latent, cuts: Cuts) -> Iterator[Local]:
+def _latent(latent: LatentAttention, cuts: RankSlicer) -> Iterator[LocalTensor]:
     """Yield the tensors of `rlgraph.backends.engines.megatron.latent`: each rank has some heads, and everything that
     makes what heads share."""
     megatron, hf = "decoder.layers.*.self_attention.", "model.layers.*.self_attn."
@@ -73,7 +73,7 @@ def _latent(latent: Latent, cuts: Cuts) -> Iterator[Local]:
     yield cuts.split(f"{megatron}linear_proj", f"{hf}o_proj.weight", dim=1)
 
 
-def _norms(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+def _norms(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
     """Yield all norms but the one before attention."""
     megatron = (
         ["pre_mlp_layernorm"] if len(shape.norms) == 2 else ["self_attn_bda.norm", "pre_mlp_layernorm", "mlp_bda.norm"]
@@ -82,7 +82,7 @@ def _norms(shape: Shape, cuts: Cuts) -> Iterator[Local]:
         yield cuts.entire(f"decoder.layers.*.{norm}.weight", f"model.layers.*.{hf}.weight")
 
 
-def _experts(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+def _experts(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
     """Yield the tensors of `rlgraph.backends.engines.megatron.experts`: some experts for each rank along ep, some
     columns of them for each along tp. Layers without experts may come before."""
     megatron, hf = "decoder.layers.*.mlp.", f"{sparse_layers(shape)}mlp."
@@ -103,7 +103,7 @@ def _experts(shape: Shape, cuts: Cuts) -> Iterator[Local]:
             yield cuts.entire(f"{megatron}shared_gate", f"{hf}{shape.shared}_gate.weight")
 
 
-def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:
+def _qkv(shape: Shape, cuts: RankSlicer, field: str) -> Iterator[Slice]:
     """Yield the slices of a rank's fused rows: for each key-value head those of its queries, its key and its value;
     each rank has an equal range of them.
 
@@ -122,7 +122,7 @@ def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:
             at += size
 
 
-def _head(shape: Shape, cuts: Cuts, kind: ModelKind, stages: int) -> Iterator[Local]:
+def _head(shape: Shape, cuts: RankSlicer, kind: ModelKind, stages: int) -> Iterator[LocalTensor]:
     """Yield the head's tensors. A scalar head is whole on each tensor-parallel rank. A tied output layer is a tensor of
     its own where the embedding is on another stage."""
     if kind != "causal_lm":

@@ -15,7 +15,7 @@ from rlgraph.backends.engines.megatron.experts import Experts
 from rlgraph.backends.engines.megatron.groups import Stages
 from rlgraph.backends.engines.megatron.latent import LatentAttention
 from rlgraph.backends.engines.megatron.layout import padded_vocab
-from rlgraph.backends.engines.megatron.modules import Scalar, Unread, layers
+from rlgraph.backends.engines.megatron.modules import HiddenOutput, ScalarHead, layers
 from rlgraph.backends.engines.megatron.shim import device
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.enginespec.legal import problems
@@ -60,9 +60,9 @@ def build(shape: Shape, mesh: Mesh, kind: ModelKind, dtype: torch.dtype, recompu
     )
     if model.post_process:
         if kind == "causal_lm":
-            model.output_layer.__class__ = Unread
+            model.output_layer.__class__ = HiddenOutput
         else:
-            model.output_layer = Scalar(shape.hidden, bias=kind == "value_lm")
+            model.output_layer = ScalarHead(shape.hidden, bias=kind == "value_lm")
     if model.pre_process and shape.pad_id is not None:
         _freeze_token(model, shape.pad_id)
     if model.pre_process and shape.embedding_scale != 1:

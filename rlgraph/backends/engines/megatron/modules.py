@@ -20,9 +20,9 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.megatron.context import Share
+from rlgraph.backends.engines.megatron.context import TokenShard
 from rlgraph.backends.engines.norm import rms_norm
-from rlgraph.backends.engines.varlen import How, attend
+from rlgraph.backends.engines.varlen import AttentionOptions, attend
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import share
 
@@ -48,7 +48,9 @@ def _layer(config: TransformerConfig, shape: Shape, number: int, network: Any, a
     parts.input_layernorm = parts.pre_mlp_layernorm = norm
     if shape.residual_scale != 1 or len(shape.norms) > 2:
         extra_norm = norm if len(shape.norms) > 2 else None
-        parts.self_attn_bda = parts.mlp_bda = _spec(Sum, config=config, scale=shape.residual_scale, norm=extra_norm)
+        parts.self_attn_bda = parts.mlp_bda = _spec(
+            ResidualSum, config=config, scale=shape.residual_scale, norm=extra_norm
+        )
     parts.mlp.submodules.activation_func = Gate
     parts.mlp = network or parts.mlp
     if attention:
@@ -71,18 +73,18 @@ Turn = tuple[Tensor, Tensor]
 
 
 @dataclass
-class Packed(PackedSeqParams):  # type: ignore[misc]
+class PackedRows(PackedSeqParams):  # type: ignore[misc]
     """Rows that lie one behind the other, T tokens together."""
 
     lengths: Sequence[int] = ()
     turns: Sequence[Turn] = ()
     """Cosine and sine of the angles by which each token's queries and keys are rotated; the second ones are those of
     layers with a window, where these rotate differently."""
-    share: Share | None = None
+    share: TokenShard | None = None
     """This rank's part of their tokens, if it has not all: T counts its own."""
 
 
-class Angles:
+class RotaryAngles:
     """The angles of rotary positions, which begin anew with each row."""
 
     def __init__(self, config: TransformerConfig, shape: Shape) -> None:
@@ -102,7 +104,7 @@ class Angles:
         ]
         self._dtype = config.params_dtype
 
-    def of(self, lengths: Sequence[int], share: Share | None, device: torch.device) -> Packed:
+    def of(self, lengths: Sequence[int], share: TokenShard | None, device: torch.device) -> PackedRows:
         """Return packed rows of these lengths, with their angles."""
         places = torch.cat([torch.arange(length) for length in lengths])
         places = share.part(places) if share else places
@@ -113,7 +115,7 @@ class Angles:
             return cos, sin
 
         turns = [turn(rotary) for rotary in self._rotary]
-        return Packed("thd", lengths=lengths, turns=turns, share=share.to(device) if share else None)
+        return PackedRows("thd", lengths=lengths, turns=turns, share=share.to(device) if share else None)
 
 
 class Attention(nn.Module):
@@ -124,10 +126,12 @@ class Attention(nn.Module):
         super().__init__()
         narrow = number in shape.narrow
         self._turn = -1 if narrow else 0
-        self._how = How(shape.score_scale or None, shape.window if narrow else None, shape.score_cap or None)
+        self._how = AttentionOptions(
+            shape.score_scale or None, shape.window if narrow else None, shape.score_cap or None
+        )
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: None, *, packed_seq_params: Packed, **_: Any
+        self, query: Tensor, key: Tensor, value: Tensor, mask: None, *, packed_seq_params: PackedRows, **_: Any
     ) -> Tensor:
         """Return [T, heads, size]. query: [T, heads, size]. key, value: [T, groups, size]."""
         share, turn = packed_seq_params.share, packed_seq_params.turns[self._turn]
@@ -143,7 +147,7 @@ def _rotate(x: Tensor, turn: Turn) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-class Sum(nn.Module):
+class ResidualSum(nn.Module):
     """Adds the input of attention or network to its output, which may be normalized and multiplied first."""
 
     def __init__(self, config: TransformerConfig, scale: float, norm: type[Norm] | None) -> None:
@@ -234,7 +238,7 @@ def _activated(gate: Tensor, gelu: bool) -> Tensor:
 # The head
 
 
-class Scalar(nn.Linear):
+class ScalarHead(nn.Linear):
     """A head with one number for each hidden state, in place of the vocabulary's projection. Each tensor-parallel rank
     has all of it."""
 
@@ -249,7 +253,7 @@ class Scalar(nn.Linear):
         return super().forward(hidden), None
 
 
-class Unread(ColumnParallelLinear):  # type: ignore[misc]
+class HiddenOutput(ColumnParallelLinear):  # type: ignore[misc]
     """An output layer that returns hidden states as they are: losses multiply them with its weight."""
 
     def forward(self, hidden: Tensor, weight: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
@@ -257,7 +261,7 @@ class Unread(ColumnParallelLinear):  # type: ignore[misc]
         return hidden, None
 
 
-class Places:
+class OutputPlaces:
     """Makes an output layer read the hidden states of some places only: most tokens of a row need no logits."""
 
     def __init__(self, model: GPTModel) -> None:
@@ -274,7 +278,7 @@ class Places:
         hidden, *rest = args  # [tokens / tp, 1, hidden]
         if self._split:
             # The gradients of a vocabulary's parts are added up; those of a scalar are the same on each rank.
-            parts = isinstance(layer, Unread)
+            parts = isinstance(layer, HiddenOutput)
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=parts)
         return (hidden[self._read_places], *rest)
 

@@ -10,19 +10,19 @@ import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
-from rlgraph.backends.engines.moments import MASTER, Moments, stretches
-from rlgraph.backends.engines.offload import Sleeper
+from rlgraph.backends.engines.moments import MASTER, Moments, flat_range_boxes
+from rlgraph.backends.engines.offload import Offloader
 from rlgraph.backends.engines.optimizer import STEP
-from rlgraph.ir.layout import Local, volume, within
+from rlgraph.ir.layout import LocalTensor, cut_tensor, volume
 
 _KINDS = ("exp_avg", "exp_avg_sq")
 
 
-def moments(adam: Any, parameters: Mapping[str, Tensor], layout: Sequence[Local], rest: Sleeper) -> Moments:
+def moments(adam: Any, parameters: Mapping[str, Tensor], layout: Sequence[LocalTensor], rest: Offloader) -> Moments:
     """Return the moments of a rank. adam: Megatron's optimizer. layout: of the parameters, layer by layer. rest: where
     these tensors are, if the model sleeps."""
     names, locals_ = {id(tensor): name for name, tensor in parameters.items()}, {local.name: local for local in layout}
-    parts: list[Local] = []
+    parts: list[LocalTensor] = []
     kinds: dict[str, dict[str, Tensor]] = {}
     steps = 0.0
     for torch_optimizer, group, parameter, target, start in _targets(adam):
@@ -33,9 +33,9 @@ def moments(adam: Any, parameters: Mapping[str, Tensor], layout: Sequence[Local]
         state_tensors = rest.here(state_tensors)
         steps = float(state_tensors.pop(STEP, group.get(STEP, steps)))
         offset = 0
-        for number, box in enumerate(stretches(local.shape, start, start + target.numel())):
+        for number, box in enumerate(flat_range_boxes(local.shape, start, start + target.numel())):
             name = f"{local.name}#{number}"
-            parts.append(within(local, box, name))
+            parts.append(cut_tensor(local, box, name))
             for kind, tensor in state_tensors.items():
                 part = tensor.detach().reshape(-1)[offset : offset + volume(box)]
                 kinds.setdefault(kind, {})[name] = part.view(parts[-1].shape)
@@ -43,7 +43,7 @@ def moments(adam: Any, parameters: Mapping[str, Tensor], layout: Sequence[Local]
     return Moments(tuple(parts), kinds, steps)
 
 
-def begin(adam: Any, kinds: Collection[str], steps: float) -> None:
+def resume_optimizer(adam: Any, kinds: Collection[str], steps: float) -> None:
     """Put the optimizer in its state after so many updates, with zeros for what these kinds had then."""
     for torch_optimizer, group, _, target, _ in _targets(adam):
         torch_optimizer.state[target] = {kind: torch.zeros_like(target.detach()) for kind in _KINDS if kind in kinds}

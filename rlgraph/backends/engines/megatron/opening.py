@@ -6,9 +6,9 @@ import warnings
 from typing import TYPE_CHECKING
 
 from rlgraph.backends.engines.base import EngineError, Rank
-from rlgraph.backends.engines.offload import Sleeper
+from rlgraph.backends.engines.offload import Offloader
 from rlgraph.backends.engines.sources import ModelSpec
-from rlgraph.errors import install
+from rlgraph.errors import install_command
 
 if TYPE_CHECKING:
     from rlgraph.backends.engines.megatron.engine import MegatronEngine
@@ -23,7 +23,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> MegatronEngine:
     engine = MegatronEngine.open(
         model, rank.mesh, recompute=rank.holding.recompute, turned=rank.turned, **rank.blocks()
     )
-    engine.rest = Sleeper(rank.arenas)
+    engine.rest = Offloader(rank.arenas)
     return engine
 
 
@@ -37,5 +37,5 @@ def prepare() -> None:
         import megatron.core.optimizer  # noqa: F401
     except ImportError as error:
         raise EngineError(
-            f"the engine megatron is not installed ({error}): {install('megatron')}, or take another engine"
+            f"the engine megatron is not installed ({error}): {install_command('megatron')}, or take another engine"
         ) from error

@@ -9,7 +9,7 @@ from megatron.core.distributed import DistributedDataParallel
 from torch import nn
 
 
-class Overlap:
+class GradientOverlap:
     """Starts to add up the buckets of a model's gradients, in one order on all replicas.
 
     Megatron's own way counts on each bucket's parameters to have gradients in every micro-batch, and starts a bucket

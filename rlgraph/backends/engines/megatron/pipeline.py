@@ -11,23 +11,23 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.base import Beside, Micro
+from rlgraph.backends.engines.base import MicroBatch, PipelineNeighbours
 from rlgraph.backends.engines.chunks import in_chunks
 from rlgraph.backends.engines.megatron.batches import Batch, Head, batch_of
-from rlgraph.backends.engines.megatron.context import Context
+from rlgraph.backends.engines.megatron.context import ContextParallel
 from rlgraph.backends.engines.megatron.groups import Stages
 from rlgraph.backends.engines.megatron.model_chunks import parts
-from rlgraph.backends.engines.megatron.modules import Angles, Places, vocabulary_weight
+from rlgraph.backends.engines.megatron.modules import OutputPlaces, RotaryAngles, vocabulary_weight
 from rlgraph.backends.engines.megatron.shim import device
-from rlgraph.backends.engines.pipelined import Arrive, Line, follow, in_turn
-from rlgraph.backends.engines.varlen import capped
+from rlgraph.backends.engines.pipelined import Arrive, ModelPipeline, run_schedule, take_turns
+from rlgraph.backends.engines.varlen import cap_scores
 from rlgraph.backends.engines.vocabulary import logprobs_and_entropy
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.pipelines.counted import counted
-from rlgraph.passes.pipelines.fuse import drawn
+from rlgraph.passes.pipelines.fuse import best_of_rules
 from rlgraph.passes.pipelines.problem import Model, Problem
-from rlgraph.passes.pipelines.published import alone, forwards
+from rlgraph.passes.pipelines.published import forward_entries, published_lists
 
 
 class Pipeline:
@@ -45,9 +45,9 @@ class Pipeline:
     ) -> None:
         self.stages, self._model, self._pad_id = stages, model, pad_id
         self._parts = parts(model, chunks, stages)
-        self._angles = Angles(model.config, shape)
+        self._angles = RotaryAngles(model.config, shape)
         self._shape, self._kind = shape, kind
-        self._places, self._context = Places(model), Context()
+        self._places, self._context = OutputPlaces(model), ContextParallel()
         self._head = _make_head(model, shape, logit_numbers)
 
     @torch.no_grad()
@@ -61,8 +61,8 @@ class Pipeline:
                 answers.append(batch.answers(output[0], self._head))
             return received, output
 
-        order = forwards(self.stages.size(), len(batches), len(self._parts))
-        follow(order, [self._line(forward)], self.stages.channel)
+        order = forward_entries(self.stages.size(), len(batches), len(self._parts))
+        run_schedule(order, [self._line(forward)], self.stages.channel)
         return answers
 
     def model(self, micro_batches: int) -> Model:
@@ -73,11 +73,11 @@ class Pipeline:
         return replace(model, chunks=len(self._parts))
 
     def training(
-        self, blocks: Sequence[Any], micro: Callable[[Any], Micro], last: Callable[[nn.Module], None] | None
-    ) -> tuple[Line, list[Tensor]]:
+        self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch], last: Callable[[nn.Module], None] | None
+    ) -> tuple[ModelPipeline, list[Tensor]]:
         """Return the blocks as micro-batches of a schedule, and a list to which the last stage adds their losses."""
         losses: list[Tensor] = []
-        in_progress: dict[int, tuple[Micro, Batch]] = {}
+        in_progress: dict[int, tuple[MicroBatch, Batch]] = {}
         """Micro-batches that have not gone through all chunks."""
 
         def forward(number: int, chunk: int, arrive: Arrive) -> tuple[Tensor | None, Tensor]:
@@ -96,8 +96,8 @@ class Pipeline:
         complete = None if last is None else (lambda chunk: last(self._parts[chunk]))
         return replace(self._line(forward), last=complete), losses
 
-    def _line(self, forward: Callable[[int, int, Arrive], tuple[Tensor | None, Tensor]]) -> Line:
-        return Line(forward, self.stages.ranks, self.stages.rank(), len(self._parts))
+    def _line(self, forward: Callable[[int, int, Arrive], tuple[Tensor | None, Tensor]]) -> ModelPipeline:
+        return ModelPipeline(forward, self.stages.ranks, self.stages.rank(), len(self._parts))
 
     def _run(self, batch: Batch, chunk: int, arrive: Arrive) -> tuple[Tensor | None, Tensor, Batch]:
         """Run one chunk. Return its input; the hidden states, or from the last one the output at the batch's places,
@@ -119,12 +119,14 @@ class Pipeline:
         return received, output, part
 
 
-Training = tuple[Pipeline, Sequence[Any], Callable[[Any], Micro]]
+Training = tuple[Pipeline, Sequence[Any], Callable[[Any], MicroBatch]]
 """A pipeline, its blocks of rows, and the function that makes each block's micro-batch."""
 
 
 def gradients(
-    trainings: Sequence[Training], last: Callable[[nn.Module], None] | None = None, beside: Beside | None = None
+    trainings: Sequence[Training],
+    last: Callable[[nn.Module], None] | None = None,
+    beside: PipelineNeighbours | None = None,
 ) -> list[float]:
     """Add the gradients of the blocks' losses to those of the weights; return the sum of each training's losses, 0 on
     ranks before its model's last stage. last: called before the last backward pass through each part of a model.
@@ -137,17 +139,17 @@ def gradients(
         turns = beside.turns([pipeline.model(1) for pipeline, *_ in parts], [blocks for *_, blocks in parts])
         with torch.enable_grad():
             lines, channel = [line for _, line, *_ in parts], parts[0][0].stages.channel
-            follow([turn.entry for turn in turns], lines, channel, in_turn(turns, beside))
+            run_schedule([turn.entry for turn in turns], lines, channel, take_turns(turns, beside))
         return [float(sum(losses)) for _, _, losses, _ in parts]
     active = [(pipeline.stages, line, pipeline.model(blocks)) for pipeline, line, _, blocks in parts if blocks]
     if active:
         (stages, _, model), *others = active
         if others:
-            entries = drawn(Problem(tuple(described for _, _, described in active)))[stages.place]
+            entries = best_of_rules(Problem(tuple(described for _, _, described in active)))[stages.place]
         else:
-            entries = alone(model)[stages.rank()]
+            entries = published_lists(model)[stages.rank()]
         with torch.enable_grad():
-            follow(entries, [line for _, line, _ in active], stages.channel)
+            run_schedule(entries, [line for _, line, _ in active], stages.channel)
     return [float(sum(losses)) for _, _, losses, _ in parts]
 
 
@@ -162,7 +164,7 @@ def _make_head(model: GPTModel, shape: Shape, numbers: int) -> Head:
         def read(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
             logits = hidden @ weight.t()
             logits = logits / shape.logits_scale if shape.logits_scale != 1 else logits
-            logits = capped(logits, shape.logits_cap) if shape.logits_cap else logits
+            logits = cap_scores(logits, shape.logits_cap) if shape.logits_cap else logits
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             # Temperature 0, greedy decoding, is scored at temperature 1.
             tempered = logits if temperature in (0, 1) else logits / temperature

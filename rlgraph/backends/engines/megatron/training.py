@@ -17,9 +17,9 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from torch import nn
 
-from rlgraph.backends.engines.base import HalfChanged, NotFinite, TrainOptions
-from rlgraph.backends.engines.megatron.arrival import Arrival
-from rlgraph.backends.engines.megatron.overlap import Overlap
+from rlgraph.backends.engines.base import NotFinite, PartialUpdate, TrainOptions
+from rlgraph.backends.engines.megatron.arrival import WeightGather
+from rlgraph.backends.engines.megatron.overlap import GradientOverlap
 from rlgraph.backends.engines.optimizer import adamw
 
 BUCKET: int | None = None
@@ -53,11 +53,11 @@ class Trainer:
             ),
             model,
         )
-        self._overlap = Overlap(self.chunk)
-        self._arrival: Arrival | None = None
+        self._overlap = GradientOverlap(self.chunk)
+        self._arrival: WeightGather | None = None
         if later:
             self.chunk.disable_forward_pre_hook(param_sync=False)
-            self._arrival = Arrival(self.chunk)
+            self._arrival = WeightGather(self.chunk)
         config = OptimizerConfig(
             optimizer="adam",
             # `step` sets it each time, with the other settings.
@@ -123,7 +123,7 @@ class Trainer:
                 self._arrival.start()
         except RuntimeError as error:
             # Each replica updates a part, and the others get it from there.
-            raise HalfChanged(f"the update has ended in the midst: {error}") from error
+            raise PartialUpdate(f"the update has ended in the midst: {error}") from error
         return {"grad_norm": norm, "lr": rate}
 
     def tensors(self) -> Iterator[torch.Tensor]:

@@ -7,7 +7,7 @@ from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from torch import nn
 
 
-def whole(rows: int, columns: int, split: bool) -> nn.Parameter:
+def replicated_parameter(rows: int, columns: int, split: bool) -> nn.Parameter:
     """Return a parameter that each tensor-parallel rank has all of. Each rank has gradients of its own columns or
     tokens: they are added up in the end."""
     weight = nn.Parameter(torch.zeros(rows, columns))

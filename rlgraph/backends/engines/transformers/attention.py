@@ -18,8 +18,8 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.backends.engines.transformers.packing import Span
-from rlgraph.backends.engines.varlen import as_wide
+from rlgraph.backends.engines.transformers.packing import PackedSpan
+from rlgraph.backends.engines.varlen import pad_width
 
 _NAME = "rlgraph_sdpa"
 _QUERIES = 512
@@ -31,10 +31,10 @@ _KINDS = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True)
-class Causal:
+class CausalMask:
     """Stands in for a mask where whole rows are read: a token sees those before it, of its own row."""
 
-    spans: tuple[Span, ...] | None
+    spans: tuple[PackedSpan, ...] | None
     """The spans of rows that lie one behind the other, as in `Packing`; None: each is a row of the tensor."""
     window: int | None
     """How many tokens a token sees, itself included; None: all before it."""
@@ -55,14 +55,14 @@ class Causal:
 
 
 class _Current(threading.local):
-    spans: tuple[Span, ...] | None = None
+    spans: tuple[PackedSpan, ...] | None = None
 
 
 _current = _Current()
 
 
 @contextmanager
-def packed(spans: Sequence[Span]) -> Iterator[None]:
+def packed(spans: Sequence[PackedSpan]) -> Iterator[None]:
     """Make what this thread feeds to a model meanwhile one row, in which rows lie as `Packing` says."""
     _current.spans = tuple(spans)
     try:
@@ -115,10 +115,10 @@ def _known_layers(config: Any) -> bool:
     return set(getattr(config, "layer_types", None) or ()) <= _KINDS
 
 
-def _mask(*, config: Any, local_size: int | None = None, **more: Any) -> Causal | Tensor | None:
+def _mask(*, config: Any, local_size: int | None = None, **more: Any) -> CausalMask | Tensor | None:
     """The function that transformers calls for the mask of a kind of layers; local_size: of a window."""
     if _current.spans is not None:
-        return Causal(_current.spans, local_size)
+        return CausalMask(_current.spans, local_size)
     # For a window torch would be given a mask with each pair of tokens of a row.
     prefill = more["attention_mask"] is None and more["q_length"] == more["kv_length"]
     if (
@@ -128,7 +128,7 @@ def _mask(*, config: Any, local_size: int | None = None, **more: Any) -> Causal 
         and _known_layers(config)
         and not more["use_vmap"]
     ):
-        return Causal(None, local_size)
+        return CausalMask(None, local_size)
     mask: Tensor | None = sdpa_mask(config=config, local_size=local_size, **more)
     return mask
 
@@ -138,7 +138,7 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Causal | Tensor | None,
+    attention_mask: CausalMask | Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     softcap: float | None = None,
@@ -149,9 +149,9 @@ def _attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.shape[2] > 1 and value.shape[-1] != query.shape[-1]:
         width, size = max(value.shape[-1], query.shape[-1]), value.shape[-1]
-        query, key, value = as_wide(query, width), as_wide(key, width), as_wide(value, width)
+        query, key, value = pad_width(query, width), pad_width(key, width), pad_width(value, width)
         return _attend(module, query, key, value, attention_mask, dropout, scale, softcap, **more)[0][..., :size], None
-    if isinstance(attention_mask, Causal):
+    if isinstance(attention_mask, CausalMask):
         if more.get("position_bias") is not None:
             raise NotImplementedError("a bias by position")
         if attention_mask.spans is not None:
@@ -209,8 +209,8 @@ def _per_row(mask: Tensor | None) -> bool:
 def _attend_packed(
     module: nn.Module,
     parts: Sequence[Tensor],
-    causal: Causal,
-    spans: Sequence[Span],
+    causal: CausalMask,
+    spans: Sequence[PackedSpan],
     scale: float,
     softcap: float | None,
     more: dict[str, Any],

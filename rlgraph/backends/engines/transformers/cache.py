@@ -8,9 +8,9 @@ from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from rlgraph.backends.enginespec.spec import Grown
+from rlgraph.backends.enginespec.spec import GrowingCache
 
-_FIRST_ROOM = Grown().first
+_FIRST_ROOM = GrowingCache().first
 """The most places that are allocated beyond the prompt at first."""
 
 

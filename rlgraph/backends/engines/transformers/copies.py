@@ -15,7 +15,7 @@ BUCKET = 1 << 25
 message."""
 
 
-class Copies:
+class Replicas:
     """The replicas of a process group, one on each rank; if replicas are split, the ranks with one part."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from rlgraph.backends.engines.base import EngineError, Generation, Refresh, Sampling
+from rlgraph.backends.engines.base import EngineError, Generation, Sampling, WeightRefresh
 from rlgraph.backends.engines.sampling import sample
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.transformers.cache import make_cache
 from rlgraph.backends.engines.transformers.network import Network
-from rlgraph.backends.engines.transformers.pause import Pause
+from rlgraph.backends.engines.transformers.pause import RefreshBarrier
 
 _DROP_AT = 0.75
 """Finished rows leave the batch when at most this share of it is still running: a copy of the cache then pays."""
 
 
 @dataclass(frozen=True)
-class Ends:
+class EndTokens:
     """The tokens that begin and end rows."""
 
     eos_ids: tuple[int, ...]
@@ -56,21 +56,21 @@ def generate(
     n: int,
     sampling: Sampling,
     row_keys: np.ndarray,
-    ends: Ends,
+    ends: EndTokens,
     *,
     pool: Executor | None = None,
     threads: int = 1,
     block_tokens: int = 1 << 18,
-    refresh: Refresh | None = None,
+    refresh: WeightRefresh | None = None,
     agreed: Callable[[bool], bool] = bool,
     expected: Sequence[float] | None = None,
 ) -> Generation:
     """Sample `n` responses for each prompt; `Engine.generate` says what is promised.
 
     Rows are decoded in blocks of similar prompt length of at most `block_tokens` places, and in at least `threads`
-    blocks, which `pool` runs side by side. An empty prompt becomes the single token `ends.start_id`. agreed: as `Pause`
-    has it. expected: the tokens that the responses to each prompt are expected to have: a block has rows with equally
-    many, and those with most come first.
+    blocks, which `pool` runs side by side. An empty prompt becomes the single token `ends.start_id`. agreed: as
+    `RefreshBarrier` has it. expected: the tokens that the responses to each prompt are expected to have: a block has
+    rows with equally many, and those with most come first.
     """
     keys = np.ascontiguousarray(row_keys, dtype=np.uint64)
     count = len(prompts) * n
@@ -84,7 +84,7 @@ def generate(
         blocks = [part for rows in blocks for part in _split_by_length(rows, lengths)]
     stops = torch.tensor(sorted({*ends.eos_ids, *sampling.stop_ids}), dtype=torch.long)
 
-    pause = None if refresh is None else Pause(refresh, agreed)
+    pause = None if refresh is None else RefreshBarrier(refresh, agreed)
 
     def run(rows: Tensor) -> _Rows:
         with nullcontext() if pause is None else pause.decoding():
@@ -146,7 +146,7 @@ def _decode(
     keys: np.ndarray,
     stops: Tensor,
     pad_id: int,
-    pause: Pause | None,
+    pause: RefreshBarrier | None,
 ) -> _Rows:
     """Return the responses of `rows` (row i * n + k is sample k of prompt i), in their order."""
     count, limit, device = rows.shape[0], sampling.max_tokens, network.device

@@ -18,26 +18,26 @@ from rlgraph.backends.engines.adapters import attach, beside, duplicate, trained
 from rlgraph.backends.engines.base import (
     EngineError,
     Generation,
-    Micro,
+    MicroBatch,
     NoRows,
     Rank,
-    Refresh,
     Sampling,
     State,
     TrainOptions,
+    WeightRefresh,
 )
 from rlgraph.backends.engines.blocks import plan_blocks
 from rlgraph.backends.engines.device import device_here
 from rlgraph.backends.engines.moments import Moments
-from rlgraph.backends.engines.offload import Sleeper, Switched
+from rlgraph.backends.engines.offload import Offloader, OffloadRecord
 from rlgraph.backends.engines.optimizer import Optimizer
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.sources import Loaded, ModelSpec, load, positions_of
+from rlgraph.backends.engines.sources import LoadedModel, ModelSpec, load, max_positions_of
 from rlgraph.backends.engines.transformers.attention import use_attention
-from rlgraph.backends.engines.transformers.copies import Copies
-from rlgraph.backends.engines.transformers.decode import Ends, generate
-from rlgraph.backends.engines.transformers.gradients import summed
-from rlgraph.backends.engines.transformers.layout import layout, local, own
+from rlgraph.backends.engines.transformers.copies import Replicas
+from rlgraph.backends.engines.transformers.decode import EndTokens, generate
+from rlgraph.backends.engines.transformers.gradients import sum_gradients
+from rlgraph.backends.engines.transformers.layout import layout, local_tensor, shard_range
 from rlgraph.backends.engines.transformers.linear import use_onednn
 from rlgraph.backends.engines.transformers.moments import moments
 from rlgraph.backends.engines.transformers.network import Network
@@ -45,12 +45,12 @@ from rlgraph.backends.engines.transformers.norm import use_lean_norms
 from rlgraph.backends.engines.transformers.probe import probe, refusing
 from rlgraph.backends.engines.transformers.reading import Reader, entropy, logprobs, tempered
 from rlgraph.backends.engines.transformers.recompute import use_recomputation
-from rlgraph.backends.engines.transformers.sharded import Apart
-from rlgraph.backends.engines.transformers.writing import write
-from rlgraph.backends.engines.weights import blend, copied, same_names, take_over
-from rlgraph.backends.enginespec.spec import Grown
+from rlgraph.backends.engines.transformers.sharded import SplitReplica
+from rlgraph.backends.engines.transformers.writing import save_model
+from rlgraph.backends.engines.weights import blend, check_same_names, clone_tensors, overwrite_weights
+from rlgraph.backends.enginespec.spec import GrowingCache
 from rlgraph.catalog.models.shape import UnsupportedModel, shape_of
-from rlgraph.ir.layout import Local
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import mesh
 
 T = TypeVar("T")
@@ -64,9 +64,9 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
     if rank.mesh.size > 1:
         rank.join()
     if rank.mesh.copy_size > 1:
-        apart = Apart(rank.mesh, rank.number, device)
+        apart = SplitReplica(rank.mesh, rank.number, device)
     if rank.mesh.length("dp") > 1:
-        copies = Copies(apart.copies if apart else None)
+        copies = Replicas(apart.copies if apart else None)
     # Micro-batches run side by side on CPU cores alone: one fills a GPU, and several would fill its memory.
     threads = rank.threads if device == "cpu" and apart is None else 1
     engine = TransformersEngine.open(
@@ -81,7 +81,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
         beside=rank.beside,
         **rank.blocks(),
     )
-    engine.rest = Sleeper(rank.arenas)
+    engine.rest = Offloader(rank.arenas)
     return engine
 
 
@@ -94,7 +94,7 @@ class TransformersEngine:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedModel,
         spec: ModelSpec,
         *,
         threads: int = 1,
@@ -103,9 +103,9 @@ class TransformersEngine:
         gather: str = "",
         block_tokens: int = 2048,
         logit_numbers: int = 1 << 25,
-        cache_tokens: int = Grown().places,
-        copies: Copies | None = None,
-        apart: Apart | None = None,
+        cache_tokens: int = GrowingCache().places,
+        copies: Replicas | None = None,
+        apart: SplitReplica | None = None,
     ) -> None:
         """Take a model that is loaded.
 
@@ -143,7 +143,7 @@ class TransformersEngine:
         self._gradients: list[Tensor | None] = []
         """The gradients of what is trained, added up since they were cleared, like the loss and the number of
         micro-batches with rows."""
-        self.rest = Sleeper()
+        self.rest = Offloader()
         self._pool: Executor | None = None
         if threads > 1:
             self._pool = ThreadPoolExecutor(threads, "engine", initializer=torch.set_num_threads, initargs=(1,))
@@ -161,8 +161,8 @@ class TransformersEngine:
         recompute: bool = False,
         attention: str = "",
         gather: str = "",
-        copies: Copies | None = None,
-        apart: Apart | None = None,
+        copies: Replicas | None = None,
+        apart: SplitReplica | None = None,
         beside: TransformersEngine | None = None,
         **limits: int,
     ) -> TransformersEngine:
@@ -207,14 +207,14 @@ class TransformersEngine:
         sampling: Sampling,
         row_keys: np.ndarray,
         weights: State | None = None,
-        refresh: Refresh | None = None,
+        refresh: WeightRefresh | None = None,
         expected: Sequence[float] | None = None,
     ) -> Generation:
         """Sample `n` responses for each prompt, with `weights` in place of the model's own if given. expected: for each
         prompt the tokens of its responses; rows that have as many are sampled together, and those with most first."""
         self._require("causal_lm", "generate")
         assert self._shards is None, "the spec says that it does not"
-        ends = Ends(self.eos_ids, self.codec.pad_id, self.codec.start_id)
+        ends = EndTokens(self.eos_ids, self.codec.pad_id, self.codec.start_id)
         with nullcontext() if weights is None else self.weights(weights):
             return generate(
                 self._network,
@@ -275,7 +275,7 @@ class TransformersEngine:
         return self._reader.last(sequences)
 
     def train_step(
-        self, blocks: Sequence[Any], micro: Callable[[Any], Micro], options: TrainOptions, step: int
+        self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch], options: TrainOptions, step: int
     ) -> dict[str, float]:
         """Make one update with the gradient of the sum of the losses of `micro(block)`, and return its `loss`,
         `grad_norm` before clipping, and `lr`."""
@@ -292,7 +292,7 @@ class TransformersEngine:
         """Forget the gradients that were added up."""
         self._loss, self._with_rows, self._gradients = 0.0, 0, []
 
-    def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], Micro]) -> None:
+    def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch]) -> None:
         """Add the gradient of the sum of the losses of `micro(block)` to the accumulated ones.
 
         The blocks' gradients are added in the blocks' order, so that neither threads nor their timing change the
@@ -300,7 +300,7 @@ class TransformersEngine:
         """
         arguments = self._differentiate, blocks, micro, self._pool, self.threads
         with self._shards.once() if self._shards and self._gathers_once else nullcontext():
-            loss, busy, self._gradients = summed(self, *arguments, self._gradients)
+            loss, busy, self._gradients = sum_gradients(self, *arguments, self._gradients)
         self._loss, self._with_rows = self._loss + loss, self._with_rows + busy
 
     def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
@@ -328,11 +328,11 @@ class TransformersEngine:
 
     def state(self) -> State:
         """Return a copy of the weights."""
-        return copied(self.tensors())
+        return clone_tensors(self.tensors())
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over these weights; the optimizer's moments stay."""
-        take_over(self.tensors(), state)
+        overwrite_weights(self.tensors(), state)
         self.written()
 
     def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
@@ -346,7 +346,7 @@ class TransformersEngine:
         time."""
         assert self._shards is None, "only what generates has older weights"
         tensors = self.tensors()
-        same_names(tensors, state)
+        check_same_names(tensors, state)
         originals = {name: tensor.data for name, tensor in tensors.items()}
         try:
             for name, tensor in tensors.items():
@@ -372,20 +372,20 @@ class TransformersEngine:
         adapters only these, as PEFT does."""
         assert self._apart is None, "no rank has all of it"
         contents = self.rest.here(self.model.state_dict())
-        write(self.model, contents, self.tensors(), self.spec, self.codec, Path(folder))
+        save_model(self.model, contents, self.tensors(), self.spec, self.codec, Path(folder))
 
-    def _lend(self, spec: ModelSpec) -> Loaded:
+    def _lend(self, spec: ModelSpec) -> LoadedModel:
         """Load the model of `spec` on this one's base."""
         model = beside(self.model, spec.kind)
         if spec.adapters is not None:
             attach(model, spec.adapters, spec.kind)
-        return Loaded(model, self.codec, self.new_parameters)
+        return LoadedModel(model, self.codec, self.new_parameters)
 
     def copy(self) -> TransformersEngine:
         """Return the same model with weights of its own, except a base that adapters share, and no optimizer."""
         assert self._apart is None, "each rank opens its part"
         return TransformersEngine(
-            Loaded(duplicate(self.model), self.codec, self.new_parameters),
+            LoadedModel(duplicate(self.model), self.codec, self.new_parameters),
             self.spec,
             threads=self.threads,
             recompute=self._recompute,
@@ -398,14 +398,14 @@ class TransformersEngine:
     @property
     def longest(self) -> int | None:
         """The most tokens of a row; None: positions have no end."""
-        return positions_of(self.model.config)
+        return max_positions_of(self.model.config)
 
     @property
     def speaks(self) -> bool:
         """Whether this rank has results: it is a whole replica, or the first one of those that split a replica."""
         return self._apart is None or self._apart.speaks
 
-    def layout(self) -> tuple[Local, ...]:
+    def layout(self) -> tuple[LocalTensor, ...]:
         """Return all of every tensor, or this rank's part; in the terms of its family where that is known, else each by
         its own name."""
         split, rank = (self._apart.mesh, self._apart.rank) if self._apart else (mesh(), 0)
@@ -414,9 +414,9 @@ class TransformersEngine:
         except UnsupportedModel:
             shapes = self._shards.shapes if self._shards else {}
             return tuple(
-                local(name, shapes[name], own(split, rank, shapes[name][0]))
+                local_tensor(name, shapes[name], shard_range(split, rank, shapes[name][0]))
                 if name in shapes
-                else local(name, tuple(tensor.shape), None)
+                else local_tensor(name, tuple(tensor.shape), None)
                 for name, tensor in self.tensors().items()
             )
         return layout(replace(shape, adapters=self.spec.adapters), split, rank, self.spec.kind)
@@ -431,14 +431,14 @@ class TransformersEngine:
         if self.rest.changed() and self._optimizer is not None:
             self._optimizer.reread()
 
-    def sleep(self, keep: bool = True) -> Switched:
+    def sleep(self, keep: bool = True) -> OffloadRecord:
         """Give the memory of weights, moments and gradients back, and that of the base of adapters."""
         lost = () if keep else self.tensors().values()
         copied_tensors = [*self._held.values(), *(self._optimizer.tensors() if self._optimizer is not None else ())]
         gradients = [gradient for gradient in self._gradients if gradient is not None]
         return self.rest.sleep(copied_tensors, once=gradients, lost=lost)
 
-    def wake(self) -> Switched:
+    def wake(self) -> OffloadRecord:
         """Take the memory again."""
         return self.rest.wake(self.written)
 

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import Call, Micro, Scores
+from rlgraph.backends.engines.base import MicroBatch, ModelCall, Scores
 from rlgraph.backends.engines.sequences import Sequences
 
 
-class Answers(Scores, Protocol):
+class AnswersCalls(Scores, Protocol):
     """An engine that answers the calls of losses."""
 
     def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -21,11 +21,11 @@ class Answers(Scores, Protocol):
         ...
 
 
-def summed(
-    engine: Answers,
+def sum_gradients(
+    engine: AnswersCalls,
     differentiate: Callable[[Tensor], Sequence[Tensor | None]],
     blocks: Sequence[Any],
-    micro: Callable[[Any], Micro],
+    micro: Callable[[Any], MicroBatch],
     pool: Executor | None,
     threads: int,
     before: Sequence[Tensor | None] = (),
@@ -46,13 +46,13 @@ def summed(
     for value, has_rows, gradients in _in_order(differentiated, blocks, pool, threads):
         total, busy = total + value, busy + has_rows
         if sums and gradients:
-            sums = [plus(old, new) for old, new in zip(sums, gradients, strict=True)]
+            sums = [add_in_place(old, new) for old, new in zip(sums, gradients, strict=True)]
         else:
             sums = sums or list(gradients)
     return total, busy, sums
 
 
-def _answers(engine: Answers, calls: Sequence[Call]) -> list[Tensor]:
+def _answers(engine: AnswersCalls, calls: Sequence[ModelCall]) -> list[Tensor]:
     """Return the model's answer to each call; log-probabilities and entropies of the same rows come from one pass."""
     answers: dict[int, Tensor] = {}
     for place, call in enumerate(calls):
@@ -69,7 +69,7 @@ def _answers(engine: Answers, calls: Sequence[Call]) -> list[Tensor]:
     return [answers[place] for place in range(len(calls))]
 
 
-def _one_pass(a: Call, b: Call) -> bool:
+def _one_pass(a: ModelCall, b: ModelCall) -> bool:
     return {a.op, b.op} == {"logprobs", "entropy"} and a.sequences is b.sequences and a.temperature == b.temperature
 
 
@@ -86,7 +86,7 @@ def _in_order(work: Callable[[Any], Any], items: Sequence[Any], pool: Executor |
         yield result
 
 
-def plus(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+def add_in_place(old: Tensor | None, new: Tensor | None) -> Tensor | None:
     """Return the sum, in the place of the old one; None is 0."""
     if old is None or new is None:
         return new if old is None else old

@@ -3,16 +3,16 @@ dimension of each parameter, or of such a part, sharded over ranks (`torch.distr
 
 from __future__ import annotations
 
-from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, expert_rows, trained
+from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, expert_rows, trainable_parameters
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.catalog.models.slices import Cuts
-from rlgraph.ir.layout import Local, Piece, Range, chunk, whole, within
+from rlgraph.catalog.models.slices import RankSlicer
+from rlgraph.ir.layout import LocalTensor, Piece, Range, chunk_range, cut_tensor, whole
 from rlgraph.ir.mesh import Mesh
 
 
-def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
+def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[LocalTensor, ...]:
     """Return the tensors of a rank, under their own names; for a model with adapters only these."""
-    cuts = Cuts.of(shape, mesh, rank, kind, trained(shape, kind))
+    cuts = RankSlicer.of(shape, mesh, rank, kind, trainable_parameters(shape, kind))
     parts = (_split(shape, cuts, name) if cuts.tp > 1 else cuts.entire(name, name) for name in cuts.shapes)
     return tuple(_sharded(part, mesh, rank) if mesh.length("fsdp") > 1 else part for part in parts)
 
@@ -23,7 +23,7 @@ _COLUMNS = ("o_proj", "down_proj")
 """Linear layers of which it has the inputs that belong to these outputs."""
 
 
-def _split(shape: Shape, cuts: Cuts, name: str) -> Local:
+def _split(shape: Shape, cuts: RankSlicer, name: str) -> LocalTensor:
     """Return a tensor-parallel rank's part of a parameter."""
     module, _, field = name.rpartition(".")
     if module.endswith((".lora_A", ".lora_B")):
@@ -42,23 +42,23 @@ def _split(shape: Shape, cuts: Cuts, name: str) -> Local:
     return cuts.split(name, name, dim=1) if layer in _COLUMNS else cuts.entire(name, name)
 
 
-def _sharded(part: Local, mesh: Mesh, rank: int) -> Local:
+def _sharded(part: LocalTensor, mesh: Mesh, rank: int) -> LocalTensor:
     """Return what a rank has of a tensor that is sharded: some rows, of each layer's where it is stacked; they may be
     none. Only parameters are sharded, and no buffers."""
     if part.name.endswith(CORRECTION):
         return part
     box, dim = list(whole(part.shape)), "*" in part.name
-    box[dim] = own(mesh, rank, part.shape[dim])
-    return within(part, tuple(box), part.name)
+    box[dim] = shard_range(mesh, rank, part.shape[dim])
+    return cut_tensor(part, tuple(box), part.name)
 
 
-def own(mesh: Mesh, rank: int, size: int) -> Range:
+def shard_range(mesh: Mesh, rank: int, size: int) -> Range:
     """Return a rank's range of so many rows of a parameter."""
-    return chunk(size, mesh.length("fsdp"), mesh.at(rank, "fsdp"))
+    return chunk_range(size, mesh.length("fsdp"), mesh.at(rank, "fsdp"))
 
 
-def local(name: str, shape: tuple[int, ...], rows: Range | None) -> Local:
+def local_tensor(name: str, shape: tuple[int, ...], rows: Range | None) -> LocalTensor:
     """Return these rows of a tensor of which only the name and the shape are known; None: all of it."""
     box = whole(shape) if rows is None else (rows, *whole(shape[1:]))
     sizes = tuple(stop - start for start, stop in box)
-    return Local(name, sizes, (Piece(name, box, (0,) * len(shape)),) if all(sizes) else ())
+    return LocalTensor(name, sizes, (Piece(name, box, (0,) * len(shape)),) if all(sizes) else ())

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from rlgraph.backends.engines.moments import Moments
-from rlgraph.backends.engines.offload import Sleeper
+from rlgraph.backends.engines.offload import Offloader
 from rlgraph.backends.engines.optimizer import STEP, Optimizer
 from rlgraph.backends.engines.weights import locals_of
-from rlgraph.ir.layout import Local
+from rlgraph.ir.layout import LocalTensor
 
 
 def moments(
-    optimizer: Optimizer | None, layout: Iterable[Local], trained: Mapping[str, Tensor], rest: Sleeper
+    optimizer: Optimizer | None, layout: Iterable[LocalTensor], trained: Mapping[str, Tensor], rest: Offloader
 ) -> Moments:
     """Return the optimizer's moments. layout: of all the rank's tensors. rest: where these are, if the model sleeps."""
     if optimizer is None:

@@ -15,12 +15,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.sources import quiet
+from rlgraph.backends.engines.sources import quiet_transformers
 from rlgraph.backends.engines.transformers.attention import knows_layers, packed
 from rlgraph.backends.engines.transformers.cache import make_cache
-from rlgraph.backends.engines.transformers.packing import Packing, apart, shared
+from rlgraph.backends.engines.transformers.packing import Packing, pack_separately, pack_shared
 from rlgraph.backends.engines.transformers.spec import SHARES
-from rlgraph.catalog.clusters.cluster import kind_of
+from rlgraph.catalog.clusters.cluster import device_kind
 
 _PADDED = 1.05
 """Rows that padding makes at most so many times as large are padded: attention of rows side by side takes one call."""
@@ -65,9 +65,9 @@ class Network:
         ones, where the model can do that and it saves something; None: none.
         """
         longest = int(rows.lengths.max())
-        packing = shared(rows, beginnings) if beginnings is not None and self.shares else None
+        packing = pack_shared(rows, beginnings) if beginnings is not None and self.shares else None
         if packing is None and self.packs and len(rows) * longest > _PADDED * rows.tokens.shape[0]:
-            packing = apart(rows)
+            packing = pack_separately(rows)
         if packing is not None:
             index, states = packing.place_of[places], self.packed(rows, packing)
         else:
@@ -153,17 +153,17 @@ class Network:
         """Whether rows that lie one behind the other give what each gives alone."""
         ids = self._probe()[0].tolist()
         rows = Sequences.from_lists([ids, ids[3:], ids[:2]])
-        return knows_layers(self.model) and self._reads_same(rows, apart(rows))
+        return knows_layers(self.model) and self._reads_same(rows, pack_separately(rows))
 
     @cached_property
     @torch.no_grad()
     def shares(self) -> bool:
         """Whether rows give what each gives alone where their common beginnings exist once."""
-        if kind_of(self.device.type) not in SHARES.devices:
+        if device_kind(self.device.type) not in SHARES.devices:
             return False
         ids = self._probe()[0].tolist()
         rows = Sequences.from_lists([ids, ids[:7], [*ids[:4], *ids[5:7]], [*ids[:4], ids[7]], ids[3:]])
-        packing = shared(rows, torch.tensor([4, 4, 4, 4, 5]), 0)
+        packing = pack_shared(rows, torch.tensor([4, 4, 4, 4, 5]), 0)
         return packing is not None and self.packs and self._reads_same(rows, packing)
 
     def _reads_same(self, rows: Sequences, packing: Packing) -> bool:
@@ -191,7 +191,7 @@ class Network:
     def _find_head(self) -> Callable[[Tensor], Tensor] | None:
         """Return the head, if there is one that gives on the backbone the model's own output for a few tokens."""
         ids = self._probe()
-        with quiet():
+        with quiet_transformers():
             expected = self.model(input_ids=ids, use_cache=False).logits
         if self._backbone is self.model:
             return None

@@ -16,7 +16,7 @@ from rlgraph.backends.engines.transformers.spec import SHARES
 
 
 @dataclass(frozen=True)
-class Span:
+class PackedSpan:
     """Families that are alike: rows that begin with the same tokens, or one row by itself, which is all beginning."""
 
     families: int
@@ -31,19 +31,19 @@ class Span:
 class Packing:
     """An order of tokens: first the beginnings of all spans, one behind the other, then the ends."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[PackedSpan, ...]
     taken: Tensor
     """int64 [places]: which of the rows' tokens lie there, in this order."""
     place_of: Tensor
     """int64 [tokens]: the place of each of the rows' tokens."""
 
 
-def apart(rows: Sequences) -> Packing:
+def pack_separately(rows: Sequences) -> Packing:
     """Pack each row by itself."""
     return _lay_out(rows, np.arange(len(rows)), rows.lengths.numpy())
 
 
-def shared(rows: Sequences, beginnings: Tensor, worth: float = SHARES.worth) -> Packing | None:
+def pack_shared(rows: Sequences, beginnings: Tensor, worth: float = SHARES.worth) -> Packing | None:
     """Pack neighbours that begin with the same tokens as a family; None where that leaves out less than is worth it.
 
     beginnings: int64 [N], the tokens of each row that it may share: all of them with a neighbour, or none.
@@ -96,11 +96,11 @@ def _same_as_before(tokens: np.ndarray, starts: np.ndarray, beginnings: np.ndarr
     return same
 
 
-def _spans(families: Sequence[tuple[int, tuple[tuple[int, int], ...]]]) -> tuple[Span, ...]:
+def _spans(families: Sequence[tuple[int, tuple[tuple[int, int], ...]]]) -> tuple[PackedSpan, ...]:
     """Return the spans of families that lie one after the other: what their rows have in common, and how many rows have
     so many tokens beyond."""
-    spans: list[Span] = []
+    spans: list[PackedSpan] = []
     for (beginning, ends), same in groupby(families):
         count = len(list(same))
-        spans += [Span(1, beginning, ends)] * count if len(ends) > 1 else [Span(count, beginning, ends)]
+        spans += [PackedSpan(1, beginning, ends)] * count if len(ends) > 1 else [PackedSpan(count, beginning, ends)]
     return tuple(spans)

@@ -8,13 +8,13 @@ from threading import Condition
 
 import torch
 
-from rlgraph.backends.engines.base import Refresh
+from rlgraph.backends.engines.base import WeightRefresh
 
 
-class Pause:
+class RefreshBarrier:
     """Takes new weights once all threads have come to the end of a token: the one that comes last takes them."""
 
-    def __init__(self, refresh: Refresh, agreed: Callable[[bool], bool] = bool) -> None:
+    def __init__(self, refresh: WeightRefresh, agreed: Callable[[bool], bool] = bool) -> None:
         """agreed: from whether this rank could take new weights to whether all ranks of its replica can."""
         self._refresh, self._all_ranks_wait = refresh, agreed
         self._condition = Condition()

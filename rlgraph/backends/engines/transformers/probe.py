@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlgraph.backends.engines.base import EngineError, ModelRefused
-from rlgraph.backends.engines.sources import quiet
+from rlgraph.backends.engines.sources import quiet_transformers
 from rlgraph.backends.engines.transformers.cache import make_cache
 from rlgraph.backends.engines.transformers.network import Network
 
@@ -30,7 +30,7 @@ def probe(network: Network, generates: bool) -> None:
     """Raise ModelRefused where a later token changes what an earlier one gives; where the model `generates`, also where
     a token at a time gives something else than one pass over all of them."""
     ids = _trial_rows(network)
-    with quiet(), torch.no_grad():
+    with quiet_transformers(), torch.no_grad():
         _check_causal(network, ids)
         if generates:
             _check_decoding(network, ids)

@@ -14,7 +14,7 @@ from rlgraph.backends.engines.blocks import plan_blocks
 from rlgraph.backends.engines.chunks import in_chunks
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.transformers.network import Network
-from rlgraph.backends.engines.transformers.shards import Shards
+from rlgraph.backends.engines.transformers.shards import ParameterShards
 
 Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
 """Turns the head's outputs at some places, [M, outputs], and the tokens that follow, [M], into results of M entries
@@ -31,7 +31,7 @@ class Reader:
         places: int,
         threads: int = 1,
         pool: Executor | None = None,
-        shards: Shards | None = None,
+        shards: ParameterShards | None = None,
     ) -> None:
         """block_tokens: tokens in a block, padded ones where rows are padded. places: at how many the head is computed
         at a time. pool: has so many threads, each of which computes a block. shards: the ranks that shard the model."""
@@ -107,7 +107,7 @@ class Reader:
 
     def _in_shards(
         self,
-        shards: Shards,
+        shards: ParameterShards,
         lengths: Tensor,
         used: Tensor,
         counts: Tensor,

@@ -12,20 +12,20 @@ from transformers import PreTrainedModel
 
 from rlgraph.backends.engines.adapters import trained
 from rlgraph.backends.engines.transformers.meshes import device_mesh
-from rlgraph.backends.engines.transformers.shards import Shards
-from rlgraph.backends.engines.transformers.tensors import Tensors
+from rlgraph.backends.engines.transformers.shards import ParameterShards
+from rlgraph.backends.engines.transformers.tensors import TensorParallel
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.ir.mesh import Mesh
 
 
-class Apart:
+class SplitReplica:
     """The ranks of this process's replica. All of them make it and call it together."""
 
     def __init__(self, mesh: Mesh, rank: int, device: str) -> None:
         """Called after torch's default process group has this mesh's ranks."""
         self.mesh, self.rank = mesh, rank
-        self.tensors = Tensors(mesh, rank, device) if mesh.length("tp") > 1 else None
-        self.shards = Shards(mesh, rank, device) if mesh.length("fsdp") > 1 else None
+        self.tensors = TensorParallel(mesh, rank, device) if mesh.length("tp") > 1 else None
+        self.shards = ParameterShards(mesh, rank, device) if mesh.length("fsdp") > 1 else None
         self._device = device
 
     @property

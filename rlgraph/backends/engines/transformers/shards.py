@@ -27,7 +27,7 @@ from rlgraph.ir.mesh import Mesh
 T = TypeVar("T")
 
 
-class Shards:
+class ParameterShards:
     """The ranks of this process's replica, and the model that they shard. All of them make it and call it together."""
 
     def __init__(self, mesh: Mesh, rank: int, device: str) -> None:

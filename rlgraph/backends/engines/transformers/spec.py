@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlgraph.backends.engines.transformers.layout import layout
 from rlgraph.backends.enginespec.legal import tensor_misfits
-from rlgraph.backends.enginespec.spec import Attention, EngineSpec, Grown, Memory, Shares
+from rlgraph.backends.enginespec.spec import Attention, EngineSpec, GrowingCache, Memory, PrefixSharing
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import DISTRIBUTION
@@ -14,7 +14,7 @@ def _fused_norms(device: DeviceKind, dtype: str) -> bool:
     return device == "cpu" and dtype == "float32"
 
 
-SHARES = Shares(
+SHARES = PrefixSharing(
     # For the gradient only keys and values of a beginning exist once for each row: with an eighth less tokens a layer
     # keeps less in all, also where as many heads have keys as queries and the network has no gate.
     worth=1 / 8,
@@ -65,7 +65,7 @@ SPEC = EngineSpec(
     adapters=("apart",),
     own_adapters=True,
     gather=("layer", "update"),
-    memory=Memory(fused_norms=_fused_norms, cache=Grown()),
+    memory=Memory(fused_norms=_fused_norms, cache=GrowingCache()),
     settings=frozenset({"recompute"}),
     preference=1,
     embedded=True,

@@ -34,7 +34,7 @@ _SUMMED, _EXPERTS = "replicated_with_grad_allreduce", "moe_tp_experts"
 weights."""
 
 
-class Tensors:
+class TensorParallel:
     """The ranks of this process's replica, and the model that they split. All of them make it and call it together."""
 
     def __init__(self, mesh: Mesh, rank: int, device: str) -> None:
@@ -50,7 +50,7 @@ class Tensors:
         self._vocab = self._first = 0
         """Tokens of the vocabulary, and the first one of this rank's."""
 
-    def __deepcopy__(self, memo: object) -> Tensors:
+    def __deepcopy__(self, memo: object) -> TensorParallel:
         """Return itself: a model's copy has the same ranks."""
         return self
 
@@ -241,7 +241,7 @@ class _PartialEmbedding(nn.Module):
     """An embedding of some tokens of the vocabulary."""
 
     first: int
-    ranks: Tensors
+    ranks: TensorParallel
     num_embeddings: int
 
     def forward(self, input: Tensor) -> Tensor:

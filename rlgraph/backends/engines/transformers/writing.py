@@ -9,11 +9,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlgraph.backends.engines.adapters import base_of, is_adapter, save
-from rlgraph.backends.engines.sources import ModelSpec, on_any_rank, quiet
+from rlgraph.backends.engines.sources import ModelSpec, quiet_transformers, saving_on_any_rank
 from rlgraph.backends.engines.tokenizers import Codec
 
 
-def write(
+def save_model(
     model: PreTrainedModel,
     held: Mapping[str, Tensor],
     tensors: Mapping[str, Tensor],
@@ -23,7 +23,7 @@ def write(
 ) -> None:
     """Write model and tokenizer as a folder that `from_pretrained` and a model source can read; for a model with
     adapters only these, as PEFT does. held: all its tensors, wherever they are now. tensors: those that travel."""
-    with quiet(), on_any_rank(model):
+    with quiet_transformers(), saving_on_any_rank(model):
         if spec.adapters is None:
             model.save_pretrained(str(folder), state_dict=dict(held))
         else:

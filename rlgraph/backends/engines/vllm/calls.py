@@ -9,13 +9,13 @@ from queue import SimpleQueue
 from threading import Condition
 from typing import TYPE_CHECKING
 
-from rlgraph.backends.engines.base import Admission, Begun, GivenUp, Refresh, State
+from rlgraph.backends.engines.base import Admission, PartialRow, RowsAbandoned, State, WeightRefresh
 
 if TYPE_CHECKING:
     from rlgraph.backends.engines.vllm.sampling import Batch, Row
 
 
-_NOTHING = Begun([], [])
+_NOTHING = PartialRow([], [])
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Sample:
 
 
 @dataclass(eq=False)
-class Call:
+class RowCall:
     """The rows of one call."""
 
     batch: Batch
     prompts: list[list[int]]
     n: int
     keys: list[int]
-    refresh: Refresh | None
+    refresh: WeightRefresh | None
     known: dict[int, int]
     """For the engine's count of its weights the versions that they are, where somebody tells them."""
     admission: Admission | None
@@ -78,7 +78,7 @@ class Call:
         """Whether others have begun its rows."""
         return self.admission is not None and self.admission.begun is not None
 
-    def of(self, index: int) -> Begun:
+    def of(self, index: int) -> PartialRow:
         """Return what existed of a row."""
         if self.admission is None or self.admission.begun is None:
             return _NOTHING
@@ -93,9 +93,9 @@ class Call:
                 if begun.tokens:
                     self.ended.setdefault(index // self.n, []).append(len(begun.tokens))
 
-    def given_up(self) -> GivenUp:
+    def given_up(self) -> RowsAbandoned:
         """Return what exists of the rows that have not ended."""
-        return GivenUp({row.index: row.progress() for row in self.waiting.values()})
+        return RowsAbandoned({row.index: row.progress() for row in self.waiting.values()})
 
     def next(self) -> Sample:
         """Wait for the next of its rows that ends. Raises the reason where there is none."""
@@ -105,11 +105,11 @@ class Call:
         return sample
 
 
-class Desk:
+class CallQueue:
     """Keeps calls until the thread that samples takes them."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, RowCall] = {}
         self._dismissed: set[int] = set()
         self._driven: set[int] = set()
         """Calls that have been driven to their end, and are forgotten when they are dismissed."""
@@ -119,7 +119,7 @@ class Desk:
         """Numbers of tokens at which rows of calls are to be given up, where that has not happened yet."""
         self._condition = Condition()
 
-    def hand(self, number: int, call: Call) -> None:
+    def hand(self, number: int, call: RowCall) -> None:
         """Hand a call over in place of the one before, whose rows have ended."""
         with self._condition:
             self._calls[number] = call
@@ -134,7 +134,7 @@ class Desk:
                 self._dismissed.add(number)
             self._condition.notify_all()
 
-    def wait(self, number: int) -> Call | None:
+    def wait(self, number: int) -> RowCall | None:
         """Return the last call of this number, when one has been handed over; None: it was dismissed before."""
         with self._condition:
             self._condition.wait_for(lambda: number in self._calls or number in self._dismissed)
@@ -153,7 +153,7 @@ class Desk:
                 default=None,
             )
 
-    def left(self, number: int) -> Call:
+    def left(self, number: int) -> RowCall:
         """Note that a call has given its rows up."""
         with self._condition:
             self._leaving.discard(number)
@@ -172,7 +172,7 @@ class Desk:
             )
             return min(changed, default=None)
 
-    def agreed(self, number: int, tokens: int) -> Call:
+    def agreed(self, number: int, tokens: int) -> RowCall:
         """Note that all ranks know of a call's limit."""
         with self._condition:
             if self._limits.get(number) == tokens:

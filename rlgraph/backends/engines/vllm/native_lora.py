@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlgraph.backends.engines.vllm.spec import SPEC
-from rlgraph.catalog.models.adapters import CONFIG, PREFIX, WEIGHTS, Adapters, pair
-from rlgraph.catalog.models.families import linear
+from rlgraph.catalog.models.adapters import CONFIG, PREFIX, WEIGHTS, Adapters, factor_names
+from rlgraph.catalog.models.families import linear_layers
 from rlgraph.catalog.models.shape import Shape
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _ADAPTER_ID = 1
 
 def options(adapters: Adapters, shape: Shape) -> dict[str, Any]:
     """Return the options that vLLM is started with."""
-    chosen = adapters.chosen(linear(shape))
+    chosen = adapters.chosen(linear_layers(shape))
     return {
         "enable_lora": True,
         "max_loras": 1,
@@ -37,7 +37,7 @@ def options(adapters: Adapters, shape: Shape) -> dict[str, Any]:
     }
 
 
-class Beside:
+class NativeLora:
     """The adapters of a rank, and vLLM's slots for them."""
 
     def __init__(self, engine: Any, adapters: Adapters, tensors: dict[str, Tensor]) -> None:
@@ -61,7 +61,7 @@ class Beside:
     def renew(self) -> None:
         """Give vLLM the adapters again after new ones came."""
         for layer, parts in self._layers:
-            pairs = [(self.tensors.get(a), self.tensors.get(b)) for a, b in map(pair, parts)]
+            pairs = [(self.tensors.get(a), self.tensors.get(b)) for a, b in map(factor_names, parts)]
             first = [a for a, _ in pairs]
             second = [None if b is None else b * self._scale for _, b in pairs]
             # For fused matrices vLLM expects a list of their parts. It cuts out a rank's part by itself.

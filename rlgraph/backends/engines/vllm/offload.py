@@ -12,26 +12,28 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.merging import Merged
-from rlgraph.backends.engines.offload import Arenas, Sleeper
+from rlgraph.backends.engines.merging import MergedAdapters
+from rlgraph.backends.engines.offload import MemoryCounters, Offloader
 from rlgraph.backends.engines.vllm.environment import on_cpu
-from rlgraph.backends.engines.vllm.native_lora import Beside
+from rlgraph.backends.engines.vllm.native_lora import NativeLora
 
 
-def sleeper(engine: Any, arenas: Arenas) -> Sleeper:
+def make_offloader(engine: Any, arenas: MemoryCounters) -> Offloader:
     """Return what offloads an engine. engine: vLLM's own, which was started for it."""
     if on_cpu():
-        return Sleeper(arenas)
-    return Sleeper(arenas, lambda: engine.sleep(level=2), engine.wake_up)
+        return Offloader(arenas)
+    return Offloader(arenas, lambda: engine.sleep(level=2), engine.wake_up)
 
 
-def cache(engine: Any) -> Iterator[Tensor]:
+def cache_tensors(engine: Any) -> Iterator[Tensor]:
     """Yield the cache of keys and values, unless vLLM itself takes care of it."""
     if on_cpu():
         yield from _flattened(engine.model_executor.driver_worker.worker.model_runner.kv_caches)
 
 
-def weights(model: nn.Module, plain: Mapping[str, Tensor], adapted: Merged | Beside | None) -> Iterator[Tensor]:
+def weights(
+    model: nn.Module, plain: Mapping[str, Tensor], adapted: MergedAdapters | NativeLora | None
+) -> Iterator[Tensor]:
     """Yield all tensors that were loaded or came from others. plain: experts that vLLM packs, as they were before."""
     yield from model.parameters()
     yield from plain.values()

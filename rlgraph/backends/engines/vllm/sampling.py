@@ -14,7 +14,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 
-from rlgraph.backends.engines.base import Admission, Begun, EngineError, Sampling
+from rlgraph.backends.engines.base import Admission, EngineError, PartialRow, Sampling
 from rlgraph.backends.engines.sampling import sample
 
 _ROW_FIELD = "rlgraph"
@@ -48,12 +48,12 @@ class Row:
     response: list[int] = field(default_factory=list)
     """Tokens that vLLM has added since."""
 
-    def progress(self) -> Begun:
+    def progress(self) -> PartialRow:
         """Return what exists of the row."""
         tokens = [*self.begun, *self.response]
         # vLLM may have asked for a token that it has not taken, or have taken one that is not noted yet.
         count = min(len(tokens), len(self.logprobs))
-        return Begun(tokens[:count], self.logprobs[:count])
+        return PartialRow(tokens[:count], self.logprobs[:count])
 
     def request(self) -> SamplingParams:
         """Return what vLLM is to do: take the likeliest of the logits that `RowSampling` leaves."""

@@ -9,9 +9,9 @@ from typing import Any
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
 from rlgraph.backends.engines.base import EngineError
-from rlgraph.backends.engines.sources import ModelSpec, load, load_codec, quiet
+from rlgraph.backends.engines.sources import ModelSpec, load, load_codec, quiet_transformers
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, Weights
+from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, WeightSource
 from rlgraph.backends.enginespec.legal import held, problems
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
 from rlgraph.ir.mesh import Mesh
@@ -26,7 +26,7 @@ class Source:
     shape: Shape
     eos_ids: tuple[int, ...]
     """The tokens that end a response: the tokenizer's, and those of the model's generation settings."""
-    weights: Weights
+    weights: WeightSource
 
     def describe(self, folder: str) -> None:
         """Write the `config.json` that vLLM starts from; the weights go straight into its parameters."""
@@ -36,7 +36,7 @@ class Source:
         self.config.save_pretrained(folder)
 
 
-def read(spec: ModelSpec, mesh: Mesh) -> Source:
+def read_source(spec: ModelSpec, mesh: Mesh) -> Source:
     """Find the model of `spec`. Raises EngineError where there is none, or vLLM cannot spread it over the mesh."""
     local = isinstance(spec.source, str) and Path(spec.source).is_dir()
     codec, config, settings, weights = (_from_folder if local else _from_transformers)(spec)
@@ -51,11 +51,11 @@ def read(spec: ModelSpec, mesh: Mesh) -> Source:
     return Source(codec, config, shape, tuple(sorted({*tokenizer_ids, *model_ids})), weights)
 
 
-def _from_folder(spec: ModelSpec) -> tuple[Codec, PretrainedConfig, Any, Weights]:
+def _from_folder(spec: ModelSpec) -> tuple[Codec, PretrainedConfig, Any, WeightSource]:
     """Read a local folder, and no more weights than this rank has."""
     folder = str(spec.source)
     weights = FolderWeights(folder)
-    with quiet():
+    with quiet_transformers():
         config = AutoConfig.from_pretrained(folder)
         try:
             settings = GenerationConfig.from_pretrained(folder)
@@ -64,7 +64,7 @@ def _from_folder(spec: ModelSpec) -> tuple[Codec, PretrainedConfig, Any, Weights
     return load_codec(spec), config, settings.eos_token_id, weights
 
 
-def _from_transformers(spec: ModelSpec) -> tuple[Codec, PretrainedConfig, Any, Weights]:
+def _from_transformers(spec: ModelSpec) -> tuple[Codec, PretrainedConfig, Any, WeightSource]:
     """Load the whole of a model that transformers has to make, or to find on the hub."""
     loaded = load(replace(spec, adapters=None))
     config = loaded.model.config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlgraph.backends.engines.vllm.layout import layout, padded_vocab
 from rlgraph.backends.enginespec.legal import expert_misfits, tensor_misfits
 from rlgraph.backends.enginespec.rates import Rates
-from rlgraph.backends.enginespec.spec import EngineSpec, Memory, Reserved
+from rlgraph.backends.enginespec.spec import EngineSpec, Memory, ReservedCache
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import DISTRIBUTION
 
@@ -62,7 +62,7 @@ SPEC = EngineSpec(
     # A process has 0.33 to 0.39 GiB that are not torch's (vllm issues 14452 and 11251), and graphs of decoding steps of
     # several sizes, 0.36 to 0.46 GiB (gpustack/runner pull request 251, vllm issue 57475).
     memory=Memory(
-        cache=Reserved(), process=1 << 30, cpu_dtype="float32", cpu_packs_experts=True, cpu_adapters_by_token=True
+        cache=ReservedCache(), process=1 << 30, cpu_dtype="float32", cpu_packs_experts=True, cpu_adapters_by_token=True
     ),
     # Shares of the rates of the largest products and long copies, and seconds of a step's layers and rows, fitted to
     # GA01 to GA17 of docs/why/accuracy.md: one model of 32 billion parameters on two, four and eight H100. The

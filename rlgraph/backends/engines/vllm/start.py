@@ -13,10 +13,10 @@ from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.process_groups import url
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.vllm.environment import on_cpu
-from rlgraph.backends.engines.vllm.experts import own_experts
+from rlgraph.backends.engines.vllm.experts import use_local_experts
 from rlgraph.backends.engines.vllm.layout import ranks
 from rlgraph.backends.engines.vllm.native_lora import options
-from rlgraph.backends.enginespec.spec import Reserved
+from rlgraph.backends.enginespec.spec import ReservedCache
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import Holding
@@ -25,7 +25,7 @@ from rlgraph.passes.cost.work import cached_bytes, rank_parameters
 _EXPERT_COLUMNS = 32
 """The hidden size has to be a multiple of this for vLLM's experts on a CPU."""
 
-_RESERVED = Reserved()
+_RESERVED = ReservedCache()
 _CPU_BLOCK = _RESERVED.cpu_block
 """Tokens in a block of the key-value cache on a CPU: the least that vLLM's kernels there take, so that short rows waste
 little."""
@@ -48,7 +48,7 @@ class Limits:
     """The limits of what an engine takes on at a time."""
 
     rows: int | None = None
-    """Rows decoded together; more wait until one of them ends. None: as many as `Reserved` says of the device."""
+    """Rows decoded together; more wait until one of them ends. None: as many as `ReservedCache` says of the device."""
     row_tokens: int | None = None
     """The longest row, prompt and response together; None: as long as the cache has room for, and the model's positions
     reach."""
@@ -85,7 +85,7 @@ def start(
     if on_cpu():
         _check_kernels(shape)
         if mesh.length("ep") > 1:
-            own_experts()
+            use_local_experts()
     memory = 0 if on_cpu() else torch.cuda.mem_get_info()[1]
     engine_arguments = EngineArgs(model=folder, **arguments(spec, shape, mesh, limits, memory), **meeting)
     if shape.experts:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from rlgraph.passes.cost.peak import usable
 from rlgraph.passes.placement.search.fusing import Others, Pieces
 from rlgraph.passes.placement.search.incumbent import Incumbent
-from rlgraph.passes.placement.search.option import Option, Ranks, unbeaten
+from rlgraph.passes.placement.search.option import Option, Ranks, undominated_in_pipeline
 from rlgraph.passes.placement.search.problem import Block, Blocks, Problem
 
 Devices = tuple[tuple[tuple[int, ...], int], ...]
@@ -52,7 +52,7 @@ Choices = Mapping[int, Candidates]
 """The candidates of each component."""
 
 
-class Shared:
+class SharedOptions:
     """Options of one split of a component that shares its pipeline with others."""
 
     def __init__(self, options: Sequence[Option], seconds: Sequence[Sequence[float]]) -> None:
@@ -70,18 +70,18 @@ class Shared:
     def candidates(self) -> Candidates:
         """The options that no other one dominates, each with its least seconds."""
         seconds_of = dict(zip(self.options, self.seconds, strict=True))
-        lasting = [option.lasting(seconds_of[option]) for option in unbeaten(self.options)]
+        lasting = [option.lasting(seconds_of[option]) for option in undominated_in_pipeline(self.options)]
         return Candidates(sorted(lasting, key=attrgetter("order")))
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PoolOptions:
     """The options of the components of one pool."""
 
     choices: Choices
     alone: Choices
     """The options where no training shares its pipeline with another one."""
-    shared: Mapping[int, Mapping[Ranks, Shared]]
+    shared: Mapping[int, Mapping[Ranks, SharedOptions]]
     """For components that may share their pipeline, the options where they do, by how all of a pipeline are split."""
 
 
@@ -93,8 +93,8 @@ class Bounds:
         self.problem, self.incumbent, self.way = problem, incumbent, way
         self.fuses = bool(problem.fusing.partners)
         """Whether trainings may share a pipeline."""
-        self._fit: dict[tuple[tuple[int, ...], tuple[int, ...], int], Pool | None] = {}
-        self._lasting: dict[tuple[object, ...], Shared] = {}
+        self._fit: dict[tuple[tuple[int, ...], tuple[int, ...], int], PoolOptions | None] = {}
+        self._lasting: dict[tuple[object, ...], SharedOptions] = {}
         self._anywhere: dict[tuple[int, Devices], Candidates] = {}
 
     def choices(self, blocks: Blocks, devices: Sequence[int]) -> Choices | None:
@@ -129,7 +129,7 @@ class Bounds:
         pools = [self.pool(block, most) for block, most in zip(blocks, devices, strict=True)]
         return {number: candidates for pool in pools if pool for number, candidates in pool.alone.items()}
 
-    def sharings(self, blocks: Blocks, devices: Sequence[int]) -> Iterator[tuple[Pieces, Mapping[int, Shared]]]:
+    def sharings(self, blocks: Blocks, devices: Sequence[int]) -> Iterator[tuple[Pieces, Mapping[int, SharedOptions]]]:
         """Yield which trainings may share a pipeline, and how it is split: the options of those that do."""
         pools = [self.pool(block, most) for block, most in zip(blocks, devices, strict=True)]
         shared = {number: by_ranks for pool in pools if pool for number, by_ranks in pool.shared.items()}
@@ -149,7 +149,7 @@ class Bounds:
         pool = self.pool(block, devices)
         return None if pool is None else pool.choices
 
-    def pool(self, block: Block, devices: int) -> Pool | None:
+    def pool(self, block: Block, devices: int) -> PoolOptions | None:
         """Return the options that fit into a pool, and those where trainings share a pipeline; None if a component has
         none."""
         key = (block.components, block.islands, devices)
@@ -157,7 +157,7 @@ class Bounds:
             self._fit[key] = self._fitting(block, devices)
         return self._fit[key]
 
-    def _fitting(self, block: Block, devices: int) -> Pool | None:
+    def _fitting(self, block: Block, devices: int) -> PoolOptions | None:
         island = self.problem.island(block)
         all_options = {
             number: self.problem.options.of(self.problem.components[number], island, devices)
@@ -181,22 +181,22 @@ class Bounds:
             return None
         alone = {number: Candidates(options) for number, options in fit.items()}
         if not self.fuses:
-            return Pool(alone, alone, {})
+            return PoolOptions(alone, alone, {})
         shared = self._shared(block, devices, {number: room + held[number] for number in fit})
         both = {
             number: Candidates([*alone[number].options, *(options.fastest for options in by_ranks.values())])
             for number, by_ranks in shared.items()
         }
-        return Pool(alone | both, alone, shared)
+        return PoolOptions(alone | both, alone, shared)
 
     def held(self, number: int, options: Sequence[Option]) -> float:
         """Return the least bytes that a component takes from the others of its pool."""
         return min(option.resident for option in options)
 
-    def _shared(self, block: Block, devices: int, rooms: Mapping[int, float]) -> dict[int, dict[Ranks, Shared]]:
+    def _shared(self, block: Block, devices: int, rooms: Mapping[int, float]) -> dict[int, dict[Ranks, SharedOptions]]:
         """Return the options of a pool that may share a pipeline with others of them. rooms: for each component the
         bytes besides the least of the others."""
-        fusing, result = self.problem.fusing, dict[int, dict[Ranks, Shared]]()
+        fusing, result = self.problem.fusing, dict[int, dict[Ranks, SharedOptions]]()
         splits: dict[int, dict[Ranks, list[Option]]] = {}
         for number in block.components:
             if fusing.partners.get(number, frozenset()).isdisjoint(block.components):
@@ -218,12 +218,12 @@ class Bounds:
                     result.setdefault(number, {})[split] = self._together(number, options, others)
         return result
 
-    def _together(self, number: int, options: Sequence[Option], others: Others | None) -> Shared:
+    def _together(self, number: int, options: Sequence[Option], others: Others | None) -> SharedOptions:
         """Return options of one split as they are in a pipeline with others."""
         key = (*map(id, options), others)
         if key not in self._lasting:
             seconds = [self.problem.fusing.least(number, option, others) for option in options]
-            self._lasting[key] = Shared(options, seconds)
+            self._lasting[key] = SharedOptions(options, seconds)
         return self._lasting[key]
 
     def loose(

@@ -15,7 +15,7 @@ from rlgraph.ops.work import operations
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.tasks import Task
 from rlgraph.passes.cost.time import Batch
-from rlgraph.passes.placement.place import Shapes, config_of
+from rlgraph.passes.placement.place import Shapes, model_config
 
 Kind = Literal["train", "read", "generate"]
 
@@ -85,18 +85,18 @@ class Component:
             yield tasks[number].op, tasks[number].batches
 
 
-def components(
+def make_components(
     program: Program, schedule: Schedule, shapes: Shapes, tasks: Sequence[Task], apart: Collection[str] = ()
 ) -> list[Component]:
     """Return the components of all models that anything is computed with, whose shapes have to be known. apart: models
     that are read elsewhere than they are trained, besides those of which a schedule says so."""
-    pins_of, result = said_of(program, schedule), []
+    pins_of, result = schedule_lines(program, schedule), []
     for model in program.models:
         shape = shapes.get(model.name)
         assert isinstance(shape, Shape) or not pins_of[model.name]
         if not isinstance(shape, Shape):
             continue
-        config, pins = config_of(model, shape, program), pins_of[model.name]
+        config, pins = model_config(model, shape, program), pins_of[model.name]
         parts = _parts(pins, model.name in apart)
         readers_apart = sum(_kind(part_operations) != "generate" for part_operations in parts) > 1
         reason: Literal["chosen", "said"] = "chosen" if model.name in apart else "said"
@@ -128,19 +128,19 @@ def components(
     return result
 
 
-def separable(program: Program, schedule: Schedule, tasks: Sequence[Task]) -> list[str]:
+def separable_models(program: Program, schedule: Schedule, tasks: Sequence[Task]) -> list[str]:
     """Return the models that a step reads and trains, and of which the schedule says the same of both, or nothing."""
     read = {task.model for task in tasks if task.model and NODES[task.op].scores}
     trained = {task.model for task in tasks if task.model and NODES[task.op].trains}
     models = []
-    for model, pins in said_of(program, schedule).items():
+    for model, pins in schedule_lines(program, schedule).items():
         settings = {pin and replace(pin, work=()) for operation, pin in pins.items() if not NODES[operation].generates}
         if model in read & trained and len(settings) == 1:
             models.append(model)
     return models
 
 
-def said_of(program: Program, schedule: Schedule) -> dict[str, Said]:
+def schedule_lines(program: Program, schedule: Schedule) -> dict[str, Said]:
     """Return for each model what is done with it, and what the schedule says of that."""
     pins = {(s.model, s.operation): placement for placement in schedule.placements for s in placement.work}
     result: dict[str, Said] = {}

@@ -13,7 +13,7 @@ from rlgraph.passes.placement.search.problem import Blocks, Problem
 
 
 @dataclass(frozen=True)
-class Ways:
+class Decompositions:
     """The problems to be searched together: one for each set of models that are read separately from their training."""
 
     problems: Sequence[Problem]
@@ -50,12 +50,12 @@ class _Open(Problem):
         return []
 
 
-class Undecided(Bounds):
+class DecompositionBounds(Bounds):
     """Bounds of partitions of the parted problem without its readers that hold for all ways: the readers run at the
     same time as everything else, with weights that are there, as fast as they could anywhere, separate from training or
     with it."""
 
-    def __init__(self, ways: Ways, incumbent: Incumbent) -> None:
+    def __init__(self, ways: Decompositions, incumbent: Incumbent) -> None:
         super().__init__(_Open(*ways.parted.given), incumbent, -1)
         self._undivided = ways.problems[0]
         self._with_training: dict[Candidates, Sequence[float]] = {}

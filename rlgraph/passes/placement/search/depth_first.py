@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import is_, le
 
-from rlgraph.passes.cost.fusing import about, least
+from rlgraph.passes.cost.fusing import estimated_seconds, lower_bound
 from rlgraph.passes.cost.peak import TIGHT, usable
-from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, Shared
+from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, SharedOptions
 from rlgraph.passes.placement.search.boxes import Boxes
 from rlgraph.passes.placement.search.fusing import Pieces
-from rlgraph.passes.placement.search.hosts import lodged
-from rlgraph.passes.placement.search.incumbent import Found
+from rlgraph.passes.placement.search.hosts import fits_hosts
+from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import Blocks, peak
-from rlgraph.passes.placement.search.progress import Watch
+from rlgraph.passes.placement.search.progress import SearchProgress
 
 MOST_TRIES = 4000
 """Choices of options that are looked at for one allocation; a bound stands for the rest."""
@@ -27,7 +27,7 @@ LONG = 8
 where hardly any size matters, halves are as hard to tell apart as the whole."""
 
 
-class Tries:
+class TryBudget:
     """The number of choices that are looked at for a range, by how it went with those before."""
 
     def __init__(self) -> None:
@@ -39,14 +39,14 @@ class Tries:
         self.most = MOST_TRIES if self._given_up % LONG == 0 else FEW_TRIES
 
 
-class Fathoming:
+class AllocationSearch:
     """The search of one allocation, or of all that are between two of them."""
 
     def __init__(
         self,
         boxes: Boxes,
         bounds: Bounds,
-        watch: Watch,
+        watch: SearchProgress,
         blocks: Blocks,
         devices: tuple[int, ...],
         most: tuple[int, ...],
@@ -93,7 +93,7 @@ class Fathoming:
         left = {number: self.fitting(number, {}) for number in self.sequence}
         self.choose({}, {number: candidates for number, candidates in left.items() if candidates is not None})
 
-    def hopeless(self, shared: Mapping[int, Shared], late: list[Sequence[float]]) -> bool:
+    def hopeless(self, shared: Mapping[int, SharedOptions], late: list[Sequence[float]]) -> bool:
         """Return whether no plan with these pipelines, split like this, is good enough. late: seconds of others that
         are not; these are added if they are not either."""
         taken = {number: options.least for number, options in shared.items()}
@@ -173,7 +173,7 @@ class Fathoming:
         for piece in self.pieces:
             if last in piece and all(number in chosen for number in piece):
                 taken = self.problem.fusing.shared(
-                    piece, {member: _unshared(chosen[member]) for member in piece}, least
+                    piece, {member: _unshared(chosen[member]) for member in piece}, lower_bound
                 )
                 remaining |= {
                     member: Candidates((_unshared(chosen[member]).lasting(taken[member]),)) for member in piece
@@ -187,7 +187,7 @@ class Fathoming:
         for piece in self.pieces:
             if all(number in chosen for number in piece):
                 alone = {number: _unshared(choices[number].options[0]) for number in piece}
-                seconds |= self.problem.fusing.shared(piece, alone, about)
+                seconds |= self.problem.fusing.shared(piece, alone, estimated_seconds)
         return seconds
 
     def wide(self, chosen: Mapping[int, Option], choices: Choices) -> int | None:
@@ -236,18 +236,20 @@ class Fathoming:
         options = [chosen[number] for number in sorted(chosen)]
         if self.pieces not in self.problem.sharings(self.blocks, options):
             return
-        if not lodged(self.problem, self.blocks, devices, options):
+        if not fits_hosts(self.problem, self.blocks, devices, options):
             # Pools with more devices than the least may be on other nodes.
             self.fathomed &= self.devices == self.most
             return
-        seconds = self.problem.whole(self.blocks, options, self.pieces, about)
+        seconds = self.problem.whole(self.blocks, options, self.pieces, estimated_seconds)
         value = self.problem.value(seconds, self.blocks, devices)
         tight = any(
             peak([chosen[number] for number in block.components]) > calm
             for block, calm in zip(self.blocks, self.calm, strict=True)
         )
         self.incumbent.keep(
-            Found(self.blocks, devices, tuple(options), seconds, value, 0.0, 0, tight, self.bounds.way, self.pieces)
+            SearchResult(
+                self.blocks, devices, tuple(options), seconds, value, 0.0, 0, tight, self.bounds.way, self.pieces
+            )
         )
 
 

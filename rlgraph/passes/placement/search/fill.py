@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlgraph.passes.cost.peak import TIGHT, usable
-from rlgraph.passes.placement.search.incumbent import Found
+from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import Problem
 
@@ -13,7 +13,7 @@ NEAR = 1 << 20
 """The bytes that may be left."""
 
 
-def filled(problem: Problem, found: Found) -> Found:
+def fill_caches(problem: Problem, found: SearchResult) -> SearchResult:
     """Return the plan with larger caches. The search uses the mean of lengths: with more room no row waits on a replica
     that has longer ones. No device gets tight by it."""
     options = list(found.options)

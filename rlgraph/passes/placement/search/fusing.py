@@ -1,7 +1,7 @@
 """Trainings that share the pipeline of a pool: which of a plan's can, what they take together, and a bound of that.
 
-A search bounds with what no lists can beat (`rlgraph.passes.cost.fusing.least`), and compares by lists that are quick
-to make. The seconds of the lists that ranks make are computed for the plan that was found.
+A search bounds with what no lists can beat (`rlgraph.passes.cost.fusing.lower_bound`), and compares by lists that
+are quick to make. The seconds of the lists that ranks make are computed for the plan that was found.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import inf
 
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost.constants import Constants
-from rlgraph.passes.cost.fusing import Training, fusion
+from rlgraph.passes.cost.fusing import PipelineTraining, fusion
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
 
@@ -27,17 +27,17 @@ Others = tuple[float, float]
 """The other components that one may share a pipeline with: the least seconds for which they have stages wait, or which
 they take beyond their least; and the sum of their least seconds."""
 
-Taken = Callable[[Sequence[Training]], float]
+Taken = Callable[[Sequence[PipelineTraining]], float]
 """Returns the seconds of trainings in one pipeline."""
 
 
-def exactly(trainings: Sequence[Training]) -> float:
+def exact_seconds(trainings: Sequence[PipelineTraining]) -> float:
     """Return the seconds of trainings in one pipeline by the lists that ranks make."""
     return fusion(trainings).cost.seconds
 
 
 @dataclass(frozen=True)
-class Fusing:
+class PipelineSharing:
     """The trainings of one problem that may share pipelines."""
 
     components: Sequence[Component]
@@ -114,7 +114,9 @@ class Fusing:
         deployment = option.strategy.deployment
         return (deployment.pp - 1) // 2 * (forward + backward) / deployment.chunks * _ALIKE
 
-    def durations(self, chosen: Sequence[Option], pieces: Pieces, taken: Taken = exactly) -> dict[int, Sequence[float]]:
+    def durations(
+        self, chosen: Sequence[Option], pieces: Pieces, taken: Taken = exact_seconds
+    ) -> dict[int, Sequence[float]]:
         """Return the seconds of each component's tasks. taken: what trainings take together."""
         seconds: dict[int, Sequence[float]] = {number: option.seconds for number, option in enumerate(chosen)}
         for piece in pieces:
@@ -158,9 +160,9 @@ class Fusing:
         return times * (taken(trainings) + max(request_seconds) + all_rows_s)
 
 
-def fusing(
+def pipeline_sharing(
     components: Sequence[Component], pairs: Sequence[frozenset[str]], tasks: Sequence[str], constants: Constants
-) -> Fusing:
+) -> PipelineSharing:
     """Return the trainings of a problem that may share pipelines. pairs: models whose trainings may. tasks: the
     operation of each task."""
     trained = {component.model: number for number, component in enumerate(components) if component.work == "train"}
@@ -176,4 +178,4 @@ def fusing(
             for number in numbers:
                 partners.setdefault(number, set()).update(numbers - {number})
     frozen = {number: frozenset(others) for number, others in partners.items()}
-    return Fusing(components, frozen, {number: once[number] for number in frozen}, constants)
+    return PipelineSharing(components, frozen, {number: once[number] for number in frozen}, constants)

@@ -12,14 +12,14 @@ from itertools import chain, product
 from operator import itemgetter
 
 from rlgraph.ir.mesh import Mesh
-from rlgraph.ir.shared_pipelines import misfit
-from rlgraph.passes.cost.fusing import about, least
+from rlgraph.ir.shared_pipelines import stage_misfit
+from rlgraph.passes.cost.fusing import estimated_seconds, lower_bound
 from rlgraph.passes.cost.peak import TIGHT, usable
-from rlgraph.passes.placement.search.hosts import lodged
-from rlgraph.passes.placement.search.incumbent import Found, Incumbent
+from rlgraph.passes.placement.search.hosts import fits_hosts
+from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import Problem, peak
-from rlgraph.passes.placement.search.progress import Watch
+from rlgraph.passes.placement.search.progress import SearchProgress
 
 OWN = 48
 """The number of options of each training that are looked at, the shortest first."""
@@ -27,7 +27,7 @@ MOST = 64
 """The number of combinations of these that are looked at."""
 
 
-def unlike(problem: Problem, found: Found, watch: Watch, spare: float) -> Found:
+def unlike(problem: Problem, found: SearchResult, watch: SearchProgress, spare: float) -> SearchResult:
     """Return a better plan in which trainings with heterogeneous meshes share a pipeline, or else the plan `found`.
     spare: as `Incumbent` has it."""
     seconds = problem.whole(found.blocks, found.options, found.pieces)
@@ -42,7 +42,9 @@ def unlike(problem: Problem, found: Found, watch: Watch, spare: float) -> Found:
     return best if best is not None and best.before is found else found
 
 
-def _shared_plans(problem: Problem, found: Found, piece: Sequence[int], incumbent: Incumbent) -> Iterator[Found]:
+def _shared_plans(
+    problem: Problem, found: SearchResult, piece: Sequence[int], incumbent: Incumbent
+) -> Iterator[SearchResult]:
     """Yield the plans with one pipeline of these components, all else as it is, that beat the best one of
     `incumbent`."""
     [(block, devices)] = [
@@ -71,7 +73,7 @@ def _shared_plans(problem: Problem, found: Found, piece: Sequence[int], incumben
         options = tuple(chosen[number] for number in range(len(chosen)))
         if not _fits(problem, found, options, piece):
             continue
-        for pipeline_seconds in (least, about, None):
+        for pipeline_seconds in (lower_bound, estimated_seconds, None):
             seconds = problem.whole(found.blocks, options, pieces, *([pipeline_seconds] if pipeline_seconds else []))
             value = problem.value(seconds, found.blocks, found.devices)
             if incumbent.best is not None and value >= incumbent.best.value:
@@ -96,13 +98,13 @@ def _least(option: Option) -> float:
 def _heterogeneous(splits: Sequence[Mesh]) -> bool:
     """Return whether models have stages in common with meshes that differ."""
     differ = len(set(splits)) > 1 and len({split.size for split in splits}) == 1
-    return differ and not misfit(splits)
+    return differ and not stage_misfit(splits)
 
 
-def _fits(problem: Problem, found: Found, options: Sequence[Option], piece: Sequence[int]) -> bool:
+def _fits(problem: Problem, found: SearchResult, options: Sequence[Option], piece: Sequence[int]) -> bool:
     """Return whether a plan has room, also for what each of a pipeline's processes keeps in flight, about as much as
     alone."""
-    if not lodged(problem, found.blocks, found.devices, options):
+    if not fits_hosts(problem, found.blocks, found.devices, options):
         return False
     for block in found.blocks:
         chosen, island = [options[number] for number in block.components], problem.island(block)
@@ -113,7 +115,7 @@ def _fits(problem: Problem, found: Found, options: Sequence[Option], piece: Sequ
     return True
 
 
-def _tight(problem: Problem, found: Found, options: Sequence[Option]) -> bool:
+def _tight(problem: Problem, found: SearchResult, options: Sequence[Option]) -> bool:
     """Return whether a pool of the plan is fuller than `TIGHT`."""
     return any(
         peak([options[number] for number in block.components])

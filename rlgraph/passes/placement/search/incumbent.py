@@ -11,7 +11,7 @@ from rlgraph.passes.placement.search.problem import Blocks
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """The best plan of a search."""
 
     blocks: Blocks
@@ -32,12 +32,12 @@ class Found:
     """The index, among the problems that were searched together, of the one that this is a plan of."""
     pieces: Pieces = ()
     """The trainings that share a pipeline."""
-    before: Found | None = None
+    before: SearchResult | None = None
     """The best plan in which no trainings share a pipeline, or none with heterogeneous meshes; the bound and the gap
     are then those of such plans alone."""
 
     @property
-    def searched(self) -> Found:
+    def searched(self) -> SearchResult:
         """The best of the plans that the bound is about."""
         return self.before.searched if self.before else self
 
@@ -55,7 +55,7 @@ class Incumbent:
         """gap: how far from the best plan is near enough, as a share. spare: the share of it by which a tight plan has
         to be better than one that is not."""
         self.gap, self.spare = gap, spare
-        self.best: Found | None = None
+        self.best: SearchResult | None = None
         self.looked = 0
         self.lowest = math.inf
         """The least bound of what was pruned."""
@@ -74,7 +74,7 @@ class Incumbent:
         """Record that something with this bound is pruned."""
         self.lowest = min(self.lowest, bound)
 
-    def keep(self, found: Found) -> None:
+    def keep(self, found: SearchResult) -> None:
         """Keep a plan if it beats the best one; the loser of the two is pruned."""
         best = self.best
         if best is None:
@@ -85,7 +85,7 @@ class Incumbent:
         else:
             self.drop(found.value)
 
-    def _beats(self, plan: Found, best: Found) -> bool:
+    def _beats(self, plan: SearchResult, best: SearchResult) -> bool:
         if plan.tight == best.tight:
             return plan.value < best.value
         if plan.tight:
@@ -100,7 +100,7 @@ class Incumbent:
         """Return the value that no plan can beat, as far as it is proven."""
         return min(self.lowest, self.left, self.best.value if self.best else math.inf)
 
-    def found(self) -> Found | None:
+    def found(self) -> SearchResult | None:
         """Return the best plan, with the bound that is proven of it."""
         return self.best and replace(self.best, bound=self.proven(), looked=self.looked)
 

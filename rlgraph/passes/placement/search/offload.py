@@ -16,17 +16,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Pool
+from rlgraph.passes.placement.search.bounds import Bounds, Candidates, PoolOptions
 from rlgraph.passes.placement.search.boxes import Box
 from rlgraph.passes.placement.search.components import Component
-from rlgraph.passes.placement.search.incumbent import Found, Incumbent
-from rlgraph.passes.placement.search.option import Apart, Option
+from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
+from rlgraph.passes.placement.search.option import Option, SeparateOption
 from rlgraph.passes.placement.search.problem import Block, Blocks, Problem
 from rlgraph.passes.placement.search.search import Fuse, Search
 
 
-def could_sleep(
-    problem: Problem, candidates: Sequence[Blocks], found: Found, gap: float, seconds: float, fuse: Fuse
+def partitions_worth_offloading(
+    problem: Problem, candidates: Sequence[Blocks], found: SearchResult, gap: float, seconds: float, fuse: Fuse
 ) -> tuple[list[Blocks], float]:
     """Return those partitions in which plans that offload models may be better than the plan `found` by `gap`, a share
     of its value, and the least bound of the others. problem: one in which none may be offloaded. Raises OutOfTime."""
@@ -59,7 +59,7 @@ class _OffloadSearch(Search):
         self,
         problem: Problem,
         candidates: Sequence[Blocks],
-        found: Found,
+        found: SearchResult,
         gap: float,
         seconds: float,
         fuse: Fuse,
@@ -98,7 +98,7 @@ class _OffloadBounds(Bounds):
     def held(self, number: int, options: Sequence[Option]) -> float:
         return 0.0 if number in self.free else super().held(number, options)
 
-    def _fitting(self, block: Block, devices: int) -> Pool | None:
+    def _fitting(self, block: Block, devices: int) -> PoolOptions | None:
         pool, number = super()._fitting(block, devices), self.resting
         if pool is None or number is None or number not in block.components:
             return pool
@@ -106,13 +106,13 @@ class _OffloadBounds(Bounds):
         returning = {number: Candidates(sorted(options, key=attrgetter("order")))}
         # A training that shares a pipeline is not offloaded.
         shared = {sharer: option_ for sharer, option_ in pool.shared.items() if sharer != number}
-        return Pool({**pool.choices, **returning}, {**pool.alone, **returning}, shared)
+        return PoolOptions({**pool.choices, **returning}, {**pool.alone, **returning}, shared)
 
     def _brought_back(self, number: int, option: Option) -> Iterator[Option]:
         """Yield the option with the seconds for bringing it back for its tasks and offloading it again; where it reads
         separately from its training, once for each of the two."""
         component_, tasks = self.problem.components[number], dict.fromkeys(self.problem.components[number].tasks, 0.0)
-        if isinstance(option, Apart):
+        if isinstance(option, SeparateOption):
             _, trained, read = self.problem.options.parts[id(component_)]
             parts: list[tuple[Component, Option]] = [(trained, option.trainer), (read, option.reader)]
         else:

@@ -10,7 +10,7 @@ from math import inf
 from operator import attrgetter, le, lt
 from typing import NamedTuple
 
-from rlgraph.catalog.clusters.cluster import Island
+from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.ir.mesh import Mesh
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.memory import MemoryModel
@@ -260,7 +260,7 @@ class Option:
         return self._deployment
 
     @property
-    def island(self) -> Island:
+    def island(self) -> NodeGroup:
         return self.strategy.deployment.island
 
     @property
@@ -269,7 +269,7 @@ class Option:
         return self.island.span(self.strategy.deployment.tp, self.strategy.size, self.copies)
 
 
-class Apart(Option):
+class SeparateOption(Option):
     """An option in which a model is trained by some processes of a pool, and read by others, to which its weights are
     brought before."""
 
@@ -494,7 +494,7 @@ def _undominated_of_equal(equally_fast: list[Option]) -> list[Option]:
     return result
 
 
-def unbeaten(found: Iterable[Option]) -> list[Option]:
+def undominated_in_pipeline(found: Iterable[Option]) -> list[Option]:
     """Return, of options of one split, which may share a pipeline, those that no other one dominates there."""
     result: list[tuple[Key, Option]] = []
     for option in sorted(found, key=attrgetter("order")):

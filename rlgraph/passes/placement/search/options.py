@@ -9,28 +9,28 @@ from functools import cache
 from itertools import chain, groupby, product, zip_longest
 from operator import le, lt
 
-from rlgraph.backends.enginespec.legal import adapted, parts, problems
+from rlgraph.backends.enginespec.legal import adapter_choices, parts, problems
 from rlgraph.backends.enginespec.registry import embedded, preferred
 from rlgraph.backends.enginespec.registry import engine as spec_of
-from rlgraph.backends.enginespec.spec import Reserved
-from rlgraph.catalog.clusters.cluster import DeviceKind, Island
+from rlgraph.backends.enginespec.spec import ReservedCache
+from rlgraph.catalog.clusters.cluster import DeviceKind, NodeGroup
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, mesh
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.constants import Constants
-from rlgraph.passes.cost.decoding import at_once, cached
+from rlgraph.passes.cost.decoding import at_once, cached_token_bytes
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.memory import MemoryModel
 from rlgraph.passes.cost.peak import lodges, usable
 from rlgraph.passes.cost.predict import memory_model, onload, task_model
 from rlgraph.passes.cost.tasks import Task, stays
-from rlgraph.passes.cost.time import Batch, sync
+from rlgraph.passes.cost.time import Batch, sync_cost
 from rlgraph.passes.placement.search.caches import Caches
 from rlgraph.passes.placement.search.components import Component
-from rlgraph.passes.placement.search.option import Apart, Key, Option, Ranks, Split, Strategy, undominated
-from rlgraph.passes.placement.search.parts import Parted
+from rlgraph.passes.placement.search.option import Key, Option, Ranks, SeparateOption, Split, Strategy, undominated
+from rlgraph.passes.placement.search.parts import ChunkedStrategy
 
 Sharing = Mapping[Ranks, Sequence[Option]]
 """Options that may share a pipeline, by how they are split."""
@@ -94,7 +94,7 @@ class Options:
         self._sharing: dict[tuple[object, ...], Sharing] = {}
         self._filled: dict[tuple[int, int], Sharing] = {}
 
-    def of(self, component: Component, island: Island, devices: int) -> tuple[Option, ...]:
+    def of(self, component: Component, island: NodeGroup, devices: int) -> tuple[Option, ...]:
         """Return the options of a component on at most so many devices of a node group, none of which another one
         dominates, fastest first. More devices have all the options of fewer."""
         key = (id(component), id(island), devices)
@@ -125,11 +125,11 @@ class Options:
         device memory is the host's memory already."""
         return self.offload and deployment.spec.sleeps and deployment.island.device.kind != "cpu"
 
-    def lodges(self, island: Island) -> float:
+    def lodges(self, island: NodeGroup) -> float:
         """Return the bytes of a node's host for offloaded models; infinity where none may be."""
         return lodges(island, self.constants) if self.offload else math.inf
 
-    def sharing(self, component: Component, island: Island, devices: int) -> Sharing:
+    def sharing(self, component: Component, island: NodeGroup, devices: int) -> Sharing:
         """Return, by split, the options that may share a pipeline; also some that others dominate that share none."""
         fusible = [same_split for same_split in self.known(component, island) if same_split[0].fuses]
         rooms = [self.room(component, island, same_split[0].room(devices)) for same_split in fusible]
@@ -155,7 +155,7 @@ class Options:
             self._filled[key] = splits
         return self._filled[key]
 
-    def room(self, component: Component, island: Island, most: int) -> int:
+    def room(self, component: Component, island: NodeGroup, most: int) -> int:
         """Return the fewest replicas that there can be room for instead of `most` with equal `numbers`."""
         few = max(EACH, island.per_node) + 1
         return most if most <= few else max(few, next(_copies(component, self.units(component), most), 0))
@@ -206,7 +206,7 @@ class Options:
                 bytes_of = dict(zip(trained.tasks, trainer.active, strict=True))
                 bytes_of |= zip(read.tasks, reader.active, strict=True)
                 kind, sent = _sent(whole, trainer.strategy.deployment, trainer.split)
-                self._apart[key] = Apart(
+                self._apart[key] = SeparateOption(
                     trainer,
                     reader,
                     tuple([seconds_of[task] for task in whole.tasks]),
@@ -233,10 +233,10 @@ class Options:
         key = (id(component), source.split.weights, target.split.weights)
         if key not in self._synced:
             ends = source.deployment, target.deployment
-            self._synced[key] = sync(component.config, *ends, True, self.constants).seconds
+            self._synced[key] = sync_cost(component.config, *ends, True, self.constants).seconds
         return self._synced[key]
 
-    def all(self, component: Component, island: Island, devices: int) -> Iterator[Option]:
+    def all(self, component: Component, island: NodeGroup, devices: int) -> Iterator[Option]:
         """Yield all options that may be worth it, also those that do not fit next to others."""
         if island.inner:
             yield from self.all(component, island.inner, min(devices, island.inner.devices))
@@ -247,7 +247,7 @@ class Options:
     def numbers(self, component: Component, strategy: Strategy, most: int) -> list[int]:
         """Return how many replicas a component can have where there is room for `most`, without the numbers that are no
         faster than more replicas and need no less memory, of devices and of hosts."""
-        if isinstance(strategy, Parted):
+        if isinstance(strategy, ChunkedStrategy):
             all_numbers = self.copies(component, strategy.room(strategy.deployment.island.devices))
             numbers = list(strategy.numbers(all_numbers, most))
             if self.sleeps(strategy.deployment) and not component.brought:
@@ -287,7 +287,7 @@ class Options:
             strategy.paying[most] = numbers
         return strategy.paying[most]
 
-    def known(self, component: Component, island: Island) -> list[list[Strategy]]:
+    def known(self, component: Component, island: NodeGroup) -> list[list[Strategy]]:
         """Return the strategies of a component on a node group, those of each split together, computed once."""
         key = (id(component), id(island))
         if key not in self._strategies:
@@ -324,7 +324,7 @@ class Options:
 
     # What does not depend on the number of devices
 
-    def strategies(self, component: Component, island: Island) -> Iterator[Strategy]:
+    def strategies(self, component: Component, island: NodeGroup) -> Iterator[Strategy]:
         """Yield the strategies of every engine, every legal mesh and every setting."""
         fit = usable(island, self.constants)
         for deployment in self.splits(component, island):
@@ -337,7 +337,7 @@ class Options:
                     yield strategy
                     yield from self.parted(component, strategy)
 
-    def parted(self, component: Component, plain: Strategy) -> Iterator[Parted]:
+    def parted(self, component: Component, plain: Strategy) -> Iterator[ChunkedStrategy]:
         """Yield the strategy with several parts of the layers on each stage of a model that is trained, if it may have
         them."""
         deployment = plain.deployment
@@ -354,21 +354,21 @@ class Options:
                 strategy.fuses = False
                 return strategy
 
-            yield Parted(plain, sizes, [self.tasks[number].times for number in component.tasks], divide)
+            yield ChunkedStrategy(plain, sizes, [self.tasks[number].times for number in component.tasks], divide)
 
-    def splits(self, component: Component, island: Island) -> Iterator[Deployment]:
+    def splits(self, component: Component, island: NodeGroup) -> Iterator[Deployment]:
         """Yield the deployments of a replica that engines can do, with every way of adapters and of gathering
         parameters."""
         pin = component.pin
         config, pinned, tokens = component.config, _pinned_sizes(component), _power(self.longest(component) // TOKENS)
         for engine in [pin.engine] if pin and pin.engine else self.able(component, island.device.kind):
             widest = self.widest(component, engine, island)
-            for split in legal(config.shape, engine, config.kind, island.per_node, pinned, tokens, widest):
+            for split in legal_meshes(config.shape, engine, config.kind, island.per_node, pinned, tokens, widest):
                 can_do = all(spec_of(engine).does(operation, split.splits) for operation in component.operations)
                 rooms = [part.devices for part in island.parts or (island,)]
                 if can_do and split.size <= min(rooms):
                     deployment = Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
-                    ways = adapted(
+                    ways = adapter_choices(
                         spec_of(engine),
                         config.shape,
                         config.dtype,
@@ -380,7 +380,7 @@ class Options:
                         gathers = spec_of(engine).gathers(split, (pin.gather if pin else None) or "")
                     yield from (replace(deployment, adapters=way, gather=gather) for gather in gathers for way in ways)
 
-    def widest(self, component: Component, engine: str, island: Island) -> int:
+    def widest(self, component: Component, engine: str, island: NodeGroup) -> int:
         """Return the most ranks over which columns of a layer are split: those of two nodes, or with an engine that
         splits by nothing else as many as leave half of each device besides the weights, for a model that needs so
         many."""
@@ -405,7 +405,7 @@ class Options:
                 capable &= config.optimizer.name in spec.optimizers
             if config.shape.adapters and spec.adapters:
                 capable &= bool(spec.adapts(config.shape, config.dtype, kind))
-            if available and capable and legal(config.shape, spec.name, config.kind, 1, pinned):
+            if available and capable and legal_meshes(config.shape, spec.name, config.kind, 1, pinned):
                 return [spec.name]
         return [embedded().name]
 
@@ -415,8 +415,8 @@ class Options:
         settings = deployment.spec.settings
         if component.work == "generate" and "kv_bytes" in settings:
             cache = deployment.spec.memory.cache
-            room = cache.room(width, deployment.on_cpu) if isinstance(cache, Reserved) else width
-            yield replace(deployment, kv_bytes=math.ceil(cached(component.config, deployment) * room))
+            room = cache.room(width, deployment.on_cpu) if isinstance(cache, ReservedCache) else width
+            yield replace(deployment, kv_bytes=math.ceil(cached_token_bytes(component.config, deployment) * room))
             return
         micros = component.work != "generate" and "micro_tokens" in settings
         recomputes = [False, True] if component.work == "train" and "recompute" in settings else [False]
@@ -483,7 +483,7 @@ class Options:
             min(most, batch.share(copies)) * (batch.row.longest if longest else batch.prompt.mean + batch.response.mean)
             for batch in rows
         ]
-        return cached(component.config, deployment) * max(tokens, default=0.0)
+        return cached_token_bytes(component.config, deployment) * max(tokens, default=0.0)
 
     def stays(self, component: Component) -> tuple[float, ...]:
         """Return for each of its tasks how often in a step it comes to its devices, if it is offloaded in between."""
@@ -546,7 +546,7 @@ def _pinned_sizes(component: Component) -> tuple[tuple[str, int], ...]:
 
 
 @cache
-def legal(
+def legal_meshes(
     shape: Shape,
     engine: str,
     kind: ModelKind,

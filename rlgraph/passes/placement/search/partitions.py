@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 
-from rlgraph.catalog.clusters.cluster import Cluster, Island
+from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.passes.cost.tasks import Task
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.problem import Block, Blocks
@@ -37,7 +37,7 @@ def partitions(
     more = cluster.devices > taken
     alone = [(number,) for number in range(len(cluster.islands))]
     runs = list(_neighbours(cluster))
-    may_span = not lie(
+    may_span = not fit_in_node_groups(
         sorted([size for _, size in fixed], reverse=True), [island.devices for island in cluster.islands]
     )
     for shared in _distributed(free, [list(members) for members in held], len(fixed), more):
@@ -51,17 +51,17 @@ def partitions(
             )
 
 
-def lie(pools: Sequence[int], rooms: Sequence[int]) -> bool:
+def fit_in_node_groups(pools: Sequence[int], rooms: Sequence[int]) -> bool:
     """Return whether pools of so many devices, the largest first, can each lie within one node group; rooms: the
     devices left of these."""
     return not pools or any(
-        lie(pools[1:], sorted([*rooms[:index], room - pools[0], *rooms[index + 1 :]]))
+        fit_in_node_groups(pools[1:], sorted([*rooms[:index], room - pools[0], *rooms[index + 1 :]]))
         for index, room in enumerate(rooms)
         if room >= pools[0] and room not in rooms[:index]
     )
 
 
-def lie_over(pools: Sequence[int], cluster: Cluster) -> bool:
+def fit_across_node_groups(pools: Sequence[int], cluster: Cluster) -> bool:
     """Return whether the pools have room where each may lie over several node groups."""
     choices = [[(number,) for number in range(len(cluster.islands))] + list(_neighbours(cluster))] * len(pools)
     return any(True for _ in _island_choices(choices, pools, cluster, [island.devices for island in cluster.islands]))
@@ -101,7 +101,7 @@ def _island_choices(
             yield (chosen, *further)
 
 
-def joining(blocks: Blocks, number: int, other: int) -> Iterator[Blocks]:
+def join_component(blocks: Blocks, number: int, other: int) -> Iterator[Blocks]:
     """Yield the partition with one more component, in each of its pools but that of `other`."""
     for index, block in enumerate(blocks):
         if other not in block.components:
@@ -109,7 +109,9 @@ def joining(blocks: Blocks, number: int, other: int) -> Iterator[Blocks]:
             yield (*blocks[:index], extended, *blocks[index + 1 :])
 
 
-def distinct(candidates: Iterable[Blocks], tasks: Sequence[Task], components: Sequence[Component]) -> Iterator[Blocks]:
+def distinct_partitions(
+    candidates: Iterable[Blocks], tasks: Sequence[Task], components: Sequence[Component]
+) -> Iterator[Blocks]:
     """Yield one of each kind of partition: components with the same work at the same place in the step can be
     exchanged."""
     kinds = [repr(_kind(component, tasks)) for component in components]
@@ -159,7 +161,7 @@ def _distributed(free: Sequence[int], pools: list[list[int]], fixed: int, more: 
         yield from _distributed(rest, [*pools, [first]], fixed, more)
 
 
-def sizes(island: Island) -> tuple[int, ...]:
+def sizes(island: NodeGroup) -> tuple[int, ...]:
     """Return how many devices a pool can have: whole nodes, or a half, a quarter, ... of one; of a node that is no
     power of two, any number. Of several node groups it has all but the last one, and so many of that."""
     if island.inner:
@@ -171,12 +173,12 @@ def sizes(island: Island) -> tuple[int, ...]:
     return (*parts, *(island.per_node * nodes for nodes in range(1, island.nodes + 1)))
 
 
-def _halves_evenly(island: Island) -> bool:
+def _halves_evenly(island: NodeGroup) -> bool:
     """Return whether halves of a node group's nodes have halves, down to single devices."""
     return island.per_node & (island.per_node - 1) == 0
 
 
-def packed(islands: Sequence[Island], blocks: Blocks, devices: Sequence[int]) -> bool:
+def packed(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int]) -> bool:
     """Return whether pools of so many devices, no more than there are, have room without one that lies on more nodes
     than it has to. Where a schedule says how large one is, it may."""
     for number, island in enumerate(islands):
@@ -195,7 +197,7 @@ def packed(islands: Sequence[Island], blocks: Blocks, devices: Sequence[int]) ->
     return True
 
 
-def used(islands: Sequence[Island], blocks: Blocks, devices: Sequence[int]) -> list[int]:
+def used(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int]) -> list[int]:
     """Return how many devices of each node group some pools have."""
     counts = [0] * len(islands)
     for block, count in zip(blocks, devices, strict=True):
@@ -206,14 +208,16 @@ def used(islands: Sequence[Island], blocks: Blocks, devices: Sequence[int]) -> l
     return counts
 
 
-def laid(islands: Sequence[Island], blocks: Blocks, devices: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+def pool_locations(
+    islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int]
+) -> list[list[tuple[int, int, int]]]:
     """Return for each pool the node groups that it lies on, with its first device there, and how many it has."""
     pieces: list[list[tuple[int, int, int]]] = [[] for _ in blocks]
     for number, island in enumerate(islands):
         head, tail = _taken(islands, blocks, devices, number)
         indexes = [index for index, block in enumerate(blocks) if block.islands == (number,)]
         for index, first in zip(
-            indexes, located(island, [devices[index] for index in indexes], head, tail), strict=True
+            indexes, first_devices(island, [devices[index] for index in indexes], head, tail), strict=True
         ):
             pieces[index].append((number, first, devices[index]))
         for index, block in enumerate(blocks):
@@ -225,7 +229,7 @@ def laid(islands: Sequence[Island], blocks: Blocks, devices: Sequence[int]) -> l
     return pieces
 
 
-def _taken(islands: Sequence[Island], blocks: Blocks, devices: Sequence[int], number: int) -> tuple[int, int]:
+def _taken(islands: Sequence[NodeGroup], blocks: Blocks, devices: Sequence[int], number: int) -> tuple[int, int]:
     """Return the first devices and the last ones of a node group that pools over several have."""
     head = tail = 0
     for block, count in zip(blocks, devices, strict=True):
@@ -235,7 +239,7 @@ def _taken(islands: Sequence[Island], blocks: Blocks, devices: Sequence[int], nu
     return head, tail
 
 
-def located(island: Island, devices: Sequence[int], head: int = 0, tail: int = 0) -> list[int]:
+def first_devices(island: NodeGroup, devices: Sequence[int], head: int = 0, tail: int = 0) -> list[int]:
     """Return where pools of so many devices begin: whole nodes first, then parts of nodes, so that none lies over more
     nodes than it has to. Where a schedule gives them sizes with which that cannot be, they lie one behind the other.
     head, tail: the first devices and the last ones, which others have."""
@@ -247,7 +251,7 @@ def located(island: Island, devices: Sequence[int], head: int = 0, tail: int = 0
 
 
 @cache
-def _packed(island: Island, devices: tuple[int, ...], head: int = 0, tail: int = 0) -> tuple[int, ...] | None:
+def _packed(island: NodeGroup, devices: tuple[int, ...], head: int = 0, tail: int = 0) -> tuple[int, ...] | None:
     """Return where pools begin, the largest first; None if they have no room."""
     nodes, parts = [size // island.per_node for size in devices], [size % island.per_node for size in devices]
     if any(full and part for full, part in zip(nodes, parts, strict=True)):

@@ -22,7 +22,7 @@ PAYS = 0.01
 models then do not have."""
 
 
-class Parted(Strategy):
+class ChunkedStrategy(Strategy):
     """A strategy whose stages have several parts of the layers: for each number of replicas as many as are fastest."""
 
     __slots__ = ("_best", "_divide", "_divided", "_loads", "_numbers", "_records", "plain", "sizes", "times")

@@ -9,16 +9,16 @@ from math import ceil
 from types import MappingProxyType
 from typing import Literal
 
-from rlgraph.catalog.clusters.cluster import Cluster, Island
+from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.passes.cost import time
 from rlgraph.passes.cost.peak import usable
-from rlgraph.passes.cost.predict import host, sent_apart
+from rlgraph.passes.cost.predict import host, node_groups_cost
 from rlgraph.passes.cost.tasks import Task
 from rlgraph.passes.cost.time import Cost
-from rlgraph.passes.cost.timetable import Chains, Order, Pools, bound, chains, makespan
+from rlgraph.passes.cost.timetable import Chains, Pools, TaskOrder, lower_bound, makespan, pool_chains
 from rlgraph.passes.placement.search.components import Component
-from rlgraph.passes.placement.search.fusing import Pieces, Taken, exactly, fusing
-from rlgraph.passes.placement.search.option import Apart, Option
+from rlgraph.passes.placement.search.fusing import Pieces, Taken, exact_seconds, pipeline_sharing
+from rlgraph.passes.placement.search.option import Option, SeparateOption
 from rlgraph.passes.placement.search.options import Options
 
 Goal = Literal["time", "cost"]
@@ -58,12 +58,12 @@ class Colocation:
     chained: Chains
     busy: tuple[tuple[int, ...], ...]
     """For each pool its jobs."""
-    trips: tuple[Trip, ...]
+    trips: tuple[GroupTransfer, ...]
     """What travels between node groups."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trip:
+class GroupTransfer:
     """Requests of a task, or rows of a value that it reads, that go over the link between two node groups in a step."""
 
     task: int
@@ -109,8 +109,8 @@ class Problem:
         self.components, self.cluster, self.options, self.goal, self.older = components, cluster, options, goal, older
         self.tasks, self.constants, self.code = options.tasks, options.constants, code
         self.pairs = pairs
-        self.fusing = fusing(components, pairs, [task.op for task in options.tasks], options.constants)
-        self._joined: dict[Pieces, Order] = {}
+        self.fusing = pipeline_sharing(components, pairs, [task.op for task in options.tasks], options.constants)
+        self._joined: dict[Pieces, TaskOrder] = {}
         self._colocations: dict[Blocks, Colocation] = {}
         self._syncs: dict[tuple[object, ...], float] = {}
         component_numbers = {
@@ -146,7 +146,7 @@ class Problem:
         return self.components, self.cluster, self.options, self.goal, self.code, self.pairs, self.older
 
     @cached_property
-    def order(self) -> Order:
+    def order(self) -> TaskOrder:
         """The order of the tasks, with each transfer of weights before them as a task of its own: it begins when the
         work that it is for has all else that it needs, but work that needs no model does not wait for the host. Both
         its pools have to be free: what is ready at the same time comes first."""
@@ -159,10 +159,10 @@ class Problem:
         for task, component in zip(self.tasks, self.component_of, strict=True):
             waits = tuple(number + count for number in task.after)
             after.append((brought[component], *waits) if component in brought else waits)
-        return Order.of(after, frozenset(brought[number] for number in brought.keys() - self.leading))
+        return TaskOrder.of(after, frozenset(brought[number] for number in brought.keys() - self.leading))
 
     @cached_property
-    def served(self) -> Order:
+    def served(self) -> TaskOrder:
         """The order of the tasks, with the order in which the host, and each pool of cpus, does what it has to do."""
         on_host = [component is None for component in self.component_of]
         pools = [(self._place(task, 0),) if by_host else () for task, by_host in zip(self.tasks, on_host, strict=True)]
@@ -237,10 +237,10 @@ class Problem:
             busy = tuple(
                 tuple(job for job, job_pools in enumerate(pools) if pool in job_pools) for pool in range(count)
             )
-            self._colocations[blocks] = Colocation(home, pools, chains(self.served, pools, count), busy, trips)
+            self._colocations[blocks] = Colocation(home, pools, pool_chains(self.served, pools, count), busy, trips)
         return self._colocations[blocks]
 
-    def _trips(self, islands: Mapping[int, Island]) -> Iterator[Trip]:
+    def _trips(self, islands: Mapping[int, NodeGroup]) -> Iterator[GroupTransfer]:
         """Yield what travels between node groups. islands: those of the components that have one. The host is next to
         the first devices."""
         first, sent = self.cluster.islands[0], set[tuple[int | None, str]]()
@@ -250,7 +250,7 @@ class Problem:
             island = first if component is None else islands[component]
             if link := self.cluster.apart(first, island):
                 _, latency = link
-                yield Trip(number, (None, component), 2 * latency * task.times)
+                yield GroupTransfer(number, (None, component), 2 * latency * task.times)
             for read in task.reads:
                 source = None if read.maker is None else self.own[read.maker]
                 if source == component or (component, read.value) in sent or source not in {None, *islands}:
@@ -259,8 +259,8 @@ class Problem:
                 link = self.cluster.apart(first if source is None else islands[source], island)
                 if link:
                     _, latency = link
-                    seconds = sent_apart(read.tokens, link, self.constants).seconds - latency
-                    yield Trip(number, (source, component), read.orders * latency, seconds)
+                    seconds = node_groups_cost(read.tokens, link, self.constants).seconds - latency
+                    yield GroupTransfer(number, (source, component), read.orders * latency, seconds)
 
     def _place(self, task: Task, host: int) -> int:
         """Return the number of the pool that does a task: `host`, or after it that of a pool of cpus."""
@@ -296,7 +296,7 @@ class Problem:
         if together and source.split.shared and source.split == target.split:
             return Cost()
         config, apart = self.components[component].config, self.cluster.apart(source.island, target.island)
-        return time.sync(config, source.deployment, target.deployment, together, self.constants, apart)
+        return time.sync_cost(config, source.deployment, target.deployment, together, self.constants, apart)
 
     def trips(self, colocation: Colocation, copies: Copies) -> dict[int, float]:
         """Return the least seconds that requests and rows of tasks travel between node groups."""
@@ -330,7 +330,7 @@ class Problem:
         home = {number for block in blocks for number in block.components}
         return [] if len(home) == len(self.components) else sorted({*range(len(self.components))} - home)
 
-    def island(self, block: Block) -> Island:
+    def island(self, block: Block) -> NodeGroup:
         """Return the node group that a pool lies on; several are joined into one."""
         return self.cluster.joined(block.islands) if block.others else self.cluster.islands[block.island]
 
@@ -347,7 +347,7 @@ class Problem:
     ) -> float:
         """Return seconds that no order of the jobs can beat."""
         seconds = self.seconds(durations, syncs, self.trips(colocation, copies))
-        return self.steady(bound(self.served, seconds, colocation.chained), seconds, colocation)
+        return self.steady(lower_bound(self.served, seconds, colocation.chained), seconds, colocation)
 
     def step(
         self,
@@ -397,7 +397,7 @@ class Problem:
     def parts(self, number: int, option: Option) -> list[tuple[Component, Option]]:
         """Return a component with its option; where it reads separately from its training, each of the two."""
         component = self.components[number]
-        if not isinstance(option, Apart):
+        if not isinstance(option, SeparateOption):
             return [(component, option)]
         _, trainer, reader = self.options.parts[id(component)]
         return [(trainer, option.trainer), (reader, option.reader)]
@@ -406,7 +406,9 @@ class Problem:
         """Return all components with their options, those that read separately from their training as two."""
         return [part for number, option in enumerate(chosen) for part in self.parts(number, option)]
 
-    def whole(self, blocks: Blocks, chosen: Sequence[Option], pieces: Pieces = (), taken: Taken = exactly) -> float:
+    def whole(
+        self, blocks: Blocks, chosen: Sequence[Option], pieces: Pieces = (), taken: Taken = exact_seconds
+    ) -> float:
         """Return the seconds of a step with an option of each component. taken: what trainings take that share a
         pipeline."""
         colocation = self.colocation(blocks)
@@ -429,7 +431,7 @@ class Problem:
         fits = self.fusing.fits
         return result + [way for way in ways if all(fits(rooms[piece[0]], piece, chosen) for piece in way)]
 
-    def joined(self, pieces: Pieces) -> Order:
+    def joined(self, pieces: Pieces) -> TaskOrder:
         """Return the order of the tasks in which the trainings of a pipeline begin and end together."""
         if not pieces:
             return self.order
@@ -442,10 +444,10 @@ class Problem:
                     waited |= jobs if waited & jobs else set()
                 for job in jobs:
                     after[job] |= together
-            self._joined[pieces] = Order.of([sorted(waited) for waited in after])
+            self._joined[pieces] = TaskOrder.of([sorted(waited) for waited in after])
         return self._joined[pieces]
 
-    def fits(self, chosen: Sequence[Option], island: Island) -> bool:
+    def fits(self, chosen: Sequence[Option], island: NodeGroup) -> bool:
         """Return whether options can share a pool."""
         offloaded = sum(option.host for option in chosen)
         return peak(chosen) <= usable(island, self.constants) and offloaded <= self.options.lodges(island)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from time import monotonic
 
-from rlgraph.catalog.clusters.units import shown_seconds
+from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 
 QUIET_S = 1.0
@@ -25,7 +25,7 @@ class OutOfTime(Exception):
     """Raised where the search has to end with what it has."""
 
 
-class Line:
+class ProgressLine:
     """The progress of something that takes long: a line that is erased at the end on a terminal, otherwise a line now
     and then. It is updated often, and has to be closed."""
 
@@ -60,7 +60,7 @@ class Line:
         self._shown = bool(text)
 
 
-class Watch(Line):
+class SearchProgress(ProgressLine):
     """The progress and the time limit of one search."""
 
     def __init__(self, seconds: float) -> None:
@@ -91,4 +91,4 @@ class Watch(Line):
 
 
 def _described(best: float | None, gap: float) -> str:
-    return "no plan yet" if best is None else f"{shown_seconds(best)} a step, at most {gap:.1%} from the best there is"
+    return "no plan yet" if best is None else f"{format_seconds(best)} a step, at most {gap:.1%} from the best there is"

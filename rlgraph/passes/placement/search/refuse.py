@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 
 from rlgraph.backends.enginespec.legal import problems
 from rlgraph.backends.enginespec.registry import axes
-from rlgraph.catalog.clusters.cluster import Cluster, Island
-from rlgraph.catalog.clusters.units import show
-from rlgraph.errors import NO_SPAN, Diagnostic, counted, listed
+from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
+from rlgraph.catalog.clusters.units import format_quantity
+from rlgraph.errors import NO_SPAN, Diagnostic, count_phrase, quoted_list
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.schedule import Pool, Schedule
 from rlgraph.passes.cost.peak import usable
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
-from rlgraph.passes.placement.search.partitions import lie, lie_over
+from rlgraph.passes.placement.search.partitions import fit_across_node_groups, fit_in_node_groups
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime
 
@@ -29,11 +29,11 @@ class _Smallest:
     """The option of a component that needs the least memory on a device."""
 
     component: Component
-    island: Island
+    island: NodeGroup
     option: Option
 
 
-def refuse(
+def refusal_diagnostics(
     problem: Problem, schedule: Schedule, fits: Callable[[Cluster], bool], free: Callable[[], bool]
 ) -> list[Diagnostic]:
     """Return the errors for each component that no device holds even alone; else one for the whole. `fits` returns
@@ -45,7 +45,7 @@ def refuse(
     sized = sorted((pool for pool in schedule.pools if pool.devices), key=lambda pool: -pool.devices)
     rooms = [island.devices for island in problem.cluster.islands]
     sizes = [pool.devices for pool in sized]
-    if not lie(sizes, rooms) and not lie_over(sizes, problem.cluster):
+    if not fit_in_node_groups(sizes, rooms) and not fit_across_node_groups(sizes, problem.cluster):
         return [_astride(sized, problem.cluster)]
     try:
         hint = _way_out(problem, schedule, fits, free)
@@ -85,8 +85,9 @@ def _too_large(least: _Smallest, problem: Problem, hint: str) -> Diagnostic:
     room = usable(least.island, problem.constants)
     deployment = option.deployment
     message = (
-        f"`{component.name}` needs at least {show(option.peak, 'bytes')} on each {least.island.device.name} {moment}, "
-        f"with {deployment.engine} on {deployment.mesh}, and {show(max(0.0, room), 'bytes')} can be used"
+        f"`{component.name}` needs at least {format_quantity(option.peak, 'bytes')} on each "
+        f"{least.island.device.name} {moment}, "
+        f"with {deployment.engine} on {deployment.mesh}, and {format_quantity(max(0.0, room), 'bytes')} can be used"
     )
     return Diagnostic("E0930", message, component.pin.span if component.pin else NO_SPAN, hint)
 
@@ -102,7 +103,7 @@ def _impossible(component: Component, cluster: Cluster) -> Diagnostic:
             "E0931",
             f"{message} as the schedule wants it{why}",
             pin.span,
-            f"leave out {listed(axes(), 'or')}, or give the pool more devices",
+            f"leave out {quoted_list(axes(), 'or')}, or give the pool more devices",
         )
     return Diagnostic(
         "E0931", message, NO_SPAN, "no engine can split this model over these devices: take more, or others"
@@ -148,7 +149,7 @@ def _way_out(problem: Problem, schedule: Schedule, fits: Callable[[Cluster], boo
     while least + 1 < most:
         middle = (least + most) // 2
         least, most = (least, middle) if fits(_with_nodes(cluster, middle)) else (middle, most)
-    return f"it fits on {counted(most, 'node')}: `--cluster '{_with_nodes(cluster, most).text}'`"
+    return f"it fits on {count_phrase(most, 'node')}: `--cluster '{_with_nodes(cluster, most).text}'`"
 
 
 def _with_nodes(cluster: Cluster, nodes: int) -> Cluster:

@@ -24,14 +24,14 @@ from typing import Literal
 
 from rlgraph.passes.placement.search.bounds import Bounds
 from rlgraph.passes.placement.search.boxes import Box, Boxes
-from rlgraph.passes.placement.search.decompositions import Undecided, Ways
-from rlgraph.passes.placement.search.depth_first import MOST_TRIES, Fathoming, Tries
+from rlgraph.passes.placement.search.decompositions import DecompositionBounds, Decompositions
+from rlgraph.passes.placement.search.depth_first import MOST_TRIES, AllocationSearch, TryBudget
 from rlgraph.passes.placement.search.heterogeneous import unlike
-from rlgraph.passes.placement.search.incumbent import Found, Incumbent
-from rlgraph.passes.placement.search.partitions import joining
+from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
+from rlgraph.passes.placement.search.partitions import join_component
 from rlgraph.passes.placement.search.problem import Blocks, Problem
-from rlgraph.passes.placement.search.progress import OutOfTime, Watch
-from rlgraph.passes.placement.search.stages import Stages
+from rlgraph.passes.placement.search.progress import OutOfTime, SearchProgress
+from rlgraph.passes.placement.search.stages import StageBounds
 
 FIRST = 16
 """Partitions of which an allocation is tried before the search, those with the least bounds."""
@@ -70,9 +70,9 @@ class Search:
         gap: float,
         seconds: float = math.inf,
         spare: float = 0.0,
-        ways: Ways | None = None,
+        ways: Decompositions | None = None,
         fuse: Fuse = "all",
-        known: Found | None = None,
+        known: SearchResult | None = None,
         patience: float = PATIENCE,
     ) -> None:
         """gap: how far from the best plan is near enough, as a share. seconds: the time after which the search ends.
@@ -81,7 +81,7 @@ class Search:
         be anywhere. fuse: where trainings may share pipelines. known: a plan for another problem that has to be beaten.
         patience: steps without a gain after which the search ends; steps, not seconds, so that one problem has one
         plan."""
-        self.problem, self.candidates, self.watch = problem, candidates, Watch(seconds)
+        self.problem, self.candidates, self.watch = problem, candidates, SearchProgress(seconds)
         self.incumbent, self.known = Incumbent(gap, spare), known
         if known is not None:
             self.incumbent.keep(known)
@@ -90,24 +90,24 @@ class Search:
         problems = ways.problems if ways else [problem]
         self.bounds = [self.bounding(way_problem, way) for way, way_problem in enumerate(problems)]
         if ways:
-            self.bounds.append(Undecided(ways, self.incumbent))
+            self.bounds.append(DecompositionBounds(ways, self.incumbent))
         self.fuse = fuse
         for bounds in self.bounds:
             bounds.fuses &= fuse == "all"
-        self.stages = [Stages(self.boxes, bounds) for bounds in self.bounds]
-        self.tries, self.patience = Tries(), patience
+        self.stages = [StageBounds(self.boxes, bounds) for bounds in self.bounds]
+        self.tries, self.patience = TryBudget(), patience
         self._gap, self._gained = math.inf, 0
         """The gap at the last gain, and the steps until then."""
         self._seen_allocations: set[tuple[int, Blocks, tuple[int, ...]]] = set()
         self._count = 0
-        self.fused: Found | None = None
+        self.fused: SearchResult | None = None
         """A plan whose trainings share pipelines, if it is better than the best of those that were searched."""
 
     def bounding(self, problem: Problem, way: int) -> Bounds:
         """Return the bounds of the plans of a problem."""
         return Bounds(problem, self.incumbent, way)
 
-    def run(self) -> Found | None:
+    def run(self) -> SearchResult | None:
         """Return the best plan; None if none fits. Raises ProgramError where the time is over before there is one, and
         on Ctrl-C KeyboardInterrupt with what there is."""
         try:
@@ -115,7 +115,7 @@ class Search:
         except OutOfTime:
             raise self.watch.none() from None
 
-    def best(self) -> Found | None:
+    def best(self) -> SearchResult | None:
         """Return the best plan, like `run`, but raise OutOfTime where the time is over before there is one."""
         try:
             self.watched()
@@ -229,7 +229,7 @@ class Search:
             shared = problem.fusing.sharings([block.components for block in blocks])
             possible = frozenset(blocks) in among and self.boxes.packed(blocks, devices)
             if shared and possible and bounds.choices(blocks, devices):
-                Fathoming(self.boxes, bounds, self.watch, blocks, devices, devices).run()
+                AllocationSearch(self.boxes, bounds, self.watch, blocks, devices, devices).run()
         best = incumbent.best
         if best is None or not best.pieces:
             return
@@ -248,7 +248,7 @@ class Search:
         if best is not found:
             self.fused = best
 
-    def joined(self, problem: Problem, found: Found) -> tuple[Blocks, tuple[int, ...]]:
+    def joined(self, problem: Problem, found: SearchResult) -> tuple[Blocks, tuple[int, ...]]:
         """Return the plan's pools and devices, with the pools of a node group whose trainings may share pipelines
         joined into one, but not those that a schedule declares."""
         trained: dict[tuple[int, ...], list[int]] = {}
@@ -283,7 +283,7 @@ class Search:
         if not unplaced:
             return None
         trainer = next(source for source, target in problem.syncs if target == unplaced[0])
-        return [(way, part, box) for part in joining(blocks, unplaced[0], trainer)]
+        return [(way, part, box) for part in join_component(blocks, unplaced[0], trainer)]
 
     def ends(self, blocks: Blocks, box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the fewest and the most devices of each pool."""
@@ -321,8 +321,8 @@ class Search:
         tries = MOST_TRIES if low == high else self.tries.most
         if self.incumbent.spare:
             # Plans that leave memory are tried first: they keep out those that are not much better.
-            Fathoming(self.boxes, bounds, self.watch, blocks, low, high, tight=False, tries=tries).run()
-        full = Fathoming(self.boxes, bounds, self.watch, blocks, low, high, tries=tries)
+            AllocationSearch(self.boxes, bounds, self.watch, blocks, low, high, tight=False, tries=tries).run()
+        full = AllocationSearch(self.boxes, bounds, self.watch, blocks, low, high, tries=tries)
         fathomed = full.run()
         if not fathomed and full.left < 0:
             self.tries.given_up()

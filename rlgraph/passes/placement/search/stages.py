@@ -11,7 +11,7 @@ from rlgraph.passes.placement.search.boxes import Box, Boxes
 from rlgraph.passes.placement.search.problem import Block, Blocks
 
 
-class Stages:
+class StageBounds:
     """Narrows the boxes of one problem, in a search that has a plan already."""
 
     def __init__(self, boxes: Boxes, bounds: Bounds) -> None:
