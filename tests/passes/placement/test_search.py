@@ -8,7 +8,7 @@ import random
 import re
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 from itertools import chain, product, repeat
 from itertools import count as count_up
@@ -63,8 +63,8 @@ Nodes = tuple[tuple[int, int], ...]
 EVEN: Nodes = ((1, 2), (1, 2), (1, 4), (2, 1), (2, 2), (1, 8), (2, 4), (3, 1), (1, 1))
 SOME = range(20, 40)
 """Random problems that the fast suite has, too."""
-PARTED = (45, 64, 71, 82, 87, 94, 113, 114, 117, 140, 150, 152)
-"""Problems in most of whose best plans stages have several parts of a model."""
+PARTED = (52, 71, 87, 105, 117, 168, 189, 216, 255)
+"""Problems in whose best plans stages have several parts of a model."""
 STAGED: Nodes = ((1, 2), (2, 1), (1, 2), (1, 3))
 """Of problems in which trainings share a pipeline."""
 UNEVEN: Nodes = ((1, 3), (1, 5), (1, 6), (1, 7), (2, 3), (2, 3), (1, 1))
@@ -263,8 +263,8 @@ def component(
     fixed: Sequence[tuple[str, int]],
     deep: int = 1,
 ) -> Component:
-    # All components of a model have one shape.
-    own = random.Random(f"{name} {step!r}")
+    # All components of a model have one shape. The seed has no names of classes or fields in it: cases outlive those.
+    own = random.Random(f"{name} {[astuple(task) for task in step]}")
     heads, layers, hidden = own.choice((1, 1, 2)), own.choice((1, 1, 2)), own.choice((256, 1024))
     layers *= deep
     shape = Shape("llama", 512, hidden, 2 * hidden, layers, heads, heads, hidden // heads)
@@ -562,7 +562,7 @@ def test_no_plan_is_better_where_stages_have_parts(seed: int) -> None:
 def test_some_stages_have_parts() -> None:
     cases = [random_case(seed, STAGED, deep=True) for seed in PARTED]
     found = [Search(case.problem, case.candidates, 0.0).run() for case in cases]
-    assert sum(any(option.deployment.chunks > 1 for option in each.options) for each in found if each) > 8
+    assert all(each and any(option.deployment.chunks > 1 for option in each.options) for each in found)
 
 
 def compare(case: Case) -> None:
