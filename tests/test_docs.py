@@ -141,11 +141,27 @@ def test_the_reference_names_every_column_and_word() -> None:
     from rlgraph.dsl.words import KEYWORDS
     from rlgraph.ir.types import Axis, Table
 
-    text = (ROOT / "docs/reference/language.md").read_text("utf-8")
+    index = (ROOT / "docs/reference/language.md").read_text("utf-8")
+    text = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs/reference/language").glob("*.md"))
     row = Axis("r", "r")
     full = Table(row, Axis("r.t", "token", row, True), Axis("r.n", "turn", row, True), True)
     assert {name for name in full.columns() if f"`{name}`" not in text} == set()
-    assert {word for word in KEYWORDS if not re.search(rf"\b{word}\b", text)} == set()
+    assert KEYWORDS - {word for code in re.findall(r"`([^`\n]+)`", index) for word in re.findall(r"\w+", code)} == set()
+
+
+@pytest.mark.parametrize("family", ["language", "schedules"])
+def test_the_reference_links_to_every_page_of_a_family(family: str) -> None:
+    text = (ROOT / f"docs/reference/{family}.md").read_text("utf-8")
+    pages = {page.name for page in (ROOT / f"docs/reference/{family}").glob("*.md")}
+    assert pages and pages == set(re.findall(rf"^\| \[[^]]+\]\({family}/(\w+\.md)\) \|", text, flags=re.MULTILINE))
+
+
+def test_the_contents_have_every_page() -> None:
+    """One that they lack is not on the site."""
+    docs = ROOT / "docs"
+    pages = sorted(page.relative_to(docs).with_suffix("").as_posix() for page in docs.rglob("*.md"))
+    contents = (docs / "contents.md").read_text("utf-8")
+    assert sorted(["contents", *re.findall(r"^[\w-]+(?:/[\w-]+)*$", contents, flags=re.MULTILINE)]) == pages
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
