@@ -33,6 +33,7 @@ from tests.documents import (
     examples,
     fences,
     generated,
+    page_id,
     program,
     small,
     tables,
@@ -121,7 +122,7 @@ def shown_below(fence: Fence) -> str:
     return ""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_tables_and_files_are_what_the_compiler_reads(page: Path, request: pytest.FixtureRequest) -> None:
     now = with_files(with_tables(page, generated()))
     if request.config.getoption("--update-golden"):
@@ -164,7 +165,7 @@ def test_the_contents_have_every_page() -> None:
     assert sorted(["contents", *re.findall(r"^[\w-]+(?:/[\w-]+)*$", contents, flags=re.MULTILINE)]) == pages
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_links_lead_somewhere(page: Path) -> None:
     anchors = {page: _anchors(page) for page in PAGES}
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)):
@@ -208,9 +209,7 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if "```python" in page.read_text("utf-8")], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if "```python" in page.read_text("utf-8")], ids=page_id)
 def test_python_on_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = [fence for fence in fences(page) if fence.words[:1] == ["python"]]
@@ -223,7 +222,7 @@ def test_python_on_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
             exec(compile(code, str(page), "exec"), names)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_commands_exist(page: Path) -> None:
     """Subcommands and options of `rlgraph`, and targets of `make`."""
     cli = pytest.importorskip("rlgraph.cli").rlgraph
@@ -282,7 +281,7 @@ def test_wrong_programs_raise() -> None:
         rlgraph.compile("step:\n    x = \n")
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=page_id)
 def test_a_page_has_one_title(page: Path) -> None:
     """A second one would be another page in the sidebar."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
