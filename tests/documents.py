@@ -93,7 +93,12 @@ class Fence:
         return self.info.split()
 
     def __str__(self) -> str:
-        return f"{self.page.name}:{self.line}"
+        return f"{page_id(self.page)}:{self.line}"
+
+
+def page_id(page: Path) -> str:
+    """Return a page's path from the root of the repository: several pages have one name."""
+    return page.relative_to(ROOT).as_posix()
 
 
 def fences(page: Path) -> list[Fence]:

@@ -282,7 +282,7 @@ def test_the_page_shows_what_is_printed(
     for path in (*PPO, str(ALGORITHMS / "async_grpo.rlf")):
         (tmp_path / Path(path).name).write_text(Path(path).read_text())
     [apart] = re.findall(
-        r"```text\n(schedule async_grpo\n.*?)```", (ROOT / "docs" / "reference" / "schedules.md").read_text(), re.DOTALL
+        r"```text\n(schedule async_grpo\n.*?)```", (ROOT / "docs/reference/schedules/overlap.md").read_text(), re.DOTALL
     )
     (tmp_path / "async_grpo.rls").write_text(apart)
     monkeypatch.chdir(tmp_path)

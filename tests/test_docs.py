@@ -33,6 +33,7 @@ from tests.documents import (
     examples,
     fences,
     generated,
+    page_id,
     program,
     small,
     tables,
@@ -121,7 +122,7 @@ def shown_below(fence: Fence) -> str:
     return ""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_tables_and_files_are_what_the_compiler_reads(page: Path, request: pytest.FixtureRequest) -> None:
     now = with_files(with_tables(page, generated()))
     if request.config.getoption("--update-golden"):
@@ -141,14 +142,30 @@ def test_the_reference_names_every_column_and_word() -> None:
     from rlgraph.dsl.words import KEYWORDS
     from rlgraph.ir.types import Axis, Table
 
-    text = (ROOT / "docs/reference/language.md").read_text("utf-8")
+    index = (ROOT / "docs/reference/language.md").read_text("utf-8")
+    text = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs/reference/language").glob("*.md"))
     row = Axis("r", "r")
     full = Table(row, Axis("r.t", "token", row, True), Axis("r.n", "turn", row, True), True)
     assert {name for name in full.columns() if f"`{name}`" not in text} == set()
-    assert {word for word in KEYWORDS if not re.search(rf"\b{word}\b", text)} == set()
+    assert KEYWORDS - {word for code in re.findall(r"`([^`\n]+)`", index) for word in re.findall(r"\w+", code)} == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("family", ["language", "schedules"])
+def test_the_reference_links_to_every_page_of_a_family(family: str) -> None:
+    text = (ROOT / f"docs/reference/{family}.md").read_text("utf-8")
+    pages = {page.name for page in (ROOT / f"docs/reference/{family}").glob("*.md")}
+    assert pages and pages == set(re.findall(rf"^\| \[[^]]+\]\({family}/(\w+\.md)\) \|", text, flags=re.MULTILINE))
+
+
+def test_the_contents_have_every_page() -> None:
+    """One that they lack is not on the site."""
+    docs = ROOT / "docs"
+    pages = sorted(page.relative_to(docs).with_suffix("").as_posix() for page in docs.rglob("*.md"))
+    contents = (docs / "contents.md").read_text("utf-8")
+    assert sorted(["contents", *re.findall(r"^[\w-]+(?:/[\w-]+)*$", contents, flags=re.MULTILINE)]) == pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_links_lead_somewhere(page: Path) -> None:
     anchors = {page: _anchors(page) for page in PAGES}
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)):
@@ -192,9 +209,7 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if "```python" in page.read_text("utf-8")], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if "```python" in page.read_text("utf-8")], ids=page_id)
 def test_python_on_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = [fence for fence in fences(page) if fence.words[:1] == ["python"]]
@@ -207,7 +222,7 @@ def test_python_on_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
             exec(compile(code, str(page), "exec"), names)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_commands_exist(page: Path) -> None:
     """Subcommands and options of `rlgraph`, and targets of `make`."""
     cli = pytest.importorskip("rlgraph.cli").rlgraph
@@ -266,7 +281,7 @@ def test_wrong_programs_raise() -> None:
         rlgraph.compile("step:\n    x = \n")
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=page_id)
 def test_a_page_has_one_title(page: Path) -> None:
     """A second one would be another page in the sidebar."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
