@@ -241,12 +241,12 @@ def test_nothing_of_a_workplace_is_named() -> None:
 def test_the_commands_for_data_of_ones_own_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of the README, in a folder that has what it says, with a model that is small, for one step."""
+    """Those of the page on it, in a folder that has what it says, with a model that is small, for one step."""
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(16)]
     Path("grpo.rlf").write_text((ROOT / "rlgraph/algorithms/grpo.rlf").read_text("utf-8"))
     Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = (ROOT / "README.md").read_text("utf-8").split("## Run it on your data")[1]
+    text = (ROOT / "docs/how-to/data.md").read_text("utf-8").split("## Run it on your data")[1]
     shown = re.search(r"```sh\n(.*?)```", text, re.DOTALL)
     assert shown
     model = MODEL.replace("max_position_embeddings=128", "max_position_embeddings=1100")
