@@ -271,3 +271,27 @@ def test_a_page_has_one_title(page: Path) -> None:
     """A second one would be another page in the sidebar."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     assert len(re.findall(r"^# ", text, flags=re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", *sorted(ROOT.glob("docs/start/*.md")), *sorted(ROOT.glob("docs/how-to/*.md"))],
+    ids=lambda page: page.name,
+)
+def test_a_page_to_work_from_is_short(page: Path) -> None:
+    """It is one task: what is looked up is in the reference, and what explains is on the shelf of why it works."""
+    text = page.read_text("utf-8")
+    assert len(text.split()) <= (900 if page.name in ("README.md", "tutorial.md") else 800)
+    prose = re.sub(r"^ *```.*?^ *```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^ *\|.*", "", prose, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n|\n *(?:-|\d+\.) ", prose):
+        assert len(paragraph.split()) <= 120, paragraph
+
+
+def test_every_page_is_on_its_shelf() -> None:
+    """In the table of contents of the site, and on the first page."""
+    contents, first = ((ROOT / "docs" / name).read_text("utf-8") for name in ("contents.md", "index.md"))
+    for page in (ROOT / "docs").glob("*/*.md"):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        assert f"\n{name.removesuffix('.md')}\n" in contents, name
+        assert f"]({name})" in first, name
