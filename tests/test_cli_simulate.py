@@ -276,7 +276,7 @@ def test_a_notebook_shows_the_picture() -> None:
     assert shown["image/svg+xml"].startswith("<svg") and shown["text/plain"] == str(found)
 
 
-def test_the_page_shows_what_is_printed(
+def test_the_pages_show_what_is_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     for path in (*PPO, str(ALGORITHMS / "async_grpo.rlf")):
@@ -286,23 +286,28 @@ def test_the_page_shows_what_is_printed(
     )
     (tmp_path / "async_grpo.rls").write_text(apart)
     monkeypatch.chdir(tmp_path)
-    page, picture = ROOT / "docs" / "how-to" / "simulate.md", ROOT / "docs" / "img" / "simulate.svg"
-    text = now = page.read_text("utf-8")
-    shown = re.findall(r"<!-- simulate: (.*?) -->.*?```text\n(.*?)```\n<!-- end -->", text, re.DOTALL)
-    assert len(shown) == 2
-    for arguments, block in shown:
-        code, out, _ = told(capsys, *arguments.split())
-        assert code == 0 and f"rlgraph simulate {arguments}\n" in text
-        now = now.replace(
-            f"rlgraph simulate {arguments}\n```\n\n```text\n{block}```",
-            f"rlgraph simulate {arguments}\n```\n\n```text\n{out}```",
+    update = request.config.getoption("--update-golden")
+    for name in ("simulate-overlap.md", "simulate.md"):
+        page = ROOT / "docs" / "how-to" / name
+        text = page.read_text("utf-8")
+        [(arguments, block)] = re.findall(
+            r"<!-- simulate: (.*?) -->.*?```text\n(.*?)```\n<!-- end -->", text, re.DOTALL
         )
-    told(capsys, *shown[0][0].split(), "--svg", "step.svg")
-    if request.config.getoption("--update-golden"):
-        page.write_text(now, "utf-8")
+        code, out, _ = told(capsys, *arguments.split())
+        shown = f"rlgraph simulate {arguments}\n```\n\n```text\n{block}```"
+        now = text.replace(shown, f"rlgraph simulate {arguments}\n```\n\n```text\n{out}```")
+        assert code == 0 and shown in text
+        if update:
+            page.write_text(now, "utf-8")
+        else:
+            assert now == text
+    # The picture is that of the last page.
+    picture = ROOT / "docs" / "img" / "simulate.svg"
+    told(capsys, *arguments.split(), "--svg", "step.svg")
+    if update:
         picture.write_text(Path("step.svg").read_text())
     else:
-        assert now == text and picture.read_text() == Path("step.svg").read_text()
+        assert picture.read_text() == Path("step.svg").read_text()
 
 
 def test_compiling_loads_no_torch() -> None:

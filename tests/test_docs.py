@@ -256,12 +256,12 @@ def test_nothing_of_a_workplace_is_named() -> None:
 def test_the_commands_for_data_of_ones_own_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of the README, in a folder that has what it says, with a model that is small, for one step."""
+    """Those of the page on it, in a folder that has what it says, with a model that is small, for one step."""
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(16)]
     Path("grpo.rlf").write_text((ROOT / "rlgraph/algorithms/grpo.rlf").read_text("utf-8"))
     Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = (ROOT / "README.md").read_text("utf-8").split("## Run it on your data")[1]
+    text = (ROOT / "docs/how-to/data.md").read_text("utf-8").split("## Run it on your data")[1]
     shown = re.search(r"```sh\n(.*?)```", text, re.DOTALL)
     assert shown
     model = MODEL.replace("max_position_embeddings=128", "max_position_embeddings=1100")
@@ -286,3 +286,27 @@ def test_a_page_has_one_title(page: Path) -> None:
     """A second one would be another page in the sidebar."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     assert len(re.findall(r"^# ", text, flags=re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", *sorted(ROOT.glob("docs/start/*.md")), *sorted(ROOT.glob("docs/how-to/*.md"))],
+    ids=lambda page: page.name,
+)
+def test_a_page_to_work_from_is_short(page: Path) -> None:
+    """It is one task: what is looked up is in the reference, and what explains is on the shelf of why it works."""
+    text = page.read_text("utf-8")
+    assert len(text.split()) <= (900 if page.name in ("README.md", "tutorial.md") else 800)
+    prose = re.sub(r"^ *```.*?^ *```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^ *\|.*", "", prose, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n|\n *(?:-|\d+\.) ", prose):
+        assert len(paragraph.split()) <= 120, paragraph
+
+
+def test_every_page_is_on_its_shelf() -> None:
+    """In the table of contents of the site, and on the first page."""
+    contents, first = ((ROOT / "docs" / name).read_text("utf-8") for name in ("contents.md", "index.md"))
+    for page in (ROOT / "docs").glob("*/*.md"):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        assert f"\n{name.removesuffix('.md')}\n" in contents, name
+        assert f"]({name})" in first, name

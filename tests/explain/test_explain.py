@@ -573,15 +573,19 @@ def test_the_best_plan_is_the_same_after_all(ppo: Compiled) -> None:
 
 
 @pytest.mark.long
-def test_the_page_shows_what_is_printed(request: pytest.FixtureRequest) -> None:
-    page, pictures = ROOT / "docs" / "how-to" / "explain.md", ROOT / "docs" / "img"
-    text = page.read_text("utf-8")
-    [explained, shown] = re.findall(r"```text\n(.*?)```\n", text, re.DOTALL)
-    [cluster, values] = re.findall(r"rlgraph compile ppo.rlf --cluster (\S+) --what-if (\S+)\n", text)[0]
+def test_the_pages_show_what_is_printed(request: pytest.FixtureRequest) -> None:
+    pages, pictures = ROOT / "docs" / "how-to", ROOT / "docs" / "img"
+    explain_text, what_if_text = (pages / "explain.md").read_text("utf-8"), (pages / "what-if.md").read_text("utf-8")
+    [explained], [shown] = (
+        re.findall(r"```text\n(.*?)```\n", text, re.DOTALL) for text in (explain_text, what_if_text)
+    )
+    cluster, values = re.findall(r"rlgraph compile ppo.rlf --cluster (\S+) --what-if (\S+)\n", what_if_text)[0]
+    assert f"rlgraph compile ppo.rlf --cluster {cluster} --explain\n" in explain_text
     compiled = rlgraph.compile(ROOT / "rlgraph" / "algorithms" / "ppo.rlf", cluster=cluster)
     told, found = explain(compiled), what_if(compiled, values)
     if request.config.getoption("--update-golden"):
-        page.write_text(text.replace(explained, f"{told}\n").replace(shown, f"{found}\n"), "utf-8")
+        (pages / "explain.md").write_text(explain_text.replace(explained, f"{told}\n"), "utf-8")
+        (pages / "what-if.md").write_text(what_if_text.replace(shown, f"{found}\n"), "utf-8")
         (pictures / "explain.svg").write_text(told.to_svg(), "utf-8")
         (pictures / "what-if.svg").write_text(found.to_svg(), "utf-8")
         return

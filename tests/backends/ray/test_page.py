@@ -1,5 +1,5 @@
-"""The page "From laptop to cluster": its commands run as they stand there, and every run gives the numbers of the
-first."""
+"""The commands of the pages on one machine and on debugging run as they stand there, and every run gives the numbers of
+the first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ pytest.importorskip("reasoning_gym")
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "how-to" / "cluster.md").read_text("utf-8")
+PAGES = tuple(ROOT / "docs" / "how-to" / name for name in ("one-machine.md", "debug.md"))
+"""In the order in which they are read: the second needs what the first has recorded."""
 
 
 STEPS = 10
@@ -31,7 +32,8 @@ STEPS = 10
 
 def commands() -> Iterator[list[str]]:
     """Those with the files of the examples; the others are for a real cluster."""
-    for fence in re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL):
+    text = "\n".join(page.read_text("utf-8") for page in PAGES)
+    for fence in re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL):
         for line in fence.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words[:1] == ["rlgraph"] and any(word.startswith("examples/") for word in words):
@@ -46,7 +48,7 @@ def metrics(run: Path) -> list[dict[str, float]]:
 
 @pytest.fixture(scope="module")
 def runs(kept: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder `runs` after all commands of the page. Those that would start Ray find the one that is there."""
+    """The folder `runs` after all commands of the pages. Those that would start Ray find the one that is there."""
     folder = tmp_path_factory.mktemp("page")
     shutil.copytree(ROOT / "examples" / "spell_backward", folder / "examples" / "spell_backward")
     for command in commands():
