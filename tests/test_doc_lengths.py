@@ -16,29 +16,27 @@ WHY = sorted((ROOT / "docs" / "why").glob("*.md"))
 ITEM = re.compile(r" *(?:[-*]|\d+\.) ")
 
 
-def prose(text: str) -> str:
-    """The text without fenced and indented code, comments, headings and tables; links and code are their words."""
+def plain(text: str) -> str:
+    """The text without fenced code and comments; of a link its text is left, and of a span of code one word."""
     text = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(r"^(?:#|\||    \S).*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"`[^`\n]+`", "code", text)
     return re.sub(r"!?\[([^\[\]]*)\]\([^()]*\)", r"\1", text)
 
 
+def words(text: str) -> int:
+    return len(re.findall(r"\w[^\s|]*", plain(text)))
+
+
 def paragraphs(text: str) -> list[str]:
-    """Paragraphs and list items, in the order of the page."""
+    """Paragraphs and list items, in the order of the page; headings, tables and indented code are none."""
     found = [""]
-    for line in prose(text).splitlines():
+    for line in plain(text).splitlines():
         if not line.strip() or ITEM.match(line):
             found.append("")
-        found[-1] += line + "\n"
+        if not re.match(r"#|\||    \S", line):
+            found[-1] += line + "\n"
     return [paragraph.strip() for paragraph in found if paragraph.strip()]
-
-
-def words(text: str) -> int:
-    """Words outside of fenced code, those of tables and headings included."""
-    tables = "\n".join(re.findall(r"^[#|].*$", re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.M | re.S), re.M))
-    return len(re.findall(r"\w[^\s|]*", prose(text) + re.sub(r"\]\([^()]*\)|`[^`\n]+`", " code ", tables)))
 
 
 def sentences(paragraph: str) -> list[str]:
