@@ -219,6 +219,11 @@ def compare(rows: Sequence[Row]) -> tuple[list[Compared], list[tuple[Row, str]]]
 
 
 def page(found: Sequence[Compared], left: Sequence[tuple[Row, str]]) -> str:
+    """Everything that the command prints: groups first, then rows."""
+    return "\n\n".join(part for part in (all_groups(found), all_rows(found, left)) if part)
+
+
+def all_groups(found: Sequence[Compared]) -> str:
     """The tables of docs/why/accuracy.md."""
     parts = []
     fitted, held = halves(found)
@@ -227,6 +232,12 @@ def page(found: Sequence[Compared], left: Sequence[tuple[Row, str]]) -> str:
         parts.append(f"{len(held)} rows that none was fitted to:\n\n" + group_table(held))
     elif found:
         parts.append(group_table(found))
+    return "\n\n".join(parts)
+
+
+def all_rows(found: Sequence[Compared], left: Sequence[tuple[Row, str]]) -> str:
+    """The table of docs/why/accuracy-rows.md, and what is left out."""
+    parts = []
     if found:
         parts.append("\n".join([ROWS, *map(row_line, found)]))
     if left:

@@ -14,7 +14,8 @@
 
 Programs and schedules are those of `asynchrony/`; its programs are asynchronous, and a lag of 0 makes them synchronous.
 The constants of the cost model are its defaults. Where nobody says how long answers are, several lengths are tried.
-Nothing is run, and no data is needed. The tables are those of docs/why/asynchrony.md.
+Nothing is run, and no data is needed. The tables are those of docs/why/asynchrony.md, streaming.md
+and systems.md.
 """
 
 from __future__ import annotations

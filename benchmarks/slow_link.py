@@ -6,7 +6,7 @@
 The program is `asynchrony/streamrl.rlf`, one step off; where everything runs is searched for, with no schedule. Of the
 machines that a row offers a plan may leave some out: it pays for those that it takes. The seconds are the simulator's,
 with the default constants, and prices those of rlgraph/catalog/clusters/devices.toml. Nothing is run. The table is that
-of docs/why/asynchrony.md.
+of docs/why/streaming.md.
 """
 
 from __future__ import annotations

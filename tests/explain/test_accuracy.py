@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy import MEASURED, Compared, compare, grouped, halves, page
+from benchmarks.accuracy import MEASURED, Compared, all_groups, all_rows, compare, grouped, halves, page
 from benchmarks.measured import BadRows, Inexpressible, Row, express, read_rows
 from tests.documents import ROOT
 
@@ -84,7 +84,7 @@ def test_every_row_that_is_measured_against_has_a_source_and_is_predicted_or_lef
 
 # What is predicted
 
-PAGE = ROOT / "docs" / "why" / "accuracy.md"
+WHY = ROOT / "docs" / "why"
 MOST = 0.10
 """Of the median error of a group's rows that constants were fitted to."""
 
@@ -126,16 +126,19 @@ def test_no_group_that_nothing_was_fitted_to_leaves_its_band(
     assert whole.near >= 0.8
 
 
+@pytest.mark.parametrize(("name", "mark"), [("accuracy.md", "accuracy"), ("accuracy-rows.md", "accuracy: rows")])
 def test_the_page_has_what_is_printed(
-    results: tuple[list[Compared], list[tuple[Row, str]]], request: pytest.FixtureRequest
+    results: tuple[list[Compared], list[tuple[Row, str]]], request: pytest.FixtureRequest, name: str, mark: str
 ) -> None:
-    text = PAGE.read_text("utf-8")
-    now = re.sub(
-        r"(<!-- accuracy -->\n).*(<!-- end -->)",
-        lambda found: f"{found[1]}{page(*results)}\n{found[2]}",
-        text,
+    printed = all_groups(results[0]) if mark == "accuracy" else all_rows(*results)
+    path = WHY / name
+    now, times = re.subn(
+        rf"(<!-- {mark} -->\n).*(<!-- end -->)",
+        lambda found: f"{found[1]}{printed}\n{found[2]}",
+        path.read_text("utf-8"),
         flags=re.DOTALL,
     )
+    assert times == 1
     if request.config.getoption("--update-golden"):
-        PAGE.write_text(now, "utf-8")
-    assert PAGE.read_text("utf-8") == now, "`pytest --update-golden tests/explain/test_accuracy.py` writes it anew"
+        path.write_text(now, "utf-8")
+    assert path.read_text("utf-8") == now, "`pytest --update-golden tests/explain/test_accuracy.py` writes it anew"

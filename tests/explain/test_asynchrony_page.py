@@ -1,4 +1,4 @@
-"""docs/why/asynchrony.md has what benchmarks/asynchrony.py prints: all of its cases, and, of the cheap ones, the figures."""
+"""Pages of docs/why have what benchmarks/asynchrony.py prints: all of its cases, and, of the cheap ones, the figures."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ from benchmarks import slow_link
 from benchmarks.asynchrony import EXPERIMENTS, HEAD, Experiment, rows, shown
 from tests.documents import ROOT
 
-TABLES = dict(
-    re.findall(
-        r"<!-- asynchrony: ([\w ]+) -->\n(.*?)<!-- end -->",
-        (ROOT / "docs/why/asynchrony.md").read_text("utf-8"),
-        re.DOTALL,
-    )
-)
+PAGES = [ROOT / "docs/why" / f"{name}.md" for name in ("asynchrony", "streaming", "systems")]
+TEXT = "\n".join(page.read_text("utf-8") for page in PAGES)
+TABLES = dict(re.findall(r"<!-- asynchrony: ([\w ]+) -->\n(.*?)<!-- end -->", TEXT, re.DOTALL))
 
 
 def test_every_case_is_on_the_page() -> None:
@@ -46,9 +42,7 @@ def test_the_page_has_what_is_printed(name: str, cases: int) -> None:
 @pytest.mark.long
 def test_the_slow_link_on_the_page_is_what_is_printed() -> None:
     """Of the smallest model; of the others the lines are there."""
-    [table] = re.findall(
-        r"<!-- slow link -->\n(.*?)\n<!-- end -->", (ROOT / "docs/why/asynchrony.md").read_text("utf-8"), re.DOTALL
-    )
+    [table] = re.findall(r"<!-- slow link -->\n(.*?)\n<!-- end -->", TEXT, re.DOTALL)
     head, lines = table.splitlines()[:2], table.splitlines()[2:]
     assert head == slow_link.HEAD.splitlines()
     found = [slow_link.shown(row) for row in slow_link.rows(slow_link.MODELS[:1])]
