@@ -9,7 +9,7 @@ from rlgraph import __version__ as release
 project = "rlgraph"
 html_title = f"{project} {release}"
 root_doc = "contents"  # a file of its own: on a forge a table of contents is only in the way
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
 html_theme = "furo"
 html_extra_path = ["llms.txt"]
 templates_path = ["_templates"]
@@ -26,8 +26,16 @@ exclude_patterns = ["img"]
 smartquotes = False  # `--set` has two dashes
 # Docstrings have names between single backticks.
 default_role = "literal"
-autodoc_default_options = {"members": True, "member-order": "bysource", "inherited-members": "BaseException"}
-autodoc_typehints = "description"
+autodoc_default_options = {
+    "members": True,
+    "member-order": "bysource",
+    "inherited-members": "BaseException",
+    # rlgraph makes the objects of its classes, users do not.
+    "exclude-members": "__init__, __new__",
+}
+autodoc_class_signature = "separated"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
 
 _DOCS = Path(__file__).resolve().parent
 _LINK = re.compile(r"(?<!!)\[([^\[\]]+)\]\((\.\./[^()\s#]+)(#[^()\s]*)?\)")
