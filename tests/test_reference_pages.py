@@ -42,7 +42,7 @@ def test_made_pages_are_those_of_now(request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize(
     ("folder", "names"),
     [
-        ("cli", [name.replace(" ", "-") for name, _ in reference.command_names()]),
+        ("cli", [name.replace(" ", "-") for name in reference.command_names()]),
         ("algorithms", algorithms()),
         ("python", [name for name in rlgraph.__all__ if name != "__version__"]),
     ],
@@ -60,7 +60,7 @@ def test_every_page_is_in_the_contents() -> None:
 
 def test_options_are_the_parsers() -> None:
     """Every option of every command stands in the table of its page, with its help."""
-    for name, command in reference.command_names():
+    for name, command in reference.command_names().items():
         page = (DOCS / f"reference/cli/{name.replace(' ', '-')}.md").read_text("utf-8")
         rows = re.findall(r"^\| `(-[^ `]*)", page.split("<!-- options -->")[1].split("<!-- end -->")[0], re.MULTILINE)
         options = [option for option in command.params if isinstance(option, click.Option)]
@@ -74,7 +74,7 @@ def test_a_row_of_an_option() -> None:
     command = click.command()(size(kind(flag(lambda: None))))
     rows = [reference.option_row(option) for option in command.params if isinstance(option, click.Option)]
     assert rows == [
-        ("`--size, -s N`", "Of it, with `--all`.", "`3`"),
+        ("`--size, -s INTEGER`", "Of it, with `--all`.", "3"),
         ("`--kind a|b`", "Which. May be repeated.", "both"),
         ("`--all`", "All of them.", ""),
     ]

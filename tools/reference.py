@@ -14,8 +14,8 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from itertools import pairwise, takewhile
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 
 import click
@@ -29,27 +29,25 @@ from rlgraph.errors import Source
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-SETTABLE = ("param", "model", "data", "func", "env")
-"""The declarations that `--set` replaces."""
+CLI, ALGORITHMS, PYTHON = (DOCS / "reference" / name for name in ("cli", "algorithms", "python"))
+SETTABLE = ("param", "model", "data", "func", "env")  # as `--set` says
 
 
 def generated() -> dict[Path, str]:
     """Return the text of every file that is made here, by its path."""
-    reference = DOCS / "reference"
-    made = {path: command_page(path) for path in sorted((reference / "cli").glob("*.md"))}
-    index = reference / "cli.md"
+    made = {CLI / f"{name.replace(' ', '-')}.md": command_page(name) for name in command_names()}
+    index = CLI.with_suffix(".md")
     made[index] = between(index.read_text("utf-8"), "commands", command_table(made))
-    made |= {reference / f"algorithms/{name}.md": algorithm_page(name, text) for name, text in algorithms().items()}
-    public = [name for name in rlgraph.__all__ if not name.startswith("_")]
-    made |= {reference / f"python/{name}.md": python_page(name) for name in public}
+    made |= {ALGORITHMS / f"{name}.md": algorithm_page(name, text) for name, text in algorithms().items()}
+    made |= {PYTHON / f"{name}.md": python_page(name) for name in rlgraph.__all__ if not name.startswith("_")}
     made[DOCS / "llms.txt"] = llms_txt(made)
     return made
 
 
 def between(text: str, name: str, made: str) -> str:
     """Return a text with what stands between `<!-- name -->` and `<!-- end -->` replaced."""
-    now, found = re.subn(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m: m[1] + made + m[2], text, flags=re.DOTALL)
-    assert found == 1, f"`<!-- {name} -->` stands once on a page"
+    now, count = re.subn(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m: m[1] + made + m[2], text, flags=re.DOTALL)
+    assert count == 1, f"a page has `<!-- {name} -->` once"
     return now
 
 
@@ -62,44 +60,37 @@ def table(*rows: tuple[str, ...]) -> str:
 # The command line
 
 
-def command_names(group: click.Group = commands, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Yield every command by its name, `trace check` for one of a group."""
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from command_names(command, f"{prefix}{name} ")
-        else:
-            yield prefix + name, command
+def command_names() -> dict[str, click.Command]:
+    """Return the commands by their names, `trace check` for one of a group."""
+    groups = {name: getattr(command, "commands", {"": command}) for name, command in sorted(commands.commands.items())}
+    return {f"{name} {inner}".strip(): command for name, group in groups.items() for inner, command in group.items()}
 
 
-def command_page(path: Path) -> str:
-    """Return the page of a command, whose file has its name, with the usage and the options of now."""
-    name = path.stem.replace("-", " ")
-    command = dict(command_names())[name]
+def command_page(name: str) -> str:
+    """Return the page of a command with its usage and its options of now."""
+    command = command_names()[name]
     usage = " ".join(["rlgraph", name, *command.collect_usage_pieces(click.Context(command))])
     rows = [option_row(option) for option in command.params if isinstance(option, click.Option)]
-    shown = table(("option", "meaning", "if it is not given"), *rows) if rows else "It has no options.\n"
-    return between(path.read_text("utf-8"), "options", f"```text\n{usage}\n```\n\n{shown}")
+    shown = table(("option", "meaning", "if not given"), *rows) if rows else "It has no options.\n"
+    page = (CLI / f"{name.replace(' ', '-')}.md").read_text("utf-8")
+    return between(page, "options", f"```text\n{usage}\n```\n\n{shown}")
 
 
 def option_row(option: click.Option) -> tuple[str, str, str]:
     """Return an option with its value, its help, and its default, which the help or the parser says."""
-    kinds = "|".join(option.type.choices) if isinstance(option.type, click.Choice) else "N"
-    names = f"{', '.join(option.opts)} {'' if option.is_flag else option.metavar or kinds}".strip()
+    value = option.metavar or "|".join(getattr(option.type, "choices", [option.type.name.split()[0].upper()]))
     said = re.fullmatch(r"(.*?)(?: \[default: (.*)\])?", " ".join((option.help or "").split()))
     assert said is not None
     about = re.sub(r"(?<![`\w-])--[a-z-]+", r"`\g<0>`", said[1]) + " May be repeated." * option.multiple
-    known = isinstance(option.default, int | float | str | Path) and not option.is_flag
-    value = f"{option.default:g}" if isinstance(option.default, float) else f"{option.default}"
-    return f"`{names}`", about, said[2] or (f"`{value}`" if known else "")
+    default = option.default if isinstance(option.default, int | float | str | Path) and not option.is_flag else ""
+    default = f"{default:g}" if isinstance(default, float) else f"{default}"
+    return f"`{', '.join(option.opts)}{'' if option.is_flag else f' {value}'}`", about, said[2] or default
 
 
 def command_table(pages: Mapping[Path, str]) -> str:
-    """Return the commands, in the order in which `rlgraph --help` names them, with what their pages begin with."""
-    rows = []
-    for name, _ in sorted(command_names()):
-        file = f"cli/{name.replace(' ', '-')}.md"
-        rows.append((f"[`rlgraph {name}`]({file})", first_sentence(pages[DOCS / "reference" / file])))
-    return table(("command", "what it does"), *rows)
+    """Return the commands with the sentences that their pages begin with."""
+    links = {f"[`{page.partition(chr(10))[0][2:]}`](cli/{path.name})": page for path, page in pages.items()}
+    return table(("command", "what it does"), *((link, first_sentence(page)) for link, page in links.items()))
 
 
 # Algorithms
@@ -112,45 +103,27 @@ def algorithm_page(name: str, text: str) -> str:
     title = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line[0] == "#", text.splitlines()))
     title = re.sub(r"\d{4}\.\d{5}", r"[\g<0>](https://arxiv.org/abs/\g<0>)", title)
     declared = [item for item in program.declarations if isinstance(item, tree.Declaration) and item.kind in SETTABLE]
-    options = [
-        (f"`{item.name}`", item.kind, f"`{item.value.span.text}`", comments.get(item.span.line, ""))
-        for item in declared
-    ]
     data = [f"--set '{item.name}=jsonl(\"{item.name}.jsonl\", batch=8)'" for item in declared if item.kind == "data"]
-    reports = [
-        (f"`{metric.name}`", f"`{metric.value.span.text}`", "each step" if block == "step" else block)
-        for phase in program.declarations
-        if isinstance(phase, tree.Phase)
-        for block, metric in reported(phase.body, phase.name)
-    ]
-    schedule = f"rlgraph/algorithms/{name}.rls"
-    parts = [
-        f"# {name}",
-        f"{title}.",
-        f"```sh\nrlgraph run {name} --steps 100 {' '.join(data)}\nrlgraph list {name} > mine.rlf   # to edit\n```",
-        fence(f"rlgraph/algorithms/{name}.rlf", "rlf"),
-        f"## Options\n\n{table(('`--set NAME=`', 'kind', 'if it is not given', 'meaning'), *options)}".rstrip(),
-        f"## Metrics\n\n{table(('metric', 'value', 'when'), *reports)}".rstrip(),
-    ]
-    if (ROOT / schedule).exists():
-        parts += ["## Schedule", fence(schedule, "text")]
-    parts.append("[How many lines it has](../algorithms.md), beside other systems.")
-    return "\n\n".join(parts) + "\n"
+    options = [(f"`{d.name}`", d.kind, f"`{d.value.span.text}`", comments.get(d.span.line, "")) for d in declared]
+    metrics = table(("metric", "value", "when"), *reported(program.declarations, "each step"))
+    return (
+        f"# {name}\n\n{title}.\n\n```sh\nrlgraph run {name} --steps 100 {' '.join(data)}\n"
+        f"rlgraph list {name} > mine.rlf   # to edit\n```\n\n"
+        f"<!-- file: rlgraph/algorithms/{name}.rlf -->\n```rlf\n{text}```\n\n"
+        f"## Options\n\n{table(('`--set NAME=`', 'kind', 'if not given', 'meaning'), *options)}\n"
+        f"## Metrics\n\n{metrics}\n[How many lines it has](../algorithms.md), beside other systems.\n"
+    )
 
 
-def fence(file: str, language: str) -> str:
-    """Return a file of the repository as a fence that the tests compare with it."""
-    return f"<!-- file: {file} -->\n```{language}\n{(ROOT / file).read_text('utf-8')}```"
-
-
-def reported(body: tuple[tree.Stmt, ...], when: str) -> Iterator[tuple[str, tree.Option]]:
-    """Yield every metric that a block reports, with the phase or the steps in which it does."""
-    for statement in body:
-        if isinstance(statement, tree.Report):
-            yield from ((when, metric) for metric in statement.items)
-        elif isinstance(statement, tree.Loop):
-            counted = isinstance(statement, tree.OnSteps)
-            yield from reported(statement.body, f"{statement.word} {statement.count.span.text}" if counted else when)
+def reported(body: Iterable[tree.Decl | tree.Stmt], when: str) -> Iterator[tuple[str, str, str]]:
+    """Yield every metric that a block reports, with its expression and the steps in which it does."""
+    for item in body:
+        if isinstance(item, tree.Report):
+            yield from ((f"`{metric.name}`", f"`{metric.value.span.text}`", when) for metric in item.items)
+        elif isinstance(item, tree.OnSteps):
+            yield from reported(item.body, f"{item.word} {item.count.span.text}")
+        elif isinstance(item, tree.Phase | tree.Loop):
+            yield from reported(item.body, f"phase {item.name}" if getattr(item, "name", "step") != "step" else when)
 
 
 # Python
@@ -161,13 +134,10 @@ def python_page(name: str) -> str:
     thing = getattr(rlgraph, name)
     kind = "function" if inspect.isfunction(thing) else "exception" if issubclass(thing, BaseException) else "class"
     # What a public class has from one that is not public is its own for users.
-    bases = thing.__mro__[1:] if kind == "class" else ()
-    stubs = [stub(base) for base in (thing, *bases) if base.__module__.startswith("rlgraph")]
-    shown = "\n\n\n".join(stubs)
-    return (
-        f"# rlgraph.{name}\n\n{first_sentence(inspect.getdoc(thing) or '')}\n\n"
-        f"<!-- auto{kind}: rlgraph.{name} -->\n```python no-run\n{shown}\n```\n<!-- end -->\n"
-    )
+    classes = thing.__mro__ if kind == "class" else (thing,)
+    stubs = "\n\n\n".join(stub(each) for each in classes if each.__module__.startswith("rlgraph"))
+    head = f"# rlgraph.{name}\n\n{first_sentence(inspect.getdoc(thing) or '')}"
+    return f"{head}\n\n<!-- auto{kind}: rlgraph.{name} -->\n```python no-run\n{stubs}\n```\n<!-- end -->\n"
 
 
 def stub(thing: type) -> str:
@@ -175,18 +145,13 @@ def stub(thing: type) -> str:
     source = inspect.getsource(thing)
     lines, [node] = source.splitlines(), ast.parse(source).body
     assert isinstance(node, ast.FunctionDef | ast.ClassDef)
-    shown = lines[: node.body[0].end_lineno]
-    fields = [""]
-    members = [*node.body[1:], None] if isinstance(node, ast.ClassDef) else []
-    for member, following in pairwise(members):
-        if isinstance(member, ast.FunctionDef) and not member.name.startswith("_") and ast.get_docstring(member):
-            first = min([member.lineno, *(decorator.lineno for decorator in member.decorator_list)])
-            shown += ["", *lines[first - 1 : member.body[0].end_lineno]]
-        elif isinstance(member, ast.AnnAssign):
-            # The text below a field is its docstring.
-            last = following if isinstance(following, ast.Expr) else member
-            shown += [*fields, *lines[member.lineno - 1 : last.end_lineno]]
-            fields = []
+    shown, end = [], 0
+    for member in node.body if isinstance(node, ast.ClassDef) else node.body[:1]:
+        if not isinstance(member, ast.FunctionDef):
+            shown += lines[end : member.end_lineno]
+        elif not member.name.startswith("_") and ast.get_docstring(member):
+            shown += lines[end : member.body[0].end_lineno]
+        end = member.end_lineno or end
     return "\n".join(shown)
 
 
@@ -195,31 +160,23 @@ def stub(thing: type) -> str:
 
 def llms_txt(made: Mapping[Path, str]) -> str:
     """Return the table of contents with a line for each page: its title, and the sentence that it begins with."""
-
-    def read(path: Path) -> str:
-        return made.get(path) or path.read_text("utf-8")
-
-    parts = [f"# rlgraph\n\n> {first_sentence(read(DOCS / 'index.md'))}\n"]
-    for caption, entries in contents():
-        lines = []
-        for path in entries:
-            title = read(path).partition("\n")[0].lstrip("# ")
-            lines.append(f"- [{title}]({path.relative_to(DOCS)}): {first_sentence(read(path))}\n")
-        parts.append(f"\n## {caption}\n\n{''.join(lines)}")
-    return "".join(parts)
+    text = f"# rlgraph\n\n> {first_sentence((DOCS / 'index.md').read_text('utf-8'))}\n"
+    for caption, paths in contents():
+        text += f"\n## {caption}\n\n"
+        for path in paths:
+            page = made.get(path) or path.read_text("utf-8")
+            text += f"- [{page.partition(chr(10))[0][2:]}]({path.relative_to(DOCS)}): {first_sentence(page)}\n"
+    return text
 
 
 def contents() -> Iterator[tuple[str, list[Path]]]:
     """Yield the captions of the table of contents with their pages, as Sphinx resolves them."""
-    for block in re.findall(r"```{toctree}\n(.*?)```", (DOCS / "contents.md").read_text("utf-8"), re.DOTALL):
-        options, _, entries = block.partition("\n\n")
-        caption = re.search(r":caption: (.*)", options)
-        pages: list[Path] = []
-        for entry in entries.split():
-            pages += (path for path in sorted(DOCS.glob(f"{entry}.md")) if path not in pages)
-        if caption:
-            # A page with a folder of its name is followed by the pages in that folder: see `docs/conf.py`.
-            yield caption[1], [each for page in pages for each in (page, *sorted(page.with_suffix("").glob("*.md")))]
+    text = (DOCS / "contents.md").read_text("utf-8")
+    for caption, entries in re.findall(r"```{toctree}\n:caption: ([^\n]*)\n(?::glob:\n)?\n(.*?)```", text, re.DOTALL):
+        found = [path for entry in entries.split() for path in sorted(DOCS.glob(f"{entry}.md"))]
+        # A page with a folder of its name is followed by the pages in that folder: see `docs/conf.py`.
+        nested = [each for path in dict.fromkeys(found) for each in (path, *sorted(path.with_suffix("").glob("*.md")))]
+        yield caption, nested
 
 
 def first_sentence(text: str) -> str:
@@ -230,18 +187,13 @@ def first_sentence(text: str) -> str:
     return sentence if sentence.endswith(("?", ".")) else f"{sentence.removesuffix(':')}."
 
 
-def main() -> int:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Writes the reference from what it describes.")
     parser.add_argument("--write", action="store_true", help="write what is out of date")
     write = parser.parse_args().write
-    made = generated()
-    stale = [path for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text]
-    for path in stale:
-        if write:
-            path.write_text(made[path], "utf-8")
+    stale = {path: now for path, now in generated().items() if not path.exists() or path.read_text("utf-8") != now}
+    for path, now in stale.items():
         print(f"{'wrote' if write else 'out of date:'} {path.relative_to(ROOT)}")
-    return int(bool(stale) and not write)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        if write:
+            path.write_text(now, "utf-8")
+    sys.exit(bool(stale) and not write)
