@@ -30,7 +30,6 @@ from rlgraph.errors import Source
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 CLI, ALGORITHMS, PYTHON = (DOCS / "reference" / name for name in ("cli", "algorithms", "python"))
-SETTABLE = ("param", "model", "data", "func", "env")  # as `--set` says
 
 
 def generated() -> dict[Path, str]:
@@ -44,6 +43,11 @@ def generated() -> dict[Path, str]:
     return made
 
 
+def stale() -> dict[Path, str]:
+    """Return of the generated files those that are out of date."""
+    return {path: now for path, now in generated().items() if not path.exists() or path.read_text("utf-8") != now}
+
+
 def between(text: str, name: str, made: str) -> str:
     """Return a text with what stands between `<!-- name -->` and `<!-- end -->` replaced."""
     now, count = re.subn(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m: m[1] + made + m[2], text, flags=re.DOTALL)
@@ -55,9 +59,6 @@ def table(*rows: tuple[str, ...]) -> str:
     """Return a table in Markdown; the first row is its head."""
     lines = [rows[0], tuple("---" for _ in rows[0]), *rows[1:]]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
-
-
-# The command line
 
 
 def command_names() -> dict[str, click.Command]:
@@ -81,7 +82,9 @@ def option_row(option: click.Option) -> tuple[str, str, str]:
     value = option.metavar or "|".join(getattr(option.type, "choices", [option.type.name.split()[0].upper()]))
     said = re.fullmatch(r"(.*?)(?: \[default: (.*)\])?", " ".join((option.help or "").split()))
     assert said is not None
-    about = re.sub(r"(?<![`\w-])--[a-z-]+", r"`\g<0>`", said[1]) + " May be repeated." * option.multiple
+    about = (
+        re.sub(r"(?<![`\w-])--[a-z-]+(?: '.*?'| \w+=\w+)?", r"`\g<0>`", said[1]) + " May be repeated." * option.multiple
+    )
     default = option.default if isinstance(option.default, int | float | str | Path) and not option.is_flag else ""
     default = f"{default:g}" if isinstance(default, float) else f"{default}"
     return f"`{', '.join(option.opts)}{'' if option.is_flag else f' {value}'}`", about, said[2] or default
@@ -93,17 +96,15 @@ def command_table(pages: Mapping[Path, str]) -> str:
     return table(("command", "what it does"), *((link, first_sentence(page)) for link, page in links.items()))
 
 
-# Algorithms
-
-
 def algorithm_page(name: str, text: str) -> str:
     """Return the page of an algorithm that ships."""
     program = parse(Source(f"{name}.rlf", text))
     comments = {comment.line: comment.text.lstrip("# ") for comment in program.comments}
     title = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line[0] == "#", text.splitlines()))
     title = re.sub(r"\d{4}\.\d{5}", r"[\g<0>](https://arxiv.org/abs/\g<0>)", title)
-    declared = [item for item in program.declarations if isinstance(item, tree.Declaration) and item.kind in SETTABLE]
-    data = [f"--set '{item.name}=jsonl(\"{item.name}.jsonl\", batch=8)'" for item in declared if item.kind == "data"]
+    # `--set` replaces every declaration but a buffer.
+    declared = [d for d in program.declarations if isinstance(d, tree.Declaration) and d.kind != "buffer"]
+    data = [f"--set '{d.name}=jsonl(\"{d.name}.jsonl\", batch=8)'" for d in declared if d.kind == "data"]
     options = [(f"`{d.name}`", d.kind, f"`{d.value.span.text}`", comments.get(d.span.line, "")) for d in declared]
     metrics = table(("metric", "value", "when"), *reported(program.declarations, "each step"))
     return (
@@ -124,9 +125,6 @@ def reported(body: Iterable[tree.Decl | tree.Stmt], when: str) -> Iterator[tuple
             yield from reported(item.body, f"{item.word} {item.count.span.text}")
         elif isinstance(item, tree.Phase | tree.Loop):
             yield from reported(item.body, f"phase {item.name}" if getattr(item, "name", "step") != "step" else when)
-
-
-# Python
 
 
 def python_page(name: str) -> str:
@@ -155,11 +153,8 @@ def stub(thing: type) -> str:
     return "\n".join(shown)
 
 
-# llms.txt (https://llmstxt.org)
-
-
 def llms_txt(made: Mapping[Path, str]) -> str:
-    """Return the table of contents with a line for each page: its title, and the sentence that it begins with."""
+    """Return the table of contents with the first sentence of each page, for language models: https://llmstxt.org."""
     text = f"# rlgraph\n\n> {first_sentence((DOCS / 'index.md').read_text('utf-8'))}\n"
     for caption, paths in contents():
         text += f"\n## {caption}\n\n"
@@ -191,9 +186,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Writes the reference from what it describes.")
     parser.add_argument("--write", action="store_true", help="write what is out of date")
     write = parser.parse_args().write
-    stale = {path: now for path, now in generated().items() if not path.exists() or path.read_text("utf-8") != now}
-    for path, now in stale.items():
+    out_of_date = stale()
+    for path, now in out_of_date.items():
         print(f"{'wrote' if write else 'out of date:'} {path.relative_to(ROOT)}")
         if write:
             path.write_text(now, "utf-8")
-    sys.exit(bool(stale) and not write)
+    sys.exit(bool(out_of_date) and not write)
