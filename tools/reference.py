@@ -80,14 +80,15 @@ def command_page(name: str) -> str:
 def option_row(option: click.Option) -> tuple[str, str, str]:
     """Return an option with its value, its help, and its default, which the help or the parser says."""
     value = option.metavar or "|".join(getattr(option.type, "choices", [option.type.name.split()[0].upper()]))
-    said = re.fullmatch(r"(.*?)(?: \[default: (.*)\])?", " ".join((option.help or "").split()))
-    assert said is not None
+    match = re.fullmatch(r"(.*?)(?: \[default: (.*)\])?", " ".join((option.help or "").split()))
+    assert match is not None
     about = (
-        re.sub(r"(?<![`\w-])--[a-z-]+(?: '.*?'| \w+=\w+)?", r"`\g<0>`", said[1]) + " May be repeated." * option.multiple
+        re.sub(r"(?<![`\w-])--[a-z-]+(?: '.*?'| \w+=\w+)?", r"`\g<0>`", match[1])
+        + " May be repeated." * option.multiple
     )
     default = option.default if isinstance(option.default, int | float | str | Path) and not option.is_flag else ""
     default = f"{default:g}" if isinstance(default, float) else f"{default}"
-    return f"`{', '.join(option.opts)}{'' if option.is_flag else f' {value}'}`", about, said[2] or default
+    return f"`{', '.join(option.opts)}{'' if option.is_flag else f' {value}'}`", about, match[2] or default
 
 
 def command_table(pages: Mapping[Path, str]) -> str:
@@ -133,7 +134,7 @@ def python_page(name: str) -> str:
     kind = "function" if inspect.isfunction(thing) else "exception" if issubclass(thing, BaseException) else "class"
     # What a public class has from one that is not public is its own for users.
     classes = thing.__mro__ if kind == "class" else (thing,)
-    stubs = "\n\n\n".join(stub(each) for each in classes if each.__module__.startswith("rlgraph"))
+    stubs = "\n\n\n".join(stub(base) for base in classes if base.__module__.startswith("rlgraph"))
     head = f"# rlgraph.{name}\n\n{first_sentence(inspect.getdoc(thing) or '')}"
     return f"{head}\n\n<!-- auto{kind}: rlgraph.{name} -->\n```python no-run\n{stubs}\n```\n<!-- end -->\n"
 
@@ -168,9 +169,9 @@ def contents() -> Iterator[tuple[str, list[Path]]]:
     """Yield the captions of the table of contents with their pages, as Sphinx resolves them."""
     text = (DOCS / "contents.md").read_text("utf-8")
     for caption, entries in re.findall(r"```{toctree}\n:caption: ([^\n]*)\n(?::glob:\n)?\n(.*?)```", text, re.DOTALL):
-        found = [path for entry in entries.split() for path in sorted(DOCS.glob(f"{entry}.md"))]
+        paths = [path for entry in entries.split() for path in sorted(DOCS.glob(f"{entry}.md"))]
         # A page with a folder of its name is followed by the pages in that folder: see `docs/conf.py`.
-        nested = [each for path in dict.fromkeys(found) for each in (path, *sorted(path.with_suffix("").glob("*.md")))]
+        nested = [page for path in dict.fromkeys(paths) for page in (path, *sorted(path.with_suffix("").glob("*.md")))]
         yield caption, nested
 
 
