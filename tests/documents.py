@@ -294,10 +294,10 @@ def _lines() -> str:
     systems = others()
     rows = []
     for found in counts():
-        link = f"[`{found.path.name}`](../../rlgraph/algorithms/{found.path.name})"
+        link = f"[`{found.path.stem}`](algorithms/{found.path.stem}.md)"
         beside = [f"{lines:,}" if (lines := own.get(found.path.stem)) else "" for own in systems.values()]
         rows.append((link, f"**{found.lines}**", *beside, found.title.split(" (arXiv")[0].split(":")[0]))
-    return _table(("program", "rlgraph", *systems, ""), rows)
+    return _table(("algorithm", "rlgraph", *systems, ""), rows)
 
 
 def _warnings() -> str:

@@ -12,6 +12,7 @@ import re
 import runpy
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,7 @@ def test_on_the_site_no_link_is_dead_text() -> None:
     assert link == "the `ir`, [how](path:../CONTRIBUTING.md), [x](index.md), ![y](../img/x.png)"
 
 
+@cache
 def _anchors(page: Path) -> set[str]:
     """Headings as forges make links of them."""
     heads = re.findall(

@@ -42,8 +42,12 @@ def check(
 ) -> list[Diagnostic]:
     """Return everything that is wrong with a program, and every warning; an empty list if it is fine.
 
-    `name` is what diagnostics call a text. The path of a schedule (`.rls`) is checked against its program:
-    one of `programs`, or the one beside it. Nothing is run, and no file of Python is imported.
+    Nothing is run, and no file of Python is imported.
+
+    - `program`: a path (a `Path`, or a text that ends in `.rlf`), or the text of a program. The path of a schedule
+      (`.rls`) is checked against its program: one of `programs`, or the one beside it.
+    - `set`: what `--set` replaces, as numbers, booleans, paths, or expressions of the language as text.
+    - `name`: what diagnostics call a text.
     """
     from rlgraph.dsl.check import check as check_program
 
@@ -81,15 +85,23 @@ def compile(
 ) -> Compiled:
     """Return the program as a graph, after every pass. Raise ProgramError with everything that is wrong.
 
-    schedule: where it runs, as the path of an `.rls` file or its text; the block `schedule:` of the program says the
-    same. devices: how many there are, where neither declares pools.
+    - `program`, `set`, `name`: as for `rlgraph.check`.
+    - `schedule`: where it runs, as the path of an `.rls` file or its text; the block `schedule:` of the program says
+      the same.
+    - `devices`: how many there are, where neither declares pools.
+    - `cluster`: the machines, such as "16x8:a100-80gb". The fastest plan for them is searched for; what the schedule
+      says is kept.
 
-    cluster: such as "16x8:a100-80gb". The fastest plan for it is searched for, or with `minimize="cost"` the cheapest
-    one; what the schedule says is kept. workload: how long rows are. calibration: a file that `rlgraph profile` wrote.
-    offload: models may be in the host's memory while others work, where nothing fits without, or that is faster. fuse:
-    trainings that can may share a pipeline. stream: rows may go on before a batch is complete where no line of the
-    schedule says so, on up to 64 devices. search_seconds: after so long the search ends with the best plan that it
-    has. search_gap: the search ends with a plan that is at most so far from the best there is, as a share.
+    The others go with `cluster`:
+
+    - `workload`: how long rows are, from `rlgraph.workload`.
+    - `calibration`: a file that `rlgraph profile` wrote.
+    - `minimize`: "cost" for the cheapest plan in place of the fastest one.
+    - `offload`: models may be in the host's memory while others work, where nothing fits without, or that is faster.
+    - `fuse`: trainings that can may share a pipeline.
+    - `stream`: rows may go on before a batch is complete where no line of the schedule says so, on up to 64 devices.
+    - `search_seconds`: after so long the search ends with the best plan that it has.
+    - `search_gap`: the search ends with a plan that is at most so far from the best there is, as a share.
     """
     from rlgraph.api.compiled import Compiled
     from rlgraph.passes.compilation.compile import check_program, compiled
@@ -111,7 +123,8 @@ def compile(
 def load_plan(path: str | Path) -> Compiled:
     """Return the compiled program in a plan file, as `rlgraph compile --emit plan` or `Compiled.plan_json` wrote it.
 
-    Its graph and its plan are fixed. Raise ProgramError with everything that is wrong with the file.
+    Its graph and its plan are fixed: no pass runs, and no plan is searched for. Raise ProgramError with everything that
+    is wrong with the file.
     """
     from rlgraph.api.compiled import Compiled
     from rlgraph.runs.planfiles.file import load_plan
@@ -122,7 +135,9 @@ def load_plan(path: str | Path) -> Compiled:
 def functions(program: str | Path = "std", set: Mapping[str, Setting] | None = None) -> Functions:
     """Return every `def` of a program as a Python function on tensors; those of the prelude for "std".
 
-    Raise ProgramError if a declaration of the program is wrong.
+    The functions are attributes: `rlgraph.functions("std").gae(reward, value, 1.0, 0.95, mask=mask)`. An argument is a
+    number, a tensor [rows] or a tensor [rows, tokens]; `mask` [rows, tokens] says which tokens count. Gradients go
+    through. `set` replaces what `--set` replaces. Raise ProgramError if a declaration of the program is wrong.
     """
     from rlgraph.api.namespace import namespace
 

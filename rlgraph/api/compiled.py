@@ -26,7 +26,7 @@ Picture = Literal["dataflow", "plan", "pipelines"]
 
 
 class Compiled(Compilation):
-    """A compiled program, as `rlgraph.compile` returns it. A method loads what it alone needs when it is called."""
+    """A compiled program, as `rlgraph.compile` returns it, with methods for its plan, its pictures and its runs."""
 
     @classmethod
     def of(cls, found: Compilation) -> Self:
@@ -43,16 +43,20 @@ class Compiled(Compilation):
     # Placement
 
     def explain(self, search_seconds: float | None = None) -> Explanation:
-        """Return why the plan is as it is: what the step's time goes to, what plans of other shapes lose, and what
-        would help. Needs a cluster. search_seconds: for all its searches together; None: as many as `compile` was
-        given."""
+        """Return why the plan is as it is: what the time of a step goes to, what plans of other shapes lose, and what
+        would help. It needs a cluster.
+
+        `search_seconds` is for all its searches; if not given, as many as `compile` was given.
+        """
         from rlgraph.explain.explain import explain
 
         return explain(self, search_seconds)
 
     def what_if(self, sweep: str, search_seconds: float | None = None) -> Sweep:
-        """Return the best plan for each value of a sweep such as `devices=16,32,64`. Needs a cluster. search_seconds:
-        for all its searches together; None: as many as `compile` was given."""
+        """Return the best plan for each value of a sweep such as `devices=16,32,64`. It needs a cluster.
+
+        `search_seconds` is for all its searches; if not given, as many as `compile` was given.
+        """
         from rlgraph.explain.whatif import what_if
 
         return what_if(self, sweep, search_seconds)
@@ -60,14 +64,14 @@ class Compiled(Compilation):
     def plan_json(self, beside: str | Path = ".") -> str:
         """Return the text of the plan file, which `rlgraph.load_plan` reads: program, plan and their sources.
 
-        beside: the folder that the file will be in; the paths in it begin there.
+        `beside` is the folder that the file will be in; the paths in it begin there.
         """
         from rlgraph.runs.planfiles.file import plan_document
 
         return plan_document(self, Path(beside))
 
     def transfers(self) -> str:
-        """Return a text of what is transferred between the plan's groups: weights after they changed, and rows."""
+        """Return as text what is transferred between the groups of the plan: weights after they changed, and rows."""
         from rlgraph.explain.transfers import show_transfers
 
         return show_transfers(self.program, self.placed)
@@ -84,8 +88,11 @@ class Compiled(Compilation):
         return picture or ("plan" if self.planned else "dataflow")
 
     def to_dot(self, picture: Picture | None = None) -> str:
-        """Return Graphviz text. picture: the dataflow or the plan; None: the plan, if it was given or asked for. Raise
-        ValueError for pipelines, whose picture is no graph."""
+        """Return a picture as Graphviz text.
+
+        `picture` is the dataflow or the plan; if not given, the plan where there is a cluster, a schedule or a plan
+        file. Raise ValueError for pipelines, whose picture is no graph.
+        """
         from rlgraph.viz import dot, lanes_dot
 
         if picture == "pipelines":
@@ -93,8 +100,12 @@ class Compiled(Compilation):
         return dot.to_dot(self.program) if self._kind(picture) == "dataflow" else lanes_dot.to_dot(self.lanes())
 
     def to_svg(self, prefix: str = "", picture: Picture | None = None, *, embed: bool = True) -> str:
-        """Return a picture as SVG. picture: as for `to_dot`, or the pipelines, stage by stage. prefix: the beginning of
-        its ids; pictures on one page need different ones. embed: whether to include the fonts."""
+        """Return a picture as SVG.
+
+        - `prefix`: the beginning of its ids; pictures on one page need different ones.
+        - `picture`: as for `to_dot`, or the pipelines, stage by stage.
+        - `embed`: whether the fonts are in it.
+        """
         from rlgraph.viz import lanes_svg, svg
         from rlgraph.viz.marks import with_fonts
 
@@ -111,7 +122,7 @@ class Compiled(Compilation):
         return picture(self, f"{prefix}svg", always)
 
     def to_png(self, path: str | Path | None = None, picture: Picture | None = None) -> bytes:
-        """Return a picture as PNG, and write it to the path if one is given. picture: as for `to_svg`."""
+        """Return a picture as PNG, and write it to `path` if that is given; `picture` is as for `to_svg`."""
         from rlgraph.viz.png import render
 
         data = render(self.to_svg(picture=picture, embed=False))
@@ -121,7 +132,10 @@ class Compiled(Compilation):
 
     def to_html(self, picture: Picture | None = None) -> str:
         """Return one self-contained page with the picture after every pass, that of the plan, and that of its
-        pipelines, if it has any. picture: the one shown first, which is added to a page that lacks it."""
+        pipelines, if it has any.
+
+        `picture` is the one shown first, which is added to a page that lacks it.
+        """
         from rlgraph.viz.html import to_html
 
         kind = self._kind(picture)
@@ -135,7 +149,7 @@ class Compiled(Compilation):
         return to_plain(self.program)
 
     def show(self, picture: Picture | None = None) -> None:
-        """Show the picture in a notebook, and print the text elsewhere. picture: as for `to_svg`."""
+        """Show the picture in a notebook, and print the graph as text elsewhere; `picture` is as for `to_svg`."""
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             sys.modules["IPython"].display.display(self._shown(picture), raw=True)
         else:
@@ -186,23 +200,37 @@ class Compiled(Compilation):
     ) -> Run:
         """Run the phases before the main step, then the main step `steps` times.
 
-        out: a folder, new or empty, for metrics and trained models; None writes nothing. overwrite: it may hold an
-        earlier run, which is removed. device: of the models with `local`, as torch names it ("cpu", "cuda:1"); None
-        takes a GPU if there is one; on it models are bfloat16 whose dtype neither the program nor a cluster says.
-        threads: None takes every core. block: rows of its unit that every node works on at a time, in place of what the
-        schedule streams. token_budget: padded tokens of a micro-batch. backend: `local` is this process, `ray` the
-        processes of the plan, on the cluster at `address` or else on one that is started on this machine; with `debug`
-        they are objects in this process, so that breakpoints work. timeout: seconds after which a process that does not
-        answer is given up. record: a folder, new or empty, for all that is sampled. replay: such a folder, or that of a
-        recorded run, whose rows take the place of sampling. trace: a file for a timeline that ui.perfetto.dev shows.
-        on_nonfinite: where a gradient is NaN or infinite the run stops (None, too), or skips the update and reports how
-        many. save_every: a checkpoint in `out` after so many steps (20) or so much time ("10m", "2h"), at the end, and
-        where the run is interrupted; the newest `keep` of them stay (2), and the one with the highest `keep_best` of
-        what the program reports ("kl:min": the lowest). max_restarts: how often such a run goes back to the last of
-        them where it has lost a process, and any run on Ray replaces processes that only sample. resume: the folder of
-        a run that was saved so, and goes on in it to `steps` steps, with its seed; what is None is as it was there.
-        changed: the program, or files that it takes, may be others than were saved. progress: on stderr. None of these
-        changes what is computed, but for `seed`, `replay`, `on_nonfinite`, `changed` and the rounding of a device.
+        - `seed`: of everything that is random.
+        - `out`: a folder, new or empty, for metrics and trained models; if not given, nothing is written.
+        - `overwrite`: `out` may hold an earlier run, which is removed.
+        - `device`: of the models with `local`, as torch names it ("cpu", "cuda:1"); if not given, a GPU where there is
+          one. On it models are bfloat16 whose dtype neither the program nor a cluster says.
+        - `threads`: cores to use; all if not given.
+        - `block`: rows of its unit that every node works on at a time, in place of what the schedule streams.
+        - `token_budget`: padded tokens of a micro-batch at most.
+        - `backend`: `local` is this process, `ray` the processes of the plan.
+        - `address`: of a Ray cluster; if not given, one is started on this machine.
+        - `debug`: the processes of Ray are objects in this process, so that breakpoints work.
+        - `timeout`: seconds after which a process that does not answer is given up.
+        - `record`: a folder, new or empty, for all that is sampled.
+        - `replay`: such a folder, or that of a recorded run, whose rows take the place of sampling.
+        - `trace`: a file for a timeline that ui.perfetto.dev shows.
+        - `on_nonfinite`: where a gradient is NaN or infinite, "stop" ends the run (so does None), "skip" leaves out the
+          update and reports how many.
+        - `save_every`: a checkpoint in `out` after so many steps (20) or so much time ("10m", "2h"), at the end, and
+          where the run is interrupted.
+        - `keep`: so many of the checkpoints stay, the newest; 2 if not given.
+        - `keep_best`: so does the one with the highest value of this metric ("kl:min": the lowest).
+        - `max_restarts`: how often a run that is saved goes back to its last checkpoint where it has lost a process.
+          Any run on Ray replaces processes that only sample, so often.
+        - `resume`: the folder of a run that was saved; it goes on there to `steps` steps, with its seed. What is None
+          is as it was there.
+        - `changed`: the program, or files that it takes, may be others than were saved.
+        - `progress`: whether a bar or lines on stderr show the run.
+        - `observer`: an object that is told what happens.
+
+        None of these changes what is computed, but for `seed`, `replay`, `on_nonfinite`, `changed` and the rounding of
+        a device.
 
         Raise ProgramError for what cannot be opened, RunError for what fails on the way, Interrupted on
         Ctrl-C; in the last two cases the trained models are in `out`.

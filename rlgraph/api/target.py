@@ -21,10 +21,15 @@ def workload(
     foresight: float | None = None,
     alike: float = 0.0,
 ) -> Workload:
-    """Return a workload as `--prompt-tokens`, `--response-tokens`, `--kept`, `--lengths`, `--foresight` and `--alike`
-    say.
+    """Return how long rows are, and how many of them filters keep, for plans and simulations. Raise RlgraphError.
 
-    lengths: a file that `rlgraph lengths` wrote, for what the first two do not say. Raise RlgraphError.
+    - `prompt_tokens`: tokens of a prompt, such as "300" or "mean=256,p99=1024".
+    - `response_tokens`: tokens of an answer, up to the `max_tokens` of the program; log-normal with a long tail if not
+      given.
+    - `kept`: the share of the rows that a `keep` keeps.
+    - `lengths`: a file that `rlgraph lengths` wrote, for what the first two do not say.
+    - `foresight`: how much what `admit` expects of a prompt correlates with what its answers will be, from 0 to 1.
+    - `alike`: how much the lengths of the answers to one prompt correlate, from 0 to less than 1.
     """
     described = replace(target.workload(prompt_tokens, response_tokens, kept), alike=alike)
     described = described if foresight is None else replace(described, foresight=foresight)

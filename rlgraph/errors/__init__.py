@@ -90,7 +90,7 @@ class Related:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One error or warning to tell the user."""
+    """One error or warning: what is wrong, where, and what to do about it."""
 
     code: str
     """A stable code, `E0201` for an error and `W0201` for a warning; `rlgraph explain E0201` says more."""
@@ -199,7 +199,7 @@ def _excerpt(span: Span) -> list[str]:
 
 
 class RlgraphError(Exception):
-    """An error to tell the user about; never a bug of rlgraph's own."""
+    """An error to tell the user about, never a bug of rlgraph's own. Its `diagnostics` say what is wrong, and where."""
 
     def __init__(self, diagnostics: Diagnostic | Iterable[Diagnostic]) -> None:
         collected = (diagnostics,) if isinstance(diagnostics, Diagnostic) else tuple(diagnostics)
@@ -216,7 +216,7 @@ class RlgraphError(Exception):
 
 
 class ProgramError(RlgraphError):
-    """The program, its options or its files are wrong."""
+    """The error for a program, its options or its files that are wrong: all that is wrong is in `diagnostics`."""
 
 
 class UsageMistake(ProgramError):
@@ -224,7 +224,7 @@ class UsageMistake(ProgramError):
 
 
 class RunError(RlgraphError):
-    """A run failed for a reason outside rlgraph: data, a function of the user's, an environment."""
+    """The error for a run that failed for a reason outside rlgraph: data, a function of the user's, an environment."""
 
 
 def count_phrase(number: int, word: str) -> str:

@@ -39,11 +39,16 @@ def simulate(
     calibration: Calibration | None = None,
     seed: int = 0,
 ) -> Simulation:
-    """Simulate steps of a compiled program's plan, from the middle of a run.
+    """Return a simulation of the plan of a compiled program, in virtual time. Raise ProgramError.
 
-    cluster: what it runs on, such as "16x8:a100-80gb"; None: the one that the plan was made for, or CPUs of this
-    machine. workload: how long rows are, and how many of them filters keep. constants: those of the cost model; None:
-    the defaults for the devices. calibration: measured constants, and rates of a device. Raise ProgramError.
+    - `compiled`: the program, from `rlgraph.compile` or `rlgraph.load_plan`.
+    - `cluster`: what it runs on, such as "16x8:a100-80gb"; if not given, the one that the plan was made for, or CPUs of
+      this machine.
+    - `steps`: how many steps, from the middle of a run.
+    - `workload`: how long rows are, and how many of them filters keep, from `rlgraph.workload`.
+    - `constants`: those of the cost model; if not given, the defaults for the devices.
+    - `calibration`: measured constants, and rates of a device.
+    - `seed`: which rows are long, and which are kept.
     """
     workload = workload or assumed_workload(compiled)
     _check(steps, workload)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """The result of a run."""
+    """The result of a run: its metrics, its models, and where they were written."""
 
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """A record for each step: `step`, `seconds` and every reported name; `phase` in programs that have several."""
@@ -50,7 +50,7 @@ class Run:
 
 
 class Interrupted(KeyboardInterrupt):
-    """The error for Ctrl-C in a run: `run` holds what was done until then, and trained models were saved."""
+    """The error for Ctrl-C in a run: its `run` has what was done until then, and trained models were saved."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(f"interrupted after {len(run.metrics)} steps")

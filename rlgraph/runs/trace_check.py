@@ -55,7 +55,11 @@ class TraceCheck:
 
 
 def check_trace(folder: str | Path) -> TraceCheck:
-    """Check the trace in the folder of a run. Raise ProgramError where there is none, or it is damaged."""
+    """Return whether a run did with its rows what its program grants, by the trace in its folder.
+
+    The result counts the rows that were sampled and trained on, and has `diagnostics`, which are empty if all is as
+    the program grants it. Raise ProgramError where there is no trace, or it is damaged.
+    """
     return check_read_trace(read_trace(Path(folder)))
 
 

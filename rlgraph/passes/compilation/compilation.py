@@ -31,6 +31,7 @@ class Compilation:
     """The result of the compiler for a program; everything else about it is derived from these fields."""
 
     source: Source = field(repr=False)
+    """The text of the program, and its path."""
     folder: Path
     """The folder of the program."""
     set: Mapping[str, str]
@@ -64,7 +65,7 @@ class Compilation:
         return self.program.name
 
     def after(self, name: str) -> Program:
-        """Return the program after the pass of this name; `check` is before all passes. Raises LookupError for other
+        """Return the program after the pass of this name; `check` is before all passes. Raise LookupError for other
         names."""
         programs = {stage.name: stage.program for stage in self.stages}
         if name not in programs:
@@ -85,7 +86,7 @@ class Compilation:
 
     @cached_property
     def placed(self) -> PlannedProgram:
-        """The plan, and what is known of the models. Raises ProgramError where the program cannot run as scheduled."""
+        """The plan, and what is known of the models. Raise ProgramError where the program cannot run as scheduled."""
         from rlgraph.passes.compilation.planning import PlannedProgram, find_shapes, placed, this_machine
 
         if self.file is not None:
@@ -98,7 +99,7 @@ class Compilation:
 
     @cached_property
     def choice(self) -> PlacementChoice:
-        """The plan that was found for its cluster, with the search's problem. Raises ProgramError where none fits, and
+        """The plan that was found for its cluster, with the search's problem. Raise ProgramError where none fits, and
         ValueError without a cluster."""
         from rlgraph.passes.compilation.choosing import choose_plan
 
@@ -128,7 +129,7 @@ class Compilation:
         return plan_file_sections(self.choice, self.target)
 
     def checked_placement(self) -> Self:
-        """Return the same with the warnings of its placement; raises ProgramError where the schedule cannot be
+        """Return the same with the warnings of its placement; raise ProgramError where the schedule cannot be
         followed."""
         checked = replace(self, diagnostics=(*self.diagnostics, *self.placed.warnings))
         # Copying the cached properties avoids a second search.
