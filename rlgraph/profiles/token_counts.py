@@ -117,7 +117,7 @@ def _reader(model: str | None) -> Callable[[Any, str, str, str], int]:
 
 def _codec(model: str) -> Any:
     """Return a model's tokenizer. Raise ProgramError if it cannot be loaded."""
-    from rlgraph.backends.engines.base import EngineError
+    from rlgraph.backends.engines.errors import EngineError
     from rlgraph.backends.engines.sources import ModelSpec, load_codec
 
     try:

@@ -23,7 +23,7 @@ from rlgraph.runs.options import Options, backend_spec
 from rlgraph.runs.trained_models import LocalWeights, RemoteWeights, TrainedModel
 
 if TYPE_CHECKING:
-    from rlgraph.backends.engines.base import Embedded
+    from rlgraph.backends.engines.roles import Embedded
     from rlgraph.backends.steps import Observer, StepResult
     from rlgraph.backends.worker.session import Settings
 
@@ -81,8 +81,8 @@ def open_local(
     compiled: Compilation, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
     """Open a backend in this process."""
-    from rlgraph.backends.engines.base import EngineError
     from rlgraph.backends.engines.device import device_here
+    from rlgraph.backends.engines.errors import EngineError
     from rlgraph.backends.local.backend import LocalBackend
 
     try:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import NotFinite, PartialUpdate, TrainOptions
+from rlgraph.backends.engines.errors import NotFinite, PartialUpdate
 from rlgraph.backends.engines.moments import MASTER
+from rlgraph.backends.engines.records import TrainOptions
 
 
 def adamw(options: TrainOptions) -> dict[str, Any]:

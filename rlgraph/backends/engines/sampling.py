@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError, Sampling
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.records import Sampling
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlgraph.backends.engines.base import EngineError, HubError, NoHead
+from rlgraph.backends.engines.errors import EngineError, HubError, NoHead
 from rlgraph.backends.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
 from rlgraph.catalog.models import hub
 from rlgraph.catalog.models.adapters import Adapters

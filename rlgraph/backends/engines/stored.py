@@ -21,7 +21,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.digests import STRETCH, Digests, DigestWriter, VerifiedFile
 from rlgraph.ir.layout import Box, LocalTensor, intersection, volume, whole
 from rlgraph.ir.transfer import TensorBox

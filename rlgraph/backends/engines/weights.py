@@ -12,7 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.base import EngineError, State
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.records import State
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.families import HEAD, layer_tensors, stored_names
 from rlgraph.catalog.models.shape import shape_of

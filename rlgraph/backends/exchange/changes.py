@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.exchange.link import Post
 from rlgraph.backends.exchange.mailbox import Mailbox, MessageKind
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.exchange.changes import DeltaMailbox
 from rlgraph.backends.exchange.link import Link, Post
 from rlgraph.backends.exchange.mailbox import Mailbox

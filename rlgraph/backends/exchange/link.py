@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 
 
 class LinkError(EngineError):

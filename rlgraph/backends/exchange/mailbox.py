@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.process_groups import INTERFACES
 from rlgraph.backends.exchange.link import LinkError
 from rlgraph.ir.carriers import GLOO

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.exchange.link import Post
 from rlgraph.backends.exchange.mailbox import Mailbox, MessageKind
 from rlgraph.ir.carriers import SHARED

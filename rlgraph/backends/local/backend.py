@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from rlgraph.backends.blocks import BlockSizes
-from rlgraph.backends.engines.base import EngineError, Saves
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.roles import Saves
 from rlgraph.backends.executor import Executor, NodeOutput, Part
 from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame

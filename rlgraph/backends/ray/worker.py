@@ -14,9 +14,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from rlgraph.backends.engines.base import Admission, Admits, PartialRow
 from rlgraph.backends.engines.offload import MemoryCounters
 from rlgraph.backends.engines.process_groups import LOOPBACK, RendezvousStore, listen
+from rlgraph.backends.engines.records import Admission, PartialRow
+from rlgraph.backends.engines.roles import Admits
 from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.history import Known

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame

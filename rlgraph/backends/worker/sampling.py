@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import Admission, EngineError, Generation, Sampling, State, Streams, WeightRefresh
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.first_done import select_first, taken
+from rlgraph.backends.engines.records import Admission, Generation, Sampling, State
+from rlgraph.backends.engines.roles import Streams, WeightRefresh
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame

@@ -11,16 +11,9 @@ from typing import Any, cast
 
 import torch
 
-from rlgraph.backends.engines.base import (
-    Embedded,
-    Engine,
-    EngineError,
-    HubError,
-    LimitsCache,
-    ModelRefused,
-    NoHead,
-    Rank,
-)
+from rlgraph.backends.engines.errors import EngineError, HubError, ModelRefused, NoHead
+from rlgraph.backends.engines.records import Rank
+from rlgraph.backends.engines.roles import Embedded, Engine, LimitsCache
 from rlgraph.backends.engines.sources import ModelSpec, RandomSource
 from rlgraph.backends.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
 from rlgraph.backends.enginespec.registry import embedded, opener

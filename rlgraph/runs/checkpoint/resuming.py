@@ -127,7 +127,7 @@ def restore(
     note: Callable[[str], None],
 ) -> None:
     """Restore a checkpoint into a backend. Raise UsageMistake for content that has no meaning in the program."""
-    from rlgraph.backends.engines.base import EngineError
+    from rlgraph.backends.engines.errors import EngineError
 
     program = compiled.program
     if not options.changed:

@@ -11,7 +11,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.base import PartialUpdate
+from rlgraph.backends.engines.errors import PartialUpdate
 
 
 class WeightGather:

@@ -14,18 +14,8 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from rlgraph.backends.engines.base import (
-    EngineError,
-    MicroBatch,
-    ModelCall,
-    NoHead,
-    NoRows,
-    PipelineNeighbours,
-    State,
-    Training,
-    TrainOptions,
-)
 from rlgraph.backends.engines.blocks import plan_blocks
+from rlgraph.backends.engines.errors import EngineError, NoHead, NoRows
 from rlgraph.backends.engines.megatron.answered import SharedAnswers
 from rlgraph.backends.engines.megatron.batches import batch_of
 from rlgraph.backends.engines.megatron.groups import Stages, initialize_groups
@@ -38,6 +28,8 @@ from rlgraph.backends.engines.megatron.spec import SPEC
 from rlgraph.backends.engines.megatron.training import Trainer
 from rlgraph.backends.engines.moments import Moments
 from rlgraph.backends.engines.offload import Offloader, OffloadRecord
+from rlgraph.backends.engines.records import MicroBatch, ModelCall, State, TrainOptions
+from rlgraph.backends.engines.roles import PipelineNeighbours, Training
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.sources import ModelSpec, load, load_codec
 from rlgraph.backends.engines.tokenizers import Codec

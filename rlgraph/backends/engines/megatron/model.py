@@ -10,7 +10,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.megatron.experts import Experts
 from rlgraph.backends.engines.megatron.groups import Stages
 from rlgraph.backends.engines.megatron.latent import LatentAttention

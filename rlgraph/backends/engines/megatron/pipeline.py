@@ -11,7 +11,6 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.base import MicroBatch, PipelineNeighbours
 from rlgraph.backends.engines.chunks import in_chunks
 from rlgraph.backends.engines.megatron.batches import Batch, Head, batch_of
 from rlgraph.backends.engines.megatron.context import ContextParallel
@@ -20,6 +19,8 @@ from rlgraph.backends.engines.megatron.model_chunks import parts
 from rlgraph.backends.engines.megatron.modules import OutputPlaces, RotaryAngles, vocabulary_weight
 from rlgraph.backends.engines.megatron.shim import device
 from rlgraph.backends.engines.pipelined import Arrive, ModelPipeline, run_schedule, take_turns
+from rlgraph.backends.engines.records import MicroBatch
+from rlgraph.backends.engines.roles import PipelineNeighbours
 from rlgraph.backends.engines.varlen import cap_scores
 from rlgraph.backends.engines.vocabulary import logprobs_and_entropy
 from rlgraph.catalog.models.families import ModelKind

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from rlgraph.backends.engines.base import EngineError, Generation, Sampling, WeightRefresh
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.records import Generation, Sampling
+from rlgraph.backends.engines.roles import WeightRefresh
 from rlgraph.backends.engines.sampling import sample
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.transformers.cache import make_cache

@@ -15,22 +15,14 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.adapters import attach, beside, duplicate, trained
-from rlgraph.backends.engines.base import (
-    EngineError,
-    Generation,
-    MicroBatch,
-    NoRows,
-    Rank,
-    Sampling,
-    State,
-    TrainOptions,
-    WeightRefresh,
-)
 from rlgraph.backends.engines.blocks import plan_blocks
 from rlgraph.backends.engines.device import device_here
+from rlgraph.backends.engines.errors import EngineError, NoRows
 from rlgraph.backends.engines.moments import Moments
 from rlgraph.backends.engines.offload import Offloader, OffloadRecord
 from rlgraph.backends.engines.optimizer import Optimizer
+from rlgraph.backends.engines.records import Generation, MicroBatch, Rank, Sampling, State, TrainOptions
+from rlgraph.backends.engines.roles import WeightRefresh
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import LoadedModel, ModelSpec, load, max_positions_of
 from rlgraph.backends.engines.transformers.attention import use_attention

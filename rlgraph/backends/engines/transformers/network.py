@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import quiet_transformers
 from rlgraph.backends.engines.transformers.attention import knows_layers, packed

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.base import EngineError, ModelRefused
+from rlgraph.backends.engines.errors import EngineError, ModelRefused
 from rlgraph.backends.engines.sources import quiet_transformers
 from rlgraph.backends.engines.transformers.cache import make_cache
 from rlgraph.backends.engines.transformers.network import Network

@@ -9,9 +9,9 @@ from concurrent.futures import Executor
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.blocks import plan_blocks
 from rlgraph.backends.engines.chunks import in_chunks
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.shards import ParameterShards

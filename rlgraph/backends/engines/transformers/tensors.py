@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlgraph.backends.engines.adapters import trained
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.transformers.meshes import device_mesh
 from rlgraph.backends.engines.vocabulary import logprobs_and_entropy
 from rlgraph.backends.enginespec.legal import problems

@@ -15,20 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.base import (
-    Admission,
-    EngineError,
-    Generation,
-    PartialRow,
-    Rank,
-    RowsAbandoned,
-    Sampling,
-    State,
-    WeightRefresh,
-)
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.first_done import is_decided
 from rlgraph.backends.engines.merging import MergedAdapters, initial_adapters
 from rlgraph.backends.engines.offload import MemoryCounters, OffloadRecord
+from rlgraph.backends.engines.records import Admission, Generation, PartialRow, Rank, RowsAbandoned, Sampling, State
+from rlgraph.backends.engines.roles import WeightRefresh
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.vllm.calls import CallQueue, RowCall, Sample

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import torch
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.errors import install_command
 
 _ALWAYS = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sources import ModelSpec, load, load_codec, quiet_transformers
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, WeightSource

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.process_groups import url
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.vllm.environment import on_cpu
