@@ -62,11 +62,6 @@ def initial_adapters(adapters: Adapters, carried: Sequence[LocalTensor], like: T
     start, dtype = load_adapter(adapters.start) if adapters.start else {}, wide_dtype(like.dtype)
     tensors = {}
     for local in (local for stacked in carried for local in split_layers(stacked)):
-        fill = initial_matrix if ".lora_A." in local.name else _zeros
-        tensor = start[local.name] if start else fill(local.name, local.shape, adapters.seed)
+        tensor = start[local.name] if start else initial_matrix(local.name, local.shape, adapters.seed)
         tensors[local.name] = tensor.to(like.device, dtype)
     return tensors
-
-
-def _zeros(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    return torch.zeros(shape)

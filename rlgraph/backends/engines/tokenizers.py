@@ -91,6 +91,11 @@ class Codec:
         """The token that ends a text."""
         return _token_id(self.tokenizer.eos_token_id)
 
+    def end_ids(self, of_model: int | Sequence[int] | None) -> tuple[int, ...]:
+        """Return the tokens that end a response: the tokenizer's, and those of the model's generation settings."""
+        model_ids = [of_model] if isinstance(of_model, int) else of_model or []
+        return tuple(sorted({*model_ids, *([] if self.eos_id is None else [self.eos_id])}))
+
     @property
     def pad_id(self) -> int:
         """The token that fills up rows: the tokenizer's own, or any, since padding is never looked at."""

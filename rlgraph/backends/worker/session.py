@@ -359,8 +359,7 @@ def _tokenizer(value: Constant, folders: Folders) -> TokenizerSpec | str:
         if value.name == "bytes":
             return Bytes()
     if isinstance(value, str):
-        local = folders.find(value)
-        return str(local) if local.is_dir() else value
+        return local_source(value, folders)
     raise EngineError("a tokenizer is a folder, or chars(...), words(...), bytes()")
 
 

@@ -3,9 +3,7 @@ Megatron-core."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -15,44 +13,38 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from rlgraph.backends.engines.blocks import plan_blocks
-from rlgraph.backends.engines.errors import EngineError, NoHead, NoRows
+from rlgraph.backends.engines.errors import NoRows
 from rlgraph.backends.engines.megatron.answered import SharedAnswers
 from rlgraph.backends.engines.megatron.batches import batch_of
 from rlgraph.backends.engines.megatron.groups import Stages, initialize_groups
 from rlgraph.backends.engines.megatron.layout import layout
-from rlgraph.backends.engines.megatron.model import build, dtype_of
+from rlgraph.backends.engines.megatron.model import build
 from rlgraph.backends.engines.megatron.moments import moments, resume_optimizer
 from rlgraph.backends.engines.megatron.pipeline import Pipeline, gradients
 from rlgraph.backends.engines.megatron.shim import device, on_cpu
+from rlgraph.backends.engines.megatron.source import read_source
 from rlgraph.backends.engines.megatron.spec import SPEC
 from rlgraph.backends.engines.megatron.training import Trainer
 from rlgraph.backends.engines.moments import Moments
 from rlgraph.backends.engines.offload import Offloader, OffloadRecord
-from rlgraph.backends.engines.records import MicroBatch, ModelCall, State, TrainOptions
+from rlgraph.backends.engines.rank_weights import RankWeights
+from rlgraph.backends.engines.records import MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.roles import PipelineNeighbours, Training
+from rlgraph.backends.engines.scoring import RowScores
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
-from rlgraph.backends.engines.sources import ModelSpec, load, load_codec
+from rlgraph.backends.engines.sources import ModelSpec, dtype_of, load_codec
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.engines.weights import (
-    FolderWeights,
-    ModelWeights,
-    WeightSource,
-    blend,
-    check_same_names,
-    clone_tensors,
     fill_tensors,
     locals_of,
-    overwrite_weights,
 )
-from rlgraph.backends.enginespec.legal import held
 from rlgraph.catalog.clusters.cluster import DeviceKind
-from rlgraph.catalog.models.configs import find_config
-from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
+from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import Mesh
 
 
-class MegatronEngine:
+class MegatronEngine(RankWeights, RowScores):
     """One rank's part of a model. It implements `Scores` and `Fuses`.
 
     All ranks of a replica get the same calls with the same rows, in the same order; those along ep shard the blocks of
@@ -118,7 +110,7 @@ class MegatronEngine:
         """
         rank = initialize_groups(mesh)
         codec = load_codec(spec)
-        shape, weights = _source(spec)
+        shape, weights = read_source(spec)
         engine = cls(
             spec,
             codec,
@@ -134,27 +126,6 @@ class MegatronEngine:
         )
         fill_tensors(engine.tensors(), engine.layout(), weights)
         return engine
-
-    def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
-        """Return log softmax(logits / temperature) of each scored token, float [total scored]."""
-        return self._answer(sequences, ["logprobs"], temperature)[0]
-
-    def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
-        """Return the entropy in nats of the distribution of each scored token, float [total scored]."""
-        return self._answer(sequences, ["entropy"], temperature)[0]
-
-    def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return both from one pass, float [total scored] each."""
-        logprobs, entropy = self._answer(sequences, ["logprobs", "entropy"], temperature)
-        return logprobs, entropy
-
-    def values(self, sequences: Sequences) -> Tensor:
-        """Return the value of the state before each scored token, float [total scored]."""
-        return self._answer(sequences, ["values"])[0]
-
-    def score(self, sequences: Sequences) -> Tensor:
-        """Return the scalar at each row's last token, float [N]."""
-        return self._answer(sequences, ["score"])[0]
 
     def train_step(
         self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch], options: TrainOptions, step: int
@@ -209,34 +180,6 @@ class MegatronEngine:
         side = self._mesh.length("pp") * self._mesh.length("ep")
         return plan_blocks(lengths, token_budget or self._block_tokens, side, packed=True)
 
-    def state(self) -> State:
-        """Return a copy of this rank's weights."""
-        return clone_tensors(self.tensors())
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over these weights, of a model with the same split; the optimizer's moments stay."""
-        overwrite_weights(self.tensors(), state)
-        self.written()
-
-    def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
-        """Move towards `other`: weights = ema * weights + (1 - ema) * other."""
-        blend(self.tensors(), other, ema)
-        self.written()
-
-    @contextmanager
-    def weights(self, state: State) -> Iterator[None]:
-        """Compute with the tensors of `state` while the context lasts; nothing is copied."""
-        tensors = self.tensors()
-        check_same_names(tensors, state)
-        originals = {name: tensor.data for name, tensor in tensors.items()}
-        try:
-            for name, tensor in tensors.items():
-                tensor.data = state[name]
-            yield
-        finally:
-            for name, tensor in tensors.items():
-                tensor.data = originals[name]
-
     @property
     def model(self) -> GPTModel:
         """The model with the weights of the last update: the caller waits until they have arrived. Only a pass over the
@@ -278,10 +221,6 @@ class MegatronEngine:
             return self.rest.sleep(weights, lost=() if keep else weights)
         lost = [*(() if keep else weights), *(() if self._has_gradients else trainer.gradients())]
         return self.rest.sleep([*weights, *trainer.tensors()], once=trainer.gradients(), lost=lost)
-
-    def wake(self) -> OffloadRecord:
-        """Take the memory again."""
-        return self.rest.wake(self.written)
 
     def moments(self) -> Moments:
         """Return what this rank's optimizer keeps, live; nothing before the first update."""
@@ -375,11 +314,6 @@ class MegatronEngine:
         blocks_here = list(blocks[at::ep])
         return blocks_here + [None] * (-(-len(blocks) // ep) - len(blocks_here))
 
-    def _require(self, op: str) -> None:
-        kind, what = _ANSWERS[op]
-        if self.spec.kind != kind:
-            raise EngineError(f"a {self.spec.kind} does not give {what}: that needs a {kind}")
-
 
 @on_cpu()
 def add_gradients(
@@ -408,27 +342,3 @@ def add_gradients(
         shared_answers.tell(torch.promote_types(dtype_of(engine.spec), torch.float32))
         engine._has_gradients = True
         engine._loss += loss
-
-
-_ANSWERS = {
-    "logprobs": ("causal_lm", "log-probabilities"),
-    "entropy": ("causal_lm", "an entropy"),
-    "values": ("value_lm", "values"),
-    "score": ("reward_lm", "a score"),
-}
-"""The kind of model that answers an operation, and what the answer is called."""
-
-
-def _source(spec: ModelSpec) -> tuple[Shape, WeightSource]:
-    """Return the shape and weights of a source. A local folder is read only as far as is needed; what transformers has
-    to make or find is made whole."""
-    try:
-        if isinstance(spec.source, str) and Path(spec.source).is_dir():
-            weights = FolderWeights(spec.source)
-            if spec.begins_with_head and not weights.has_head:
-                raise NoHead(spec.kind, spec.source)
-            return shape_of(find_config(spec.source) or {}), weights
-        model = load(spec).model
-        return shape_of(model.config.get_text_config().to_dict()), ModelWeights(model)
-    except UnsupportedModel as error:
-        raise EngineError(str(held(error, "megatron"))) from error

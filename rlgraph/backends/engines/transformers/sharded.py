@@ -70,6 +70,6 @@ class SplitReplica:
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over the ranks, each of which has other parts of the parameters."""
-        for part in (self.shards, self.tensors):
-            values = values if part is None else part.sum(values)
+        for part in filter(None, (self.shards, self.tensors)):
+            dist.all_reduce(values, group=part.group)
         return values

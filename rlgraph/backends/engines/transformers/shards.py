@@ -134,11 +134,6 @@ class ParameterShards:
         dist.all_reduce(summed, group=self.group)
         return [combined.index_copy(0, places, local) for combined, local in zip(summed, values, strict=True)]
 
-    def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over the ranks of the replica, each of which has other parts of the parameters."""
-        dist.all_reduce(values, group=self.group)
-        return values
-
 
 class _Root(nn.Module):
     """A wrapper of a model, so that backbone and head can be called separately: what no layer holds is gathered while

@@ -185,11 +185,6 @@ class TensorParallel:
             for part, summed in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
                 part.copy_(summed.view(part.shape))
 
-    def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over the ranks of the replica, each of which has other parts of the parameters."""
-        dist.all_reduce(values, group=self.group)
-        return values
-
 
 def _plan_words(model: PreTrainedModel) -> dict[str, str]:
     """Return what transformers' plan says of modules and parameters, by their names. Raises EngineError where there is
