@@ -54,7 +54,8 @@ from rlgraph.backends.ray.store import (
 from rlgraph.backends.ray.time_sharing import PipelineTurns, Seat
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.nodes import chosen_places, column_of, do_work
+from rlgraph.backends.worker.choosing import chosen_places
+from rlgraph.backends.worker.nodes import column_of, do_work
 from rlgraph.backends.worker.sampling import generate_parts, inner_rows, longest_answers, sampled_tokens
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.backends.worker.training import TRAINING, train_together
