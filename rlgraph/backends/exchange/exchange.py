@@ -19,13 +19,7 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.exchange.changes import DeltaMailbox
 from rlgraph.backends.exchange.link import Link, Post
 from rlgraph.backends.exchange.mailbox import Mailbox
-from rlgraph.backends.exchange.messages import (
-    ALONE,
-    LocalPieces,
-    Message,
-    local_copies,
-    split_into_messages,
-)
+from rlgraph.backends.exchange.messages import ALONE, LocalPieces, Message, local_copies, split_into_messages
 from rlgraph.ir.carriers import PeerCarriers
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.transfer import TensorBox, Transfer

@@ -34,10 +34,7 @@ from rlgraph.backends.engines.scoring import RowScores
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.sources import ModelSpec, dtype_of, load_codec
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.backends.engines.weights import (
-    fill_tensors,
-    locals_of,
-)
+from rlgraph.backends.engines.weights import fill_tensors, locals_of
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import LocalTensor

@@ -42,7 +42,7 @@ from rlgraph.backends.engines.transformers.recompute import use_recomputation
 from rlgraph.backends.engines.transformers.sharded import SplitReplica
 from rlgraph.backends.engines.transformers.writing import save_model
 from rlgraph.backends.engines.vocabulary import tempered
-from rlgraph.backends.enginespec.spec import GrowingCache
+from rlgraph.backends.enginespec.memory import GrowingCache
 from rlgraph.catalog.models.shape import UnsupportedModel, shape_of
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import mesh

@@ -16,7 +16,7 @@ from rlgraph.backends.engines.vllm.environment import on_cpu
 from rlgraph.backends.engines.vllm.experts import use_local_experts
 from rlgraph.backends.engines.vllm.layout import ranks
 from rlgraph.backends.engines.vllm.native_lora import options
-from rlgraph.backends.enginespec.spec import ReservedCache
+from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import Holding
