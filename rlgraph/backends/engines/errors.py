@@ -43,3 +43,8 @@ class NoHead(EngineError):
 
 class ModelRefused(EngineError):
     """A model was loaded for which the engine would compute something else than what it is asked for."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, which libraries go on to explain; empty where it says nothing."""
+    return (str(error).strip().splitlines() or [""])[0]

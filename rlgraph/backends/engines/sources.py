@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlgraph.backends.engines.errors import EngineError, HubError, NoHead
+from rlgraph.backends.engines.errors import EngineError, HubError, NoHead, first_line
 from rlgraph.backends.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
 from rlgraph.catalog.models import hub
 from rlgraph.catalog.models.adapters import Adapters
@@ -242,7 +242,7 @@ def _explain(error: Exception, source: str) -> str:
         pickled = next((name for name in os.listdir(source) if name.endswith((".bin", ".pt", ".pth"))), None)
         if pickled is not None and "safetensors" in str(error):
             return f"its weights are in {pickled}, and only safetensors are read, in which nothing can be executed"
-    first = (str(error).strip().splitlines() or [""])[0][:300]
+    first = first_line(error)[:300]
     return first if isinstance(error, (OSError, ValueError)) and first else f"{type(error).__name__}: {first}"
 
 

@@ -9,7 +9,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlgraph.errors import count_phrase
-from rlgraph.ir.layout import Box, LocalTensor, Piece, at_layer, box_difference, intersection, volume
+from rlgraph.ir.layout import (
+    Box,
+    LocalTensor,
+    Piece,
+    at_layer,
+    box_difference,
+    intersection,
+    shape_of_box,
+    slices_of,
+    volume,
+    within,
+)
 from rlgraph.ir.transfer import TensorBox
 
 ALONE = 1 << 18
@@ -77,12 +88,12 @@ class LocalPieces:
         """Yield the copies for parts that lie one behind the other in a message."""
         start = 0
         for name, box in parts:
-            shape = _shape(box)
+            shape = shape_of_box(box)
             for local, piece in self.pieces.get(name, ()):
                 shared = intersection(box, piece.box)
                 if shared is not None:
                     for layer in _layers(local, shared):
-                        inner = None if layer == box else _within(box, layer)
+                        inner = None if layer == box else slices_of(within(box, layer))
                         yield BoxCopy(*_located(local, piece, layer), start, shape, inner)
             start += math.prod(shape)
 
@@ -96,8 +107,8 @@ def local_copies(held: LocalPieces, destination: Sequence[LocalTensor]) -> Itera
                 for box in filter(None, [intersection(missing, held_piece.box) for missing in left]):
                     for layer in _layers(name + local.name, box):
                         yield (
-                            BoxCopy(*_located(name, held_piece, layer), 0, _shape(layer), None),
-                            BoxCopy(*_located(local.name, piece, layer), 0, _shape(layer), None),
+                            BoxCopy(*_located(name, held_piece, layer), 0, shape_of_box(layer), None),
+                            BoxCopy(*_located(local.name, piece, layer), 0, shape_of_box(layer), None),
                         )
                 left = [rest for missing in left for rest in box_difference(missing, held_piece.box)]
 
@@ -129,11 +140,3 @@ def _located(local: str, piece: Piece, box: Box) -> tuple[str, Slices]:
     if "*" not in local:
         return local, slices
     return at_layer(local, starts[0]), slices[1:]
-
-
-def _within(outer: Box, inner: Box) -> Slices:
-    return tuple(slice(low - first, high - first) for (first, _), (low, high) in zip(outer, inner, strict=True))
-
-
-def _shape(box: Box) -> tuple[int, ...]:
-    return tuple(high - low for low, high in box)

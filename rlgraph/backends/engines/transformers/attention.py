@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from rlgraph.backends.engines import varlen
-from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.errors import EngineError, first_line
 from rlgraph.backends.engines.transformers.packing import PackedSpan
 from rlgraph.backends.engines.varlen import by_queries, cap_scores, capped_attention, causal_mask, pad_width
 
@@ -75,8 +75,8 @@ def use_attention(model: PreTrainedModel, wanted: str) -> None:
         try:
             model.set_attn_implementation(wanted)
         except (ValueError, ImportError) as error:
-            first = (str(error).strip().splitlines() or [""])[0]
-            raise EngineError(f"{type(model).__name__} cannot compute attention by {wanted}: {first}") from error
+            reason = first_line(error)
+            raise EngineError(f"{type(model).__name__} cannot compute attention by {wanted}: {reason}") from error
     use_own_attention(model)
 
 

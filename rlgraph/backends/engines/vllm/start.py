@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.errors import EngineError, first_line
 from rlgraph.backends.engines.process_groups import url
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.vllm.environment import on_cpu
@@ -95,8 +95,7 @@ def start(
     try:
         engine = LLMEngine.from_engine_args(engine_arguments)
     except (ValueError, NotImplementedError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise EngineError(f"vLLM cannot start with this model: {first}") from error
+        raise EngineError(f"vLLM cannot start with this model: {first_line(error) or type(error).__name__}") from error
     # An engine that is dropped would take torch.distributed down for everything else in this process. The rest of its
     # finalizer's work is done here: the garbage collector sees again what vLLM has hidden from it.
     engine.engine_core._finalizer.detach()  # type: ignore[attr-defined, unused-ignore]
