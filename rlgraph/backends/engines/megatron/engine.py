@@ -4,6 +4,7 @@ Megatron-core."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,6 +42,25 @@ from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import Mesh
 
 
+@dataclass(frozen=True)
+class Options:
+    """How an engine computes, and trains."""
+
+    distributed_optimizer: bool = True
+    """Shard the optimizer's state over the replicas, too."""
+    block_tokens: int = 2048
+    """Tokens in a micro-batch."""
+    logit_numbers: int = 1 << 25
+    """The most logits that are computed at a time."""
+    recompute: bool = False
+    """Training keeps each layer's input only, and computes the rest again."""
+    turned: bool = False
+    """The ranks have the stages in reverse, the last one the first stage."""
+    later: bool | None = None
+    """Where replicas shard the optimizer, new weights come from the others while the next pass is computed; None: on
+    the devices that the spec says."""
+
+
 class MegatronEngine(RankWeights, RowScores):
     """One rank's part of a model. It implements `Scores` and `Fuses`.
 
@@ -50,30 +70,13 @@ class MegatronEngine(RankWeights, RowScores):
     gradients. All ranks of the last stage have results, not the one alone that `speaks`.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        codec: Codec,
-        shape: Shape,
-        mesh: Mesh,
-        rank: int,
-        *,
-        distributed_optimizer: bool,
-        block_tokens: int,
-        logit_numbers: int,
-        recompute: bool,
-        turned: bool,
-        later: bool | None,
-    ) -> None:
+    def __init__(self, spec: ModelSpec, codec: Codec, shape: Shape, mesh: Mesh, rank: int, options: Options) -> None:
         """Build the model with weights that are all zeros; `open` reads them."""
-        self.spec, self.codec, self._stages = spec, codec, Stages(turned)
-        self._model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec), recompute, self._stages)
-        self._shape, self._mesh, self._rank = shape, mesh, mesh.turned(rank, "pp") if turned else rank
-        self._distributed, self._block_tokens, self._recompute = distributed_optimizer, block_tokens, recompute
-        self._logit_numbers = logit_numbers
-        self._later = later
+        self.spec, self.codec, self._options, stages = spec, codec, options, Stages(options.turned)
+        self._model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec), options.recompute, stages)
+        self._shape, self._mesh, self._rank = shape, mesh, mesh.turned(rank, "pp") if options.turned else rank
         self._pipeline = Pipeline(
-            self._model, shape, spec.kind, codec.pad_id, logit_numbers, self._stages, mesh.length("chunks")
+            self._model, shape, spec.kind, codec.pad_id, options.logit_numbers, stages, mesh.length("chunks")
         )
         self._trainer: Trainer | None = None
         self.rest = Offloader()
@@ -84,43 +87,16 @@ class MegatronEngine(RankWeights, RowScores):
 
     @classmethod
     @on_cpu()
-    def open(
-        cls,
-        spec: ModelSpec,
-        mesh: Mesh,
-        *,
-        distributed_optimizer: bool = True,
-        block_tokens: int = 2048,
-        logit_numbers: int = 1 << 25,
-        recompute: bool = False,
-        turned: bool = False,
-        later: bool | None = None,
-    ) -> MegatronEngine:
+    def open(cls, spec: ModelSpec, mesh: Mesh, **options: Any) -> MegatronEngine:
         """Load this rank's part of the model of `spec`, after `rlgraph.backends.engines.process_groups.join`.
 
-        distributed_optimizer: shard the optimizer's state over the replicas, too. block_tokens: tokens in a
-        micro-batch. recompute: training keeps each layer's input only, and computes the rest again. turned: the ranks
-        have the stages in reverse, the last one the first stage. later: where replicas shard the optimizer, new weights
-        come from the others while the next pass is computed; None: on the devices that the spec says. Raises
-        EngineError for a source that cannot be used, a family that is not known, and a mesh that does not fit the model
-        or this process.
+        options: the fields of `Options`. Raises EngineError for a source that cannot be used, a family that is not
+        known, and a mesh that does not fit the model or this process.
         """
         rank = initialize_groups(mesh)
         codec = load_codec(spec)
         shape, weights = read_source(spec)
-        engine = cls(
-            spec,
-            codec,
-            shape,
-            mesh,
-            rank,
-            distributed_optimizer=distributed_optimizer,
-            block_tokens=block_tokens,
-            logit_numbers=logit_numbers,
-            recompute=recompute,
-            turned=turned,
-            later=later,
-        )
+        engine = cls(spec, codec, shape, mesh, rank, Options(**options))
         fill_tensors(engine.tensors(), engine.layout(), weights)
         return engine
 
@@ -175,7 +151,7 @@ class MegatronEngine(RankWeights, RowScores):
         """Return blocks for `train_step`: row indices; at least one for each stage of each rank along ep, where there
         are as many rows."""
         side = self._mesh.length("pp") * self._mesh.length("ep")
-        return plan_blocks(lengths, token_budget or self._block_tokens, side, packed=True)
+        return plan_blocks(lengths, token_budget or self._options.block_tokens, side, packed=True)
 
     @property
     def model(self) -> GPTModel:
@@ -239,26 +215,14 @@ class MegatronEngine(RankWeights, RowScores):
     @on_cpu()
     def copy(self) -> MegatronEngine:
         """Return the same model with weights of its own and no optimizer."""
-        duplicate = MegatronEngine(
-            self.spec,
-            self.codec,
-            self._shape,
-            self._mesh,
-            dist.get_rank(),
-            distributed_optimizer=self._distributed,
-            block_tokens=self._block_tokens,
-            logit_numbers=self._logit_numbers,
-            recompute=self._recompute,
-            turned=self._stages.turned,
-            later=self._later,
-        )
+        duplicate = MegatronEngine(self.spec, self.codec, self._shape, self._mesh, dist.get_rank(), self._options)
         duplicate.load_state(self.tensors())
         return duplicate
 
     def _new_trainer(self) -> Trainer:
         kind: DeviceKind = "gpu" if device().type == "cuda" else "cpu"
-        later = kind in SPEC.gathers_later if self._later is None else self._later
-        return Trainer(self._model, self._distributed, later)
+        later = kind in SPEC.gathers_later if self._options.later is None else self._options.later
+        return Trainer(self._model, self._options.distributed_optimizer, later)
 
     @property
     def _is_last_stage(self) -> bool:

@@ -150,37 +150,23 @@ class TransformersEngine(RankWeights, RowScores):
         cls,
         spec: ModelSpec,
         *,
-        threads: int = 1,
         device: str = "cpu",
-        recompute: bool = False,
-        attention: str = "",
-        gather: str = "",
-        copies: Replicas | None = None,
         apart: SplitReplica | None = None,
         beside: TransformersEngine | None = None,
-        **limits: int,
+        **options: Any,
     ) -> TransformersEngine:
         """Load the model of `spec`. A source that cannot be used raises EngineError, a model that does not compute what
         this engine asks of it ModelRefused.
 
-        beside: an engine that has the same base, which neither changes: the base is not copied.
+        beside: an engine that has the same base, which neither changes: the base is not copied. options: the others of
+        the constructor.
         """
         # It is loaded and split on the host, since all of it may have no room on a device.
         loaded = load(spec, device if apart is None else "cpu") if beside is None else beside._lend(spec)
         if apart is not None:
             apart.split(loaded.model, spec.kind, lent=beside is not None)
         with refusing(loaded.model):
-            engine = cls(
-                loaded,
-                spec,
-                threads=threads,
-                recompute=recompute,
-                attention=attention,
-                gather=gather,
-                copies=copies,
-                apart=apart,
-                **limits,
-            )
+            engine = cls(loaded, spec, apart=apart, **options)
             generates = spec.kind == "causal_lm" and spec.generates and engine._shards is None
             engine._run_model(lambda: probe(engine._network, generates))
         return engine
