@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -17,10 +17,8 @@ from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.plan import Holding
-
-if TYPE_CHECKING:
-    from rlgraph.passes.pipelines.problem import Model
-    from rlgraph.passes.pipelines.time_sharing import ProcessTurn
+from rlgraph.passes.pipelines.problem import Model
+from rlgraph.passes.pipelines.time_sharing import ProcessTurn
 
 
 class HasWeights(Protocol):

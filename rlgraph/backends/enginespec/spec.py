@@ -235,12 +235,12 @@ class EngineSpec:
         rounding = self.adapter_dtypes.get(way, {}).get(stored)
         return (f"has adapters {way} in weights of {stored}, {rounding}",) if rounding else ()
 
-    def gathers(self, split: Mesh, said: str = "") -> Sequence[str]:
-        """Return the ways among which there is a choice on a mesh, the first one empty. said: the way that a schedule
-        names; there is no choice where nothing is sharded."""
+    def gathers(self, split: Mesh, chosen: str = "") -> Sequence[str]:
+        """Return the ways among which there is a choice on a mesh, the first one empty. chosen: the way that a
+        schedule names; there is no choice where nothing is sharded."""
         if split.length("fsdp") == 1:
-            return () if said else ("",)
-        return (said,) if said else ("", *self.gather[1:])
+            return () if chosen else ("",)
+        return (chosen,) if chosen else ("", *self.gather[1:])
 
     def lends(self, split: Mesh) -> bool:
         """Return whether models of a process that begin with one base have it once. Ranks that shard a model's

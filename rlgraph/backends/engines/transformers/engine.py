@@ -379,8 +379,8 @@ class TransformersEngine(RankWeights, RowScores):
         return self._apart.trained(self.model) if self._apart else trained(self.model)
 
     def _new_optimizer(self) -> Optimizer:
-        common, alike = (self._split.common, self._split.size) if self._split else ((), 1)
-        return Optimizer(self._trained, self._apart.sum if self._apart else None, common, alike)
+        replicated, replicas = (self._split.common, self._split.size) if self._split else ((), 1)
+        return Optimizer(self._trained, self._apart.sum if self._apart else None, replicated, replicas)
 
     def _new_network(self) -> Network:
         gathered = {"gathered": self._split.gathered} if self._split and self.spec.kind == "causal_lm" else {}
