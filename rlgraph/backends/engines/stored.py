@@ -292,5 +292,5 @@ class StoredKind:
         self._stored, self._kind = stored, kind
 
     def read(self, name: str, box: Box) -> Tensor:
-        """Return a part of a tensor of this kind, as `Stored.read` does."""
+        """Return a part of a tensor of this kind, as `StoredTensors.read` does."""
         return self._stored.read(f"{self._kind}:{name}", box)

@@ -95,7 +95,7 @@ class FolderWeights:
         return self._stored_name(HEAD) is not None
 
     def read(self, name: str, box: Box) -> Tensor:
-        """Return what `Weights.read` says; only this part is read from the disk."""
+        """Return what `WeightSource.read` says; only this part is read from the disk."""
         shape, parts = self._shapes.get(name, ()), stored_names(self._family, name)
         if self._stored_name(name) is not None:
             return self._read(name, shape, box)
@@ -147,7 +147,7 @@ class ModelWeights:
         self._parameters = dict(model.named_buffers()) | dict(model.named_parameters())
 
     def read(self, name: str, box: Box) -> Tensor:
-        """Return what `Weights.read` says, as a view."""
+        """Return what `WeightSource.read` says, as a view."""
         if name not in self._parameters:
             raise EngineError(f"the model lacks the tensor {name}")
         tensor = self._parameters[name].detach()

@@ -62,7 +62,7 @@ class Options:
 
 
 class MegatronEngine(RankWeights, RowScores):
-    """One rank's part of a model. It implements `Scores` and `Fuses`.
+    """One rank's part of a model. It implements `Scores` and `FusesPipelines`.
 
     All ranks of a replica get the same calls with the same rows, in the same order; those along ep shard the blocks of
     rows, and those along cp the tokens of each row. Ranks of different replicas (dp) have rows of their own, and call
