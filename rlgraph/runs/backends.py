@@ -102,7 +102,7 @@ def open_ray(
     compiled: Compilation, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
     """Open a backend with the processes of the plan."""
-    from rlgraph.backends.worker.session import model_spec
+    from rlgraph.backends.worker.model_sources import model_spec
 
     if options.device:
         message = f"the models of a plan are not all on `{options.device}`: each process has the devices of its rank"

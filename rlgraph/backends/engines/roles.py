@@ -208,8 +208,8 @@ class Trains(HasWeights, Protocol):
         data-parallel ranks (a rank may have none), and return its `loss`, its `grad_norm` (before clipping) and its
         `lr`.
 
-        Where no rank has a row (`MicroBatch.has_rows`) all of them raise `NoRows`, and leave weights and moments as they
-        are: decay and momentum alone are no update.
+        Where no rank has a row (`MicroBatch.has_rows`) all of them raise `NoRows`, and leave weights and moments as
+        they are: decay and momentum alone are no update.
         """
         ...
 

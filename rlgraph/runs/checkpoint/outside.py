@@ -115,7 +115,7 @@ def _shown(path: Path, folders: Folders) -> str:
 
 def _models(program: Program, folders: Folders) -> Iterator[tuple[str, ModelSpec]]:
     from rlgraph.backends.engines.errors import EngineError
-    from rlgraph.backends.worker.session import model_spec
+    from rlgraph.backends.worker.model_sources import model_spec
 
     for model in program.models:
         if model.copy_of is None:

@@ -14,7 +14,6 @@ from rlgraph.backends.engines.first_done import is_decided
 from rlgraph.backends.engines.rank_weights import RankWeights
 from rlgraph.backends.engines.vllm.calls import CallQueue, RowCall, Sample
 from rlgraph.backends.engines.vllm.layout import ranks
-from rlgraph.backends.engines.vllm.native_lora import NativeLora
 from rlgraph.ir.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -37,8 +36,8 @@ class CallSampler(RankWeights):
         """The calls whose rows are being generated, in the order in which they began."""
         self._numbers = count()
         self._desk = CallQueue()
-        self._beside: NativeLora | None = None
-        """The adapters, where they are not merged."""
+        self._lora_request: Any = None
+        """vLLM's name for the adapters, where they are apart from the weights."""
 
     def _sampled(self, call: RowCall) -> Iterator[Sample]:
         """Yield the samples of a call that samples by itself, each as soon as it ends."""
@@ -206,7 +205,7 @@ class CallSampler(RankWeights):
         for name, row in rows.items():
             # Only rows that began with the same weights share keys and values.
             prompt = {"prompt_token_ids": call.prompt(row), "cache_salt": str(self.version)}
-            self._engine.add_request(name, prompt, row.request(), lora_request=self._beside and self._beside.request)
+            self._engine.add_request(name, prompt, row.request(), lora_request=self._lora_request)
 
     def _drop_cache(self) -> None:
         """Drop the keys and values of old weights, of running rows, too, which are then computed again, unless they are

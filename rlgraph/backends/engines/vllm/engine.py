@@ -104,8 +104,8 @@ class VllmEngine(CallSampler):
         self._shape = source.shape
         self._experts = UnpackedExperts(self.model)
         self.rest = make_offloader(engine, MemoryCounters())
-        self._merged: MergedAdapters | None = None
-        """The adapters, where the model has some and they are merged into its weights."""
+        self._adapted: MergedAdapters | NativeLora | None = None
+        """The adapters, where the model has some: merged into its weights, or apart."""
 
     @classmethod
     def open(
@@ -133,9 +133,10 @@ class VllmEngine(CallSampler):
         fill_tensors(tensors, pieces, source.weights)
         if spec.adapters is not None and beside:
             sample = next(iter(tensors.values()))
-            loaded._beside = NativeLora(engine, spec.adapters, initial_adapters(spec.adapters, loaded.layout(), sample))
+            adapters = NativeLora(engine, spec.adapters, initial_adapters(spec.adapters, loaded.layout(), sample))
+            loaded._adapted, loaded._lora_request = adapters, adapters.request
         elif spec.adapters is not None:
-            loaded._merged = MergedAdapters(spec.adapters, loaded.layout(), tensors, pieces)
+            loaded._adapted = MergedAdapters(spec.adapters, loaded.layout(), tensors, pieces)
         loaded._experts.pack()
         loaded._drop_cache()
         return loaded
@@ -272,10 +273,6 @@ class VllmEngine(CallSampler):
         """Return the parameters by vLLM's names: live ones, and for experts that vLLM packs what `written` packs. For a
         model with adapters return these, which `written` merges into the parameters."""
         return self.rest.here(self._parameters() if self._adapted is None else self._adapted.tensors)
-
-    @property
-    def _adapted(self) -> MergedAdapters | NativeLora | None:
-        return self._beside if self._merged is None else self._merged
 
     def _parameters(self) -> dict[str, Tensor]:
         parameters = self.model.named_parameters()
