@@ -191,7 +191,10 @@ class Exchange:
         arriving: list[Post] = []
         for message, direct in zip(round_.receives, in_place, strict=True):
             with self._naming(number, message.about, message.peer, link(message.peer), sends=False):
-                arriving.append(self._receiving(message, link(message.peer), buffers.get(id(message), direct)))
+                into = buffers.get(id(message), direct)
+                if into is None:
+                    into = torch.empty(message.elements, dtype=self._dtype, device="meta")
+                arriving.append(link(message.peer).receive(into, message.peer))
         leaving: list[Post] = []
         packed: dict[int, Tensor] = {}
         for peer, index in round_.posts:
@@ -217,11 +220,6 @@ class Exchange:
             with self._naming(number, round_.sends[index].about, peer, link(peer), sends=True):
                 post.wait()
         return leaving, arriving, used
-
-    def _receiving(self, message: Message, link: Link, into: Tensor | None) -> Post:
-        if into is None:
-            into = torch.empty(message.elements, dtype=self._dtype, device="meta")
-        return link.receive(into, message.peer)
 
     def _direct(self, message: Message, link: Link, tensors: Mapping[str, Tensor]) -> Tensor | None:
         """Return the message where it lies in one piece of memory, as it travels; None where it does not."""
