@@ -78,4 +78,4 @@ class LatentAttention(nn.Module):
 def _rotate(x: Tensor, turn: Turn) -> Tensor:
     """Rotate neighbouring numbers together; the first of each two rotated numbers come before all second ones, in
     queries as in keys."""
-    return rotate(x[..., 0::2], x[..., 1::2], turn)
+    return rotate((x[..., 0::2], x[..., 1::2]), turn)

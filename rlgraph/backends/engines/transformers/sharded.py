@@ -70,6 +70,7 @@ class SplitReplica:
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over the ranks, each of which has other parts of the parameters."""
-        for part in filter(None, (self.shards, self.tensors)):
-            dist.all_reduce(values, group=part.group)
+        for part in (self.shards, self.tensors):
+            if part is not None:
+                dist.all_reduce(values, group=part.group)
         return values
