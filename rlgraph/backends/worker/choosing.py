@@ -11,7 +11,7 @@ from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.selection import select_rows
 from rlgraph.backends.worker.columns import Who, numbers_of
-from rlgraph.backends.worker.sampling import inner_rows, table_type
+from rlgraph.backends.worker.sampling import rows_inside, table_type
 from rlgraph.backends.worker.session import Session
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
@@ -74,11 +74,7 @@ def _soonest_places(node: Node, frame: Frame, session: Session) -> tuple[str, np
 def choose(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Do `pick`: one row of each group."""
     made = select_rows(node, frame, chosen_places(node, frame, session))
-    table, kind = made.values[node.name], table_type(node)
-    assert kind.token
-    made.rows.append(inner_rows(kind.token, table.sequences.counts().numpy()))
-    if kind.turn:
-        made.rows.append(inner_rows(kind.turn, table.columns["turns"].numpy()))
+    made.rows.extend(rows_inside(table_type(node), made.values[node.name]))
     return made
 
 

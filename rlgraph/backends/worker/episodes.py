@@ -71,7 +71,7 @@ def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
         "turns": torch.from_numpy(turns),
     }
     table = TableData(rows, asked, sequences, columns, model.model.name)
-    return made_table(node, kind, parents, ids, table, count, turns)
+    return made_table(node, parents, ids, table, count)
 
 
 class _Episode:

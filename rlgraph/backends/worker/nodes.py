@@ -22,7 +22,7 @@ from rlgraph.backends.worker.columns import finite_numbers, function_columns, in
 from rlgraph.backends.worker.episodes import interact
 from rlgraph.backends.worker.expected_lengths import expect, learn
 from rlgraph.backends.worker.prompts import data_column
-from rlgraph.backends.worker.sampling import generate, inner_rows, table_type
+from rlgraph.backends.worker.sampling import generate, rows_inside, table_type
 from rlgraph.backends.worker.session import ModelState, Session, engine_failure, too_long
 from rlgraph.backends.worker.state import assign, lookup, push, sample
 from rlgraph.data import Cursor
@@ -66,9 +66,8 @@ def encode(node: Node, frame: Frame, session: Session) -> NodeOutput:
     sequences = Sequences.from_pairs([p for p, _ in pairs], [a for _, a in pairs])
     # The table gets the columns of the data, so that functions can be called on it.
     data = tuple({"prompt": prompt, "response": answer} for prompt, answer in zip(prompts, answers, strict=True))
-    assert kind.token
     table = TableData(data, tuple(prompts), sequences, {}, owner.model.name)
-    return NodeOutput({node.outputs[0].name: table}, [inner_rows(kind.token, sequences.counts().numpy())])
+    return NodeOutput({node.outputs[0].name: table}, rows_inside(kind, table))
 
 
 def length(node: Node, frame: Frame, session: Session) -> NodeOutput:

@@ -59,7 +59,7 @@ def generate_parts(
         asked = repeat(data[start:stop], answers), repeat(prompts[start:stop], answers)
         table = TableData(*asked, made.sequences, columns, model.model.name)
         part = parents.take(np.arange(start, stop), None)
-        yield number, part, made_table(node, kind, part, row_ids, table, answers)
+        yield number, part, made_table(node, part, row_ids, table, answers)
 
 
 def sampled_tokens(node: Node, made: NodeOutput) -> int:
@@ -96,25 +96,20 @@ def repeat(items: Sequence[Any], count: int) -> tuple[Any, ...]:
     return tuple(item for item in items for _ in range(count))
 
 
-def made_table(
-    node: Node,
-    kind: Table,
-    parents: Rows,
-    ids: tuple[RowId, ...],
-    table: TableData,
-    count: int,
-    turns: np.ndarray | None = None,
-) -> NodeOutput:
+def made_table(node: Node, parents: Rows, ids: tuple[RowId, ...], table: TableData, count: int) -> NodeOutput:
     """Return the table, and the rows of the axes that it brings."""
-    rows: list[Rows] = []
+    kind, rows = table_type(node), list[Rows]()
     if kind.axis.key != parents.axis.key:
         parent = np.repeat(np.arange(parents.size), count)
         rows.append(Rows(kind.axis, len(ids), parent, ids))
+    return NodeOutput({node.outputs[0].name: table}, rows + rows_inside(kind, table))
+
+
+def rows_inside(kind: Table, table: TableData) -> list[Rows]:
+    """Return the tokens of a table's rows, and the turns of episodes."""
     assert kind.token and table.sequences is not None
-    rows.append(inner_rows(kind.token, table.sequences.counts().numpy()))
-    if kind.turn and turns is not None:
-        rows.append(inner_rows(kind.turn, turns))
-    return NodeOutput({node.outputs[0].name: table}, rows)
+    rows = [inner_rows(kind.token, table.sequences.counts().numpy())]
+    return rows + ([inner_rows(kind.turn, table.columns["turns"].numpy())] if kind.turn else [])
 
 
 def inner_rows(axis: Axis, counts: np.ndarray) -> Rows:
