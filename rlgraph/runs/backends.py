@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ops.work import operations
@@ -82,7 +83,6 @@ def open_local(
 ) -> tuple[Backend, dict[str, TrainedModel]]:
     """Open a backend in this process."""
     from rlgraph.backends.engines.device import device_here
-    from rlgraph.backends.engines.errors import EngineError
     from rlgraph.backends.local.backend import LocalBackend
 
     try:
