@@ -128,7 +128,6 @@ def restore(
     note: Callable[[str], None],
 ) -> None:
     """Restore a checkpoint into a backend. Raise UsageMistake for content that has no meaning in the program."""
-
     program = compiled.program
     if not options.changed:
         outside.need_unchanged(checkpoint.outside, now, program)
