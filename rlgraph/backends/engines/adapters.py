@@ -92,10 +92,8 @@ def is_adapter(name: str) -> bool:
 
 
 def initial_matrix(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Return A or B as it is at first: A uniform, as torch has a linear layer's weight (Kaiming, a = sqrt 5), the same
-    in every process and no two alike; B zeros."""
-    if ".lora_A." not in name:
-        return torch.zeros(shape)
+    """Return A as it is at first: uniform, as torch has a linear layer's weight (Kaiming, a = sqrt 5). It is the same
+    in every process; no two matrices have the same."""
     generator = torch.Generator().manual_seed(crc32(f"{seed} {name}".encode()))
     bound = shape[1] ** -0.5
     return torch.empty(shape).uniform_(-bound, bound, generator=generator)
