@@ -20,7 +20,8 @@ from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 
 if TYPE_CHECKING:
     from rlgraph.backends.batches import CollectBatch
-    from rlgraph.backends.engines.base import Admission, WeightRefresh
+    from rlgraph.backends.engines.records import Admission
+    from rlgraph.backends.engines.roles import WeightRefresh
 
 Places = dict[str, np.ndarray]
 """For each axis, which of a frame's rows another frame has, int64."""

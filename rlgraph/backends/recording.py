@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rlgraph.backends.engines.base import Generation
+from rlgraph.backends.engines.records import Generation
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.replayed import damaged_recording, drop_later_steps, step_file_stem, step_of, unwritable_recording
 from rlgraph.backends.rows import RowId, row_label

@@ -23,7 +23,7 @@ from rlgraph.ir.steps import longest_distances, oldest
 from rlgraph.ir.types import is_model
 
 if TYPE_CHECKING:
-    from rlgraph.backends.engines.base import State
+    from rlgraph.backends.engines.records import State
 
 
 Runs = tuple[tuple[int, int], ...]

@@ -70,7 +70,22 @@ def from_layer(name: str, first: int) -> str:
 
 def volume(box: Box) -> int:
     """Return the number of elements of a box."""
-    return math.prod(stop - start for start, stop in box)
+    return math.prod(shape_of_box(box))
+
+
+def shape_of_box(box: Box) -> tuple[int, ...]:
+    """Return how far a box reaches along each axis."""
+    return tuple(stop - start for start, stop in box)
+
+
+def slices_of(box: Box) -> tuple[slice, ...]:
+    """Return the index of a box's elements in a tensor."""
+    return tuple(slice(start, stop) for start, stop in box)
+
+
+def within(outer: Box, inner: Box) -> Box:
+    """Return where a box lies in another one."""
+    return tuple((low - first, high - first) for (first, _), (low, high) in zip(outer, inner, strict=True))
 
 
 def whole(shape: tuple[int, ...]) -> Box:
@@ -107,7 +122,7 @@ def cut_tensor(local: LocalTensor, box: Box, name: str) -> LocalTensor:
             global_box = tuple((low + start, high + start) for (low, high), start in zip(overlap, starts, strict=True))
             at = tuple(low - first for (low, _), (first, _) in zip(overlap, box, strict=True))
             pieces.append(Piece(piece.name, global_box, at))
-    return LocalTensor(name, tuple(stop - start for start, stop in box), tuple(pieces))
+    return LocalTensor(name, shape_of_box(box), tuple(pieces))
 
 
 def chunk_range(size: int, parts: int, index: int) -> Range:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.data import jsonl, parquet
 from rlgraph.data.base import Rows
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, did_you_mean, quoted_list
@@ -117,7 +118,6 @@ def _reader(model: str | None) -> Callable[[Any, str, str, str], int]:
 
 def _codec(model: str) -> Any:
     """Return a model's tokenizer. Raise ProgramError if it cannot be loaded."""
-    from rlgraph.backends.engines.base import EngineError
     from rlgraph.backends.engines.sources import ModelSpec, load_codec
 
     try:

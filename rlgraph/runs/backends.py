@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ops.work import operations
@@ -23,7 +24,7 @@ from rlgraph.runs.options import Options, backend_spec
 from rlgraph.runs.trained_models import LocalWeights, RemoteWeights, TrainedModel
 
 if TYPE_CHECKING:
-    from rlgraph.backends.engines.base import Embedded
+    from rlgraph.backends.engines.roles import Embedded
     from rlgraph.backends.steps import Observer, StepResult
     from rlgraph.backends.worker.session import Settings
 
@@ -81,7 +82,6 @@ def open_local(
     compiled: Compilation, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
     """Open a backend in this process."""
-    from rlgraph.backends.engines.base import EngineError
     from rlgraph.backends.engines.device import device_here
     from rlgraph.backends.local.backend import LocalBackend
 
@@ -102,7 +102,7 @@ def open_ray(
     compiled: Compilation, options: Options, settings: Settings, observer: Observer
 ) -> tuple[Backend, dict[str, TrainedModel]]:
     """Open a backend with the processes of the plan."""
-    from rlgraph.backends.worker.session import model_spec
+    from rlgraph.backends.worker.model_sources import model_spec
 
     if options.device:
         message = f"the models of a plan are not all on `{options.device}`: each process has the devices of its rank"

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from rlgraph.backends.engines.base import Embedded
+    from rlgraph.backends.engines.roles import Embedded
     from rlgraph.backends.engines.sources import ModelSpec
     from rlgraph.runs.backends import Backend
 
@@ -58,7 +58,7 @@ class RemoteWeights:
 
     def engine(self) -> Embedded:
         if self._engine is None:
-            from rlgraph.backends.engines.base import Rank
+            from rlgraph.backends.engines.records import Rank
             from rlgraph.backends.enginespec.registry import embedded, opener
 
             self._engine = opener(embedded())(self._spec, Rank())
@@ -120,7 +120,7 @@ class TrainedModel:
         import numpy as np
         import torch
 
-        from rlgraph.backends.engines.base import Sampling
+        from rlgraph.backends.engines.records import Sampling
         from rlgraph.backends.engines.sequences import Sequences
 
         codec = self.engine.codec

@@ -23,7 +23,7 @@ from rlgraph.backends.sim.works import Work
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import StepRunner
 from rlgraph.backends.versions import PastWeights, WeightVersions
-from rlgraph.backends.worker.sampling import _versions
+from rlgraph.backends.worker.sampling import version_columns
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Program
 from rlgraph.ir.steps import longest_distances, step_edges
@@ -290,7 +290,7 @@ def test_a_row_is_as_old_as_its_oldest_token() -> None:
     """Also one that has none."""
     rows = Axis("rollout", "rollout")
     kind = Table(rows, Axis("rollout.token", "token", rows, inner=True), sampled=True, spans=True)
-    found = _versions([((1, 2), (3, 1)), ((2, 0),)], kind)
+    found = version_columns([((1, 2), (3, 1)), ((2, 0),)], kind)
     assert found["version"].tolist() == [1, 1, 3] and found[OLDEST].tolist() == [1, 2]
 
 

@@ -24,7 +24,7 @@ from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.recording import recording
 from rlgraph.backends.steps import SilentObserver, StepResult
-from rlgraph.backends.worker.nodes import chosen_places
+from rlgraph.backends.worker.choosing import chosen_places
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.ir.graph import with_node_ids
 from tests.suites import few

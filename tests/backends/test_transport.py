@@ -24,7 +24,8 @@ from rlgraph.backends.executor import NodeOutput, Part
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import SilentObserver, Things
-from rlgraph.backends.worker.nodes import WORK, chosen_places
+from rlgraph.backends.worker.choosing import chosen_places
+from rlgraph.backends.worker.nodes import WORK
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.backends.worker.training import train
 from rlgraph.ir.graph import with_node_ids

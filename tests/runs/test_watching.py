@@ -94,7 +94,8 @@ def test_a_ctrl_c_that_nobody_heard_ends_a_run_at_the_next_node_but_in_no_update
 @pytest.mark.parametrize("to", [None, "saved"])
 def test_a_model_outlives_its_processes(tmp_path: Path, to: str | None, frozen: bool) -> None:
     from rlgraph.backends.local.backend import LocalBackend
-    from rlgraph.backends.worker.session import Settings, model_spec
+    from rlgraph.backends.worker.model_sources import model_spec
+    from rlgraph.backends.worker.session import Settings
 
     compiled = rlgraph.compile(write_tiny(tmp_path))
     backend = LocalBackend(compiled.program, Settings(folder=compiled.folder))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.catalog.models.adapters import ALL, CONFIG, PREFIX, WEIGHTS, Adapters, factor_names, model_names, targets
 from rlgraph.catalog.models.families import ModelKind
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 
 
 def device_here(wanted: str | None) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import Generation, Sampling
+from rlgraph.backends.engines.records import Generation, Sampling
 from rlgraph.backends.engines.sequences import ragged_index
 
 

@@ -62,11 +62,10 @@ def initial_adapters(adapters: Adapters, carried: Sequence[LocalTensor], like: T
     start, dtype = load_adapter(adapters.start) if adapters.start else {}, wide_dtype(like.dtype)
     tensors = {}
     for local in (local for stacked in carried for local in split_layers(stacked)):
-        fill = initial_matrix if ".lora_A." in local.name else _zeros
-        tensor = start[local.name] if start else fill(local.name, local.shape, adapters.seed)
+        if start:
+            tensor = start[local.name]
+        else:
+            is_a = ".lora_A." in local.name
+            tensor = initial_matrix(local.name, local.shape, adapters.seed) if is_a else torch.zeros(local.shape)
         tensors[local.name] = tensor.to(like.device, dtype)
     return tensors
-
-
-def _zeros(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    return torch.zeros(shape)

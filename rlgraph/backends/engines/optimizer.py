@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import NotFinite, PartialUpdate, TrainOptions
+from rlgraph.backends.engines.errors import NotFinite, PartialUpdate
 from rlgraph.backends.engines.moments import MASTER
+from rlgraph.backends.engines.records import TrainOptions
 
 
 def adamw(options: TrainOptions) -> dict[str, Any]:
@@ -35,15 +36,15 @@ class Optimizer:
     def __init__(
         self,
         parameters: Mapping[str, Tensor],
-        together: Callable[[Tensor], Tensor] | None = None,
-        common: Collection[str] = (),
-        alike: int = 1,
+        reduce_sum: Callable[[Tensor], Tensor] | None = None,
+        replicated: Collection[str] = (),
+        replicas: int = 1,
     ) -> None:
         """parameters: by name those that are trained, or this rank's parts of them; others, which have no gradient,
-        would decay. together: sums numbers over the ranks that have the other parts. common: names of those that
-        several of these ranks have; alike: how many have them."""
+        would decay. reduce_sum: sums numbers over the ranks that have the other parts. replicated: names of those
+        that several of these ranks have; replicas: how many have them."""
         self._names, self._parameters = list(parameters), list(parameters.values())
-        self._sum, self._common, self._sharers = together, common, alike
+        self._sum, self._replicated, self._replicas = reduce_sum, replicated, replicas
         narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in self._parameters)
         self._masters = [parameter.detach().float().clone() for parameter in self._parameters] if narrow else None
         self._torch: torch.optim.Optimizer | None = None
@@ -65,11 +66,11 @@ class Optimizer:
         if self._sum is None:
             norm = torch.nn.utils.get_total_norm(grads)
         else:
-            separate = [grad for name, grad in zip(self._names, grads, strict=True) if name not in self._common]
+            separate = [grad for name, grad in zip(self._names, grads, strict=True) if name not in self._replicated]
             norm = torch.nn.utils.get_total_norm(separate).square()
-            if self._common:
-                replicated = [grad for name, grad in zip(self._names, grads, strict=True) if name in self._common]
-                norm = norm + torch.nn.utils.get_total_norm(replicated).square() / self._sharers
+            if self._replicated:
+                replicated = [grad for name, grad in zip(self._names, grads, strict=True) if name in self._replicated]
+                norm = norm + torch.nn.utils.get_total_norm(replicated).square() / self._replicas
             norm = self._sum(norm).sqrt()
         if not bool(torch.isfinite(norm)):
             self._raise_not_finite(grads)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlgraph.backends.engines.base import PipelineNeighbours
+from rlgraph.backends.engines.roles import PipelineNeighbours
 from rlgraph.passes.pipelines.time_sharing import ProcessTurn
 from rlgraph.passes.pipelines.timetable import Entry
 

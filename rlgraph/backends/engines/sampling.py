@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError, Sampling
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.records import Sampling
+from rlgraph.backends.engines.sequences import Sequences
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -75,3 +77,20 @@ def _restrict(weights: Tensor, sampling: Sampling) -> Tensor:
         before = ranked.cumsum(1) - ranked
         ranked = ranked.masked_fill(before >= sampling.top_p * ranked.sum(1, keepdim=True), 0)
     return torch.zeros_like(weights).scatter(1, columns, ranked)
+
+
+def check_row_keys(keys: np.ndarray, prompts: Sequences, n: int) -> None:
+    """Raise EngineError where there is not one key for each of the `n` samples of each prompt."""
+    count = len(prompts) * n
+    if keys.shape != (count,):
+        raise EngineError(f"{len(prompts)} prompts with {n} samples need {count} row keys, got {keys.shape}")
+
+
+def with_start(prompts: Sequences, start_id: int | None) -> Sequences:
+    """Return `prompts`, an empty one begun with the token that begins a text. Raises EngineError where there is
+    none."""
+    if not len(prompts) or int(prompts.lengths.min()) > 0:
+        return prompts
+    if start_id is None:
+        raise EngineError("an empty prompt, and the tokenizer has no token that a text begins with")
+    return Sequences.from_lists([row or [start_id] for row in prompts.rows()])

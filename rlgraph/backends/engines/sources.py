@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlgraph.backends.engines.base import EngineError, HubError, NoHead
+from rlgraph.backends.engines.errors import EngineError, HubError, NoHead, first_line
 from rlgraph.backends.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
 from rlgraph.catalog.models import hub
 from rlgraph.catalog.models.adapters import Adapters
@@ -90,16 +90,15 @@ class LoadedModel:
 
 def load(spec: ModelSpec, device: str = "cpu") -> LoadedModel:
     """Load or make a model; a source that cannot be used raises `EngineError`."""
-    if spec.dtype not in _DTYPES:
-        raise EngineError(f"no dtype is called {spec.dtype!r}: there are {', '.join(_DTYPES)}")
+    dtype = dtype_of(spec)
     new: tuple[str, ...] = ()
     with quiet_transformers():
         codec = load_codec(spec)
         if isinstance(spec.source, RandomSource):
             model = _random(spec.kind, spec.source, codec)
-            model = model.to(_DTYPES[spec.dtype])  # type: ignore[arg-type]  # transformers' decorator hides its types
+            model = model.to(dtype)  # type: ignore[arg-type]  # transformers' decorator hides its types
         else:
-            model, new = _pretrained(spec.kind, spec.source, _DTYPES[spec.dtype])
+            model, new = _pretrained(spec.kind, spec.source, dtype)
             if spec.begins_with_head and {*_head(model)} <= {*new}:
                 raise NoHead(spec.kind, spec.source)
     if spec.adapters is not None:
@@ -108,6 +107,13 @@ def load(spec: ModelSpec, device: str = "cpu") -> LoadedModel:
         attach(model, spec.adapters, spec.kind)
     # Dropout would make the log-probability of a row depend on the pass that computes it.
     return LoadedModel(model.eval().to(device), codec, new)
+
+
+def dtype_of(spec: ModelSpec) -> torch.dtype:
+    """Return the dtype of a model's weights. Raises EngineError where it has no such name."""
+    if spec.dtype not in _DTYPES:
+        raise EngineError(f"no dtype is called {spec.dtype!r}: there are {', '.join(_DTYPES)}")
+    return _DTYPES[spec.dtype]
 
 
 def load_codec(spec: ModelSpec) -> Codec:
@@ -150,7 +156,7 @@ def skeleton(spec: ModelSpec) -> PreTrainedModel:
         else:
             labels = {} if spec.kind == "causal_lm" else {"num_labels": 1}
             config = _read(spec.source, "model", AutoConfig, **labels)
-        model: PreTrainedModel = _auto(spec.kind).from_config(config, dtype=_DTYPES[spec.dtype])
+        model: PreTrainedModel = _auto(spec.kind).from_config(config, dtype=dtype_of(spec))
     return model
 
 
@@ -211,9 +217,9 @@ def _read(source: str, what: str, reader: Any, **options: Any) -> Any:
     """Return what a class of transformers reads from a source; errors are explained in the user's terms."""
     # A folder with an adapter has a tokenizer, and no model.
     files = {"config.json", f"{what}_config.json"}
-    if os.path.isdir(source) and not any(os.path.exists(os.path.join(source, name)) for name in files):
-        raise EngineError(f"the folder {source!r} holds no {what}: it has no config.json")
     is_folder = os.path.isdir(source)
+    if is_folder and not any(os.path.exists(os.path.join(source, name)) for name in files):
+        raise EngineError(f"the folder {source!r} holds no {what}: it has no config.json")
     place = "in the folder" if is_folder else "as a local folder or on the Hugging Face hub"
     try:
         path = source if is_folder else hub.readable_source(source)
@@ -236,7 +242,7 @@ def _explain(error: Exception, source: str) -> str:
         pickled = next((name for name in os.listdir(source) if name.endswith((".bin", ".pt", ".pth"))), None)
         if pickled is not None and "safetensors" in str(error):
             return f"its weights are in {pickled}, and only safetensors are read, in which nothing can be executed"
-    first = (str(error).strip().splitlines() or [""])[0][:300]
+    first = first_line(error)[:300]
     return first if isinstance(error, (OSError, ValueError)) and first else f"{type(error).__name__}: {first}"
 
 

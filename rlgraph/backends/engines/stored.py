@@ -21,9 +21,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.digests import STRETCH, Digests, DigestWriter, VerifiedFile
-from rlgraph.ir.layout import Box, LocalTensor, intersection, volume, whole
+from rlgraph.ir.layout import Box, LocalTensor, intersection, shape_of_box, slices_of, volume, whole, within
 from rlgraph.ir.transfer import TensorBox
 
 BUCKET = 16 << 20
@@ -216,7 +216,7 @@ class _File:
             return self._opened.get_tensor(name)  # type: ignore[no-any-return]
         for first, last in _runs(shape, box, (end - start) // max(1, math.prod(shape))):
             self._checked.need(start + first, start + last)
-        return self._opened.get_slice(name)[tuple(slice(*side) for side in box)]  # type: ignore[no-any-return]
+        return self._opened.get_slice(name)[slices_of(box)]  # type: ignore[no-any-return]
 
 
 def _runs(shape: tuple[int, ...], box: Box, width: int) -> Iterator[tuple[int, int]]:
@@ -268,12 +268,12 @@ class StoredTensors:
             inner = intersection(part_box, box)
             if inner is None:
                 continue
-            values = file.read(stored, _shifted(part_box, inner))
+            values = file.read(stored, within(part_box, inner))
             if inner == box:
                 return values
             if result is None:
-                result = torch.empty([stop - start for start, stop in box], dtype=values.dtype)
-            result[tuple(slice(*side) for side in _shifted(box, inner))] = values
+                result = torch.empty(shape_of_box(box), dtype=values.dtype)
+            result[slices_of(within(box, inner))] = values
             missing -= volume(inner)
         if result is None or missing:
             shape = " x ".join(str(stop) for _, stop in self.box(name)) or "a number"
@@ -292,10 +292,5 @@ class StoredKind:
         self._stored, self._kind = stored, kind
 
     def read(self, name: str, box: Box) -> Tensor:
-        """Return a part of a tensor of this kind, as `Stored.read` does."""
+        """Return a part of a tensor of this kind, as `StoredTensors.read` does."""
         return self._stored.read(f"{self._kind}:{name}", box)
-
-
-def _shifted(outer: Box, inner: Box) -> Box:
-    """Return where a box lies in another one."""
-    return tuple((low - first, high - first) for (low, high), (first, _) in zip(inner, outer, strict=True))

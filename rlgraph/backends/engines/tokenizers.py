@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -91,6 +91,11 @@ class Codec:
         """The token that ends a text."""
         return _token_id(self.tokenizer.eos_token_id)
 
+    def end_ids(self, of_model: int | Sequence[int] | None) -> tuple[int, ...]:
+        """Return the tokens that end a response: the tokenizer's, and those of the model's generation settings."""
+        model_ids = [of_model] if isinstance(of_model, int) else of_model or []
+        return tuple(sorted({*model_ids, *([] if self.eos_id is None else [self.eos_id])}))
+
     @property
     def pad_id(self) -> int:
         """The token that fills up rows: the tokenizer's own, or any, since padding is never looked at."""
@@ -115,8 +120,8 @@ class Codec:
             rendered = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         # A template is a program by whoever made the model, and can fail in any way.
         except Exception as error:
-            first = (str(error).strip().splitlines() or [""])[0][:300]
-            raise EngineError(f"the model's chat template fails: {type(error).__name__}: {first}") from error
+            reason = f"{type(error).__name__}: {first_line(error)[:300]}"
+            raise EngineError(f"the model's chat template fails: {reason}") from error
         # The template writes its special tokens itself.
         return self._tokens(str(rendered), add_special_tokens=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,32 +50,55 @@ def causal(query: Tensor, key: Tensor, value: Tensor, how: AttentionOptions) -> 
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=how.scale, enable_gqa=True)
 
     def part(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return _masked(query, key, value, how)
+        mask = causal_mask(query.shape[2], key.shape[2], how.window, query.device)
+        if how.cap is None:
+            return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=how.scale, enable_gqa=True)
+        scale = query.shape[-1] ** -0.5 if how.scale is None else how.scale
+        return capped_attention(query, key.contiguous(), value.contiguous(), mask, scale, how.cap)
 
-    outputs, end = [], 0
-    for queries in query.split(QUERIES, 2):
-        start, end = end, end + queries.shape[2]
-        first = 0 if how.window is None else max(0, start - how.window + 1)
-        parts = queries, key[:, :, first:end], value[:, :, first:end]
-        # Without checkpointing keys would be kept for the gradient once for each part that sees them, or scores.
-        recompute = torch.is_grad_enabled()
-        outputs.append(
-            checkpoint(part, *parts, use_reentrant=False, preserve_rng_state=False) if recompute else part(*parts)
-        )
+    outputs = by_queries(part, query, key, value, how.window, torch.is_grad_enabled())
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
 
-def _masked(query: Tensor, key: Tensor, value: Tensor, how: AttentionOptions) -> Tensor:
-    """Return the attention of some queries, of which the last one belongs to the last key."""
-    count, places = query.shape[2], key.shape[2]
-    mask = torch.ones(count, places, dtype=torch.bool, device=query.device).tril(places - count)
-    if how.window is not None:
-        mask = mask.triu(places - count - how.window + 1)
-    if how.cap is None:
-        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=how.scale, enable_gqa=True)
-    key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
-    scale = query.shape[-1] ** -0.5 if how.scale is None else how.scale
-    scores = cap_scores(query @ key.transpose(2, 3) * scale, how.cap)
+def by_queries(
+    part: Callable[[Tensor, Tensor, Tensor], Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    window: int | None,
+    recompute: bool,
+) -> list[Tensor]:
+    """Return the causal attention of rows in parts: what `part` gives for `QUERIES` queries at a time, [N, heads, T,
+    size], and the keys and values that these see, [N, groups, S, size]. The last query belongs to the last key.
+
+    recompute: no part keeps anything for the gradient; else keys would be kept once for each part that sees them, or
+    scores.
+    """
+    outputs, end = [], key.shape[2] - query.shape[2]
+    for queries in query.split(QUERIES, 2):
+        start, end = end, end + queries.shape[2]
+        first = 0 if window is None else max(0, start - window + 1)
+        parts = queries, key[:, :, first:end], value[:, :, first:end]
+        outputs.append(
+            checkpoint(part, *parts, use_reentrant=False, preserve_rng_state=False) if recompute else part(*parts)
+        )
+    return outputs
+
+
+def causal_mask(queries: int, places: int, window: int | None, device: torch.device) -> Tensor:
+    """Return which places each query sees, bool [queries, places]; the last query belongs to the last place. window:
+    as in `AttentionOptions`."""
+    mask = torch.ones(queries, places, dtype=torch.bool, device=device).tril(places - queries)
+    return mask if window is None else mask.triu(places - queries - window + 1)
+
+
+def capped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, cap: float) -> Tensor:
+    """Return attention written out, with scores between the cap and its negative, [N, heads, T, size]. mask: bool,
+    which places a query sees."""
+    repeats = query.shape[1] // key.shape[1]
+    key, value = (states if repeats == 1 else states.repeat_interleave(repeats, 1) for states in (key, value))
+    scores = cap_scores(query @ key.transpose(2, 3) * scale, cap)
+    # Not -inf: padding on the left sees nothing, and has to stay a number.
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1) @ value
 
 

@@ -10,6 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    """Return logits / temperature; temperature 0, greedy decoding, is scored at temperature 1."""
+    return logits if temperature in (0, 1) else logits / temperature
+
+
 def logprobs_and_entropy(
     logits: Tensor, tokens: Tensor, first: int, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.base import EngineError, State
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.records import State
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.families import HEAD, layer_tensors, stored_names
 from rlgraph.catalog.models.shape import shape_of
-from rlgraph.ir.layout import Box, LocalTensor, Piece, at_layer, volume, whole
+from rlgraph.ir.layout import Box, LocalTensor, Piece, at_layer, shape_of_box, slices_of, volume, whole
 
 
 def clone_tensors(tensors: Mapping[str, Tensor]) -> State:
@@ -94,14 +95,14 @@ class FolderWeights:
         return self._stored_name(HEAD) is not None
 
     def read(self, name: str, box: Box) -> Tensor:
-        """Return what `Weights.read` says; only this part is read from the disk."""
+        """Return what `WeightSource.read` says; only this part is read from the disk."""
         shape, parts = self._shapes.get(name, ()), stored_names(self._family, name)
         if self._stored_name(name) is not None:
             return self._read(name, shape, box)
         if "#" in parts[0]:
             return self._experts(parts, shape, box)
         if name.startswith("score."):
-            return torch.zeros(_sizes(box))
+            return torch.zeros(shape_of_box(box))
         return self._read(parts[0], shape, box)
 
     def _experts(self, parts: Sequence[str], shape: tuple[int, ...], box: Box) -> Tensor:
@@ -113,7 +114,7 @@ class FolderWeights:
             low, high = max(start - above * rows, 0), min(stop - above * rows, rows)
             if low < high:
                 parts_read.append(self._read(part.replace("#", str(expert)), (rows, shape[2]), ((low, high), columns)))
-        return torch.cat(parts_read).view(_sizes(box))
+        return torch.cat(parts_read).view(shape_of_box(box))
 
     def _stored_name(self, name: str) -> str | None:
         """Return the name by which the files have a tensor: those of a bare decoder leave the prefix out."""
@@ -129,7 +130,7 @@ class FolderWeights:
                 f"the tensor {stored_name} in {str(self._folder)!r} has the shape {_dims(part.get_shape())}; with the"
                 f" config.json there, and one label, it should have {_dims(shape)}"
             )
-        tensor: Tensor = part[_slices(box)]
+        tensor: Tensor = part[slices_of(box)]
         return tensor
 
     def _file(self, name: str) -> Any:
@@ -146,13 +147,13 @@ class ModelWeights:
         self._parameters = dict(model.named_buffers()) | dict(model.named_parameters())
 
     def read(self, name: str, box: Box) -> Tensor:
-        """Return what `Weights.read` says, as a view."""
+        """Return what `WeightSource.read` says, as a view."""
         if name not in self._parameters:
             raise EngineError(f"the model lacks the tensor {name}")
         tensor = self._parameters[name].detach()
         if tensor.dim() != len(box) or any(stop > size for (_, stop), size in zip(box, tensor.shape, strict=True)):
             raise EngineError(f"the model's tensor {name} is too small: its shape is {_dims(tensor.shape)}")
-        return tensor[_slices(box)]
+        return tensor[slices_of(box)]
 
 
 def split_layers(local: LocalTensor) -> Iterator[LocalTensor]:
@@ -188,8 +189,8 @@ def _fill(target: Tensor, local: LocalTensor, source: WeightSource) -> None:
     if sum(volume(piece.box) for piece in local.pieces) < target.numel():
         target.zero_()
     for piece in local.pieces:
-        place = tuple((at, at + size) for at, size in zip(piece.at, _sizes(piece.box), strict=True))
-        target[_slices(place)].copy_(source.read(piece.name, piece.box))
+        place = tuple((at, at + size) for at, size in zip(piece.at, shape_of_box(piece.box), strict=True))
+        target[slices_of(place)].copy_(source.read(piece.name, piece.box))
 
 
 def _files(folder: Path) -> dict[str, str]:
@@ -212,14 +213,6 @@ def _open_file(file: Path) -> Any:
         return safe_open(file, framework="pt")
     except (OSError, SafetensorError) as error:
         raise EngineError(f"cannot read the weights in {str(file)!r}: {error}") from error
-
-
-def _sizes(box: Box) -> list[int]:
-    return [stop - start for start, stop in box]
-
-
-def _slices(box: Box) -> tuple[slice, ...]:
-    return tuple(slice(start, stop) for start, stop in box)
 
 
 def _dims(shape: Sequence[int]) -> str:

@@ -73,12 +73,12 @@ def _column_conflicts(spec: EngineSpec, mesh: Mesh) -> list[str]:
     return [f"{spec.name} does not split along {splits} at once: over {size} devices it does {instead}"]
 
 
-def adapter_choices(spec: EngineSpec, shape: Shape, dtype: str, kind: DeviceKind, said: str = "") -> tuple[str, ...]:
+def adapter_choices(spec: EngineSpec, shape: Shape, dtype: str, kind: DeviceKind, chosen: str = "") -> tuple[str, ...]:
     """Return the ways among which there is a choice for holding a model's adapters beside weights of a dtype on a kind
-    of device. A model that has none, or an engine that knows one way, has only the empty one. said: the way that a
-    schedule names."""
-    if said or shape.adapters is None or len(spec.adapters) < 2:
-        return (said,)
+    of device. A model that has none, or an engine that knows one way, has only the empty one. chosen: the way that
+    a schedule names."""
+    if chosen or shape.adapters is None or len(spec.adapters) < 2:
+        return (chosen,)
     return spec.adapts(shape, dtype, kind)
 
 
@@ -88,12 +88,12 @@ def no_adapters(spec: EngineSpec) -> str:
     return f"{spec.name} cannot hold adapters here yet (`lora=`): use {_listed(able)}"
 
 
-def held(found: UnsupportedModel, engine: str) -> UnsupportedModel:
+def held(error: UnsupportedModel, engine: str) -> UnsupportedModel:
     """Return why an engine cannot hold a model; where its family is not known, the error names those that this engine
     can hold."""
-    if not isinstance(found, UnknownFamily):
-        return found
-    return UnknownFamily(found.family, families(spec_of(engine)))
+    if not isinstance(error, UnknownFamily):
+        return error
+    return UnknownFamily(error.family, families(spec_of(engine)))
 
 
 def families(spec: EngineSpec) -> list[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from rlgraph.catalog.clusters.cluster import DeviceKind
 
 WorkKind = Literal["train", "forward", "generate"]
 
@@ -48,3 +51,20 @@ class Rates:
     that share their memory or their cores."""
     lock: float = 0.0
     """How much longer work takes where threads work side by side in one process, and wait for Python's lock."""
+
+
+PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
+    "gpu": {
+        "train": Rates(0.9, 0.9, call=0.01, block=2e-3, layer=3e-4, update=5e-3, hides=0.25),
+        "forward": Rates(0.9, 0.9, call=0.01, block=2e-3, layer=1e-4, hides=0.25),
+        "generate": Rates(0.4, 0.45, call=0.02, block=5e-3, layer=3e-4, row=2e-5),
+    },
+    "cpu": {
+        "train": Rates(0.4, 0.5, call=3e-3, block=4e-3, layer=1.5e-3, update=5e-3),
+        "forward": Rates(0.4, 0.5, call=2e-3, block=2e-3, layer=5e-4),
+        "generate": Rates(0.4, 0.5, call=5e-3, block=1e-3, layer=3e-4, row=2e-5),
+    },
+}
+"""Rates of an engine that runs a model as it is written in torch, layer by layer. On a GPU what training reaches is
+fitted to those of the rows FH, FA, FB and FL of docs/why/accuracy.md that are not held out: models of 1 to 70 billion
+parameters that shard their parameters over 8 to 128 A100 and H100. Work that only reads is assumed to reach as much."""

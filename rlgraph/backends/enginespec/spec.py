@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from rlgraph.backends.enginespec.rates import Rates, WorkKind
+from rlgraph.backends.enginespec.memory import GrowingCache as GrowingCache
+from rlgraph.backends.enginespec.memory import Memory
+from rlgraph.backends.enginespec.memory import ReservedCache as ReservedCache
+from rlgraph.backends.enginespec.rates import PLAIN, Rates, WorkKind
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.families import ModelKind, trainable_parameters
 from rlgraph.catalog.models.shape import Shape
@@ -57,109 +60,6 @@ def _no_faults(shape: Shape) -> list[str]:
     return []
 
 
-def _unfused(device: DeviceKind, dtype: str) -> bool:
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class ReservedCache:
-    """A cache of keys and values that is allocated at the start, as large as the plan says."""
-
-    prompt_tokens: int = 8192
-    """Prompt tokens that are read at a time; there are buffers for as many."""
-    cpu_prompt_tokens: int = 2048
-    """`prompt_tokens` on a CPU."""
-    rows: int = 1024
-    """The most rows that are decoded together."""
-    cpu_rows: int = 256
-    """`rows` on a CPU."""
-    block: int = 16
-    """Tokens of a prompt whose keys and values its samples share in one piece: each sample reads for itself what
-    remains after the prompt's last full block."""
-    cpu_block: int = 32
-    """`block` on a CPU."""
-    page: int = 64
-    """Tokens of the largest block that the cache of a device is made of: kernels choose among 16, 32 and 64."""
-    share: float = 0.9
-    """Share of a device's memory that weights and cache fill where nobody says how large the cache is."""
-    cpu_bytes: int = 64 << 20
-    """Bytes of the cache on a CPU where nobody says how many."""
-    place_bytes: int = 5
-    """Bytes in the host's memory for each token that each row may have: which token it is, and whether that is
-    known."""
-    gathered_tokens: int = 1 << 16
-    """The most tokens for which there is room where the cache of earlier tokens is put together, if it holds what keys
-    and values are made of (vLLM 0.32, `MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size` in
-    `model_executor/layers/attention/mla_attention.py`)."""
-
-    def room(self, tokens: float, on_cpu: bool) -> int:
-        """Return the tokens that a cache needs room for to hold one row of so many: whole blocks, and one that the
-        engine keeps for itself."""
-        page = self.cpu_block if on_cpu else self.page
-        return page * (math.ceil(tokens / page) + 1)
-
-    def row(self, room: float, on_cpu: bool) -> int:
-        """Return the tokens of the longest row that fits a cache with room for so many tokens."""
-        page = self.cpu_block if on_cpu else self.page
-        return page * max(1, int(room // page) - 1)
-
-    def tables(self, positions: int, on_cpu: bool) -> int:
-        """Return the bytes beside the cache and the model's own, where a row can have so many tokens."""
-        return self.place_bytes * self.cpu_rows * positions if on_cpu else 1 << 20
-
-    def gathered(self, positions: int, on_cpu: bool) -> int:
-        """Return for how many gathered tokens there is room, where a row can have so many."""
-        rows = self.cpu_rows if on_cpu else self.rows
-        return min(max(8 * positions, 4 * rows * self.block), self.gathered_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class GrowingCache:
-    """A cache of keys and values that each call makes for its rows."""
-
-    places: int = 1 << 18
-    """Tokens, of all rows together, that are decoded at a time."""
-    first: int = 64
-    """Places beyond the prompt that a row has at first; when they are used up it grows by half."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The memory that an engine holds beside weights, activations and moments."""
-
-    network: int = 4
-    """Columns that a layer keeps for each one of its feed-forward network: gate, up, SiLU of the gate, and product."""
-    angles: int = 2
-    """Numbers that positions keep for each token and column of a head: sine and cosine, or the angle alone."""
-    row_by_row: bool = False
-    """Outputs of packed rows exist for each row, and put together, whatever the rows' lengths; else only where lengths
-    differ."""
-    splits_tokens: bool = False
-    """What tensor-parallel ranks do not split of a layer by columns they split by tokens: sequence parallelism."""
-    split_head: bool = False
-    """Losses are made of logits that are split by vocabulary, whether over several ranks or one."""
-    keeps_fused: bool = True
-    """In a model whose queries, keys and values are one tensor a layer keeps that, and rotated queries twice."""
-    fused_norms: Callable[[DeviceKind, str], bool] = _unfused
-    """Whether norms keep what they read and no more, on a kind of device and in a dtype."""
-    wide_norms: int = 8
-    """Bytes for each column that are kept by norms which multiply by one more than their weight."""
-    gradients_stay: bool = False
-    """Wide gradients of a trained model exist at all times, not only during a step."""
-    cache: ReservedCache | GrowingCache = field(default=GrowingCache())
-    """The cache of keys and values for generating."""
-    cpu_dtype: str | None = None
-    """The dtype that it computes in on a CPU, whatever it is told."""
-    process: int = 512 << 20
-    """Bytes that one of its processes has on a GPU beside tensors: CUDA's context with the kernels of torch. Those are
-    300 to 400 MB (pytorch issues 20532 and 107667), and grow with the kernels that are used."""
-    cpu_adapters_by_token: bool = False
-    """On a CPU each token that is read gets a copy of a matrix of its adapter, where adapters are beside the
-    weights."""
-    cpu_packs_experts: bool = False
-    """On a CPU experts are stored twice: as its kernel wants them, and as others write them."""
-
-
 @dataclass(frozen=True, slots=True)
 class Attention:
     """A way to compute attention that an engine knows."""
@@ -180,23 +80,6 @@ class PrefixSharing:
     longest: int
     """It does so where no row has more tokens than this beyond the common beginning."""
     devices: frozenset[DeviceKind] = frozenset({"cpu", "gpu"})
-
-
-PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
-    "gpu": {
-        "train": Rates(0.9, 0.9, call=0.01, block=2e-3, layer=3e-4, update=5e-3, hides=0.25),
-        "forward": Rates(0.9, 0.9, call=0.01, block=2e-3, layer=1e-4, hides=0.25),
-        "generate": Rates(0.4, 0.45, call=0.02, block=5e-3, layer=3e-4, row=2e-5),
-    },
-    "cpu": {
-        "train": Rates(0.4, 0.5, call=3e-3, block=4e-3, layer=1.5e-3, update=5e-3),
-        "forward": Rates(0.4, 0.5, call=2e-3, block=2e-3, layer=5e-4),
-        "generate": Rates(0.4, 0.5, call=5e-3, block=1e-3, layer=3e-4, row=2e-5),
-    },
-}
-"""Rates of an engine that runs a model as it is written in torch, layer by layer. On a GPU what training reaches is
-fitted to those of the rows FH, FA, FB and FL of docs/why/accuracy.md that are not held out: models of 1 to 70 billion
-parameters that shard their parameters over 8 to 128 A100 and H100. Work that only reads is assumed to reach as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,12 +235,12 @@ class EngineSpec:
         rounding = self.adapter_dtypes.get(way, {}).get(stored)
         return (f"has adapters {way} in weights of {stored}, {rounding}",) if rounding else ()
 
-    def gathers(self, split: Mesh, said: str = "") -> Sequence[str]:
-        """Return the ways among which there is a choice on a mesh, the first one empty. said: the way that a schedule
-        names; there is no choice where nothing is sharded."""
+    def gathers(self, split: Mesh, chosen: str = "") -> Sequence[str]:
+        """Return the ways among which there is a choice on a mesh, the first one empty. chosen: the way that a
+        schedule names; there is no choice where nothing is sharded."""
         if split.length("fsdp") == 1:
-            return () if said else ("",)
-        return (said,) if said else ("", *self.gather[1:])
+            return () if chosen else ("",)
+        return (chosen,) if chosen else ("", *self.gather[1:])
 
     def lends(self, split: Mesh) -> bool:
         """Return whether models of a process that begin with one base have it once. Ranks that shard a model's

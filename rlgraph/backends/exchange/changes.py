@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError
-from rlgraph.backends.exchange.link import Post
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.exchange.link import Link, Post
 from rlgraph.backends.exchange.mailbox import Mailbox, MessageKind
 
 _HEAD = 3
@@ -43,20 +43,12 @@ class DeltaMailbox:
         return _Run(self)
 
 
-class _Run:
+class _Run(Link):
     """The link of one transfer."""
-
-    direct = True
 
     def __init__(self, changes: DeltaMailbox) -> None:
         self.changes, self.name, self.device = changes, changes.mailbox.name, changes.mailbox.device
         self._sent, self._received = Counter[int](), Counter[int]()
-
-    def room(self, size: int) -> Tensor:
-        raise AssertionError("messages go from where they lie")
-
-    def go(self) -> None:
-        """Do nothing: messages go at once."""
 
     def send(self, message: Tensor, to: int) -> Post:
         key = to, self._sent[to]
@@ -79,7 +71,7 @@ class _Run:
         )
 
 
-class _Leaving:
+class _Leaving(Post):
     """A message that is sent as a head and a body."""
 
     def __init__(self, message: Tensor, *parts: Post) -> None:
@@ -93,15 +85,14 @@ class _Leaving:
         for part in self._parts:
             part.wait()
 
-    def release(self) -> None:
-        """Do nothing: no message was received."""
 
-
-class _Arriving:
+class _Arriving(Post):
     """A message that is received. Those from the same peer are waited for in their order."""
 
+    size = 0
+
     def __init__(self, message: Tensor, mailbox: Mailbox, source: int, receiver: DeltaReceiver, head: Post) -> None:
-        self.message, self.size = message, 0
+        self.message = message
         self._mailbox, self._source, self._receiver, self._head = mailbox, source, receiver, head
 
     def wait(self) -> None:
@@ -110,9 +101,6 @@ class _Arriving:
         body.wait()
         self.message.view(-1).copy_(self._receiver.next(self._head.message, body.message))
         self.size = self._head.size + body.size
-
-    def release(self) -> None:
-        """Do nothing: both ends have copies of their own."""
 
 
 class DeltaSender:

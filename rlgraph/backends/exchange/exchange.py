@@ -7,28 +7,23 @@ which is kept for the next time. Where only changes travel, both ends keep the l
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.exchange.changes import DeltaMailbox
 from rlgraph.backends.exchange.link import Link, Post
 from rlgraph.backends.exchange.mailbox import Mailbox
-from rlgraph.errors import count_phrase
+from rlgraph.backends.exchange.messages import ALONE, LocalPieces, Message, local_copies, split_into_messages
 from rlgraph.ir.carriers import PeerCarriers
-from rlgraph.ir.layout import Box, LocalTensor, Piece, at_layer, box_difference, intersection, volume
+from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.transfer import TensorBox, Transfer
 
-_ALONE = 1 << 18
-"""Bytes from which on a part of one tensor is a message by itself."""
-
-_Slices = tuple[slice, ...]
 _NO_WAYS = PeerCarriers()
 
 
@@ -57,42 +52,14 @@ class PendingMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
-    """A box of a message and where it lies in a local tensor."""
-
-    tensor: str
-    at: _Slices
-    start: int
-    """The first element, in the message, of the part that the box belongs to."""
-    shape: tuple[int, ...]
-    """The shape of that part."""
-    inner: _Slices | None
-    """The elements of the part that the box has; None for all of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """A message between two places."""
-
-    elements: int
-    peer: int
-    """The place that it comes from, or goes to first."""
-    forwarded: bool
-    """Whether it is taken from the destination's tensors, where it arrived."""
-    copies: tuple[_Copy, ...]
-    about: str
-    """What it has, for error messages."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Round:
     """The messages of this place in one round of a transfer."""
 
-    sends: tuple[_Message, ...]
+    sends: tuple[Message, ...]
     posts: tuple[tuple[int, int], ...]
     """The peer that each send goes to, and the number of the message. A message for several peers is packed once, if it
     is in the same memory for them."""
-    receives: tuple[_Message, ...]
+    receives: tuple[Message, ...]
 
 
 class Exchange:
@@ -121,8 +88,8 @@ class Exchange:
         self._transfer, self._mailbox, self._dtype = transfer, mailbox, dtype
         self._links: Mapping[int, Link] = {} if delta else links or {}
         self._ways = ways
-        self._held, self._needed = _Holding(source), _Holding(destination)
-        self._local_copies = tuple(_local_copies(self._held, destination))
+        self._held, self._needed = LocalPieces(source), LocalPieces(destination)
+        self._local_copies = tuple(local_copies(self._held, destination))
         self._routes = [(move, route) for move in transfer.moves for route in move.routes if mailbox.place in route[:2]]
         self._rounds = tuple(self._scheduled(index) for index in range(transfer.rounds)) if self._routes else ()
         self._buffers: dict[torch.device, Tensor] = {}
@@ -169,24 +136,24 @@ class Exchange:
 
     def _sends(
         self, outgoing: Mapping[tuple[int, bool], Sequence[TensorBox]]
-    ) -> tuple[tuple[_Message, ...], tuple[tuple[int, int], ...]]:
+    ) -> tuple[tuple[Message, ...], tuple[tuple[int, int], ...]]:
         numbers: dict[tuple[Link | torch.device, bool, tuple[TensorBox, ...]], int] = {}
         posts: list[tuple[int, int]] = []
-        sends: list[_Message] = []
+        sends: list[Message] = []
         for (peer, forwarded), parts in sorted(outgoing.items()):
             holding = self._needed if forwarded else self._held
-            for content in _messages(parts, self._dtype.itemsize):
+            for content in split_into_messages(parts, self._dtype.itemsize):
                 owner = _owner(self._links.get(peer, self._mailbox))
                 number = numbers.setdefault((owner, forwarded, content), len(numbers))
                 if number == len(sends):
-                    sends.append(_message(content, peer, forwarded, holding))
+                    sends.append(holding.message(content, peer, forwarded))
                 posts.append((peer, number))
         return tuple(sends), tuple(posts)
 
-    def _receives(self, incoming: Mapping[tuple[int, bool], Sequence[TensorBox]]) -> Iterator[_Message]:
+    def _receives(self, incoming: Mapping[tuple[int, bool], Sequence[TensorBox]]) -> Iterator[Message]:
         for (peer, _), parts in sorted(incoming.items()):
-            for content in _messages(parts, self._dtype.itemsize):
-                yield _message(content, peer, False, self._needed)
+            for content in split_into_messages(parts, self._dtype.itemsize):
+                yield self._needed.message(content, peer, False)
 
     # Work
 
@@ -224,7 +191,10 @@ class Exchange:
         arriving: list[Post] = []
         for message, direct in zip(round_.receives, in_place, strict=True):
             with self._naming(number, message.about, message.peer, link(message.peer), sends=False):
-                arriving.append(self._receiving(message, link(message.peer), buffers.get(id(message), direct)))
+                into = buffers.get(id(message), direct)
+                if into is None:
+                    into = torch.empty(message.elements, dtype=self._dtype, device="meta")
+                arriving.append(link(message.peer).receive(into, message.peer))
         leaving: list[Post] = []
         packed: dict[int, Tensor] = {}
         for peer, index in round_.posts:
@@ -232,7 +202,7 @@ class Exchange:
                 message, direct = round_.sends[index], ready[index]
                 packed[index] = buffers[id(message)] if direct is None else direct
                 if direct is None:
-                    for view, part in _views(message, packed[index], places[index]):
+                    for view, part in message.views(packed[index], places[index]):
                         part.copy_(view)
             with self._naming(number, round_.sends[index].about, peer, link(peer), sends=True):
                 leaving.append(link(peer).send(packed[index], peer))
@@ -243,7 +213,7 @@ class Exchange:
             with self._naming(number, message.about, message.peer, link(message.peer), sends=False):
                 post.wait()
                 if direct is None:
-                    for view, part in _views(message, post.message, destination):
+                    for view, part in message.views(post.message, destination):
                         _store(view, part, ema)
                 post.release()
         for (peer, index), post in zip(round_.posts, leaving, strict=True):
@@ -251,21 +221,16 @@ class Exchange:
                 post.wait()
         return leaving, arriving, used
 
-    def _receiving(self, message: _Message, link: Link, into: Tensor | None) -> Post:
-        if into is None:
-            into = torch.empty(message.elements, dtype=self._dtype, device="meta")
-        return link.receive(into, message.peer)
-
-    def _direct(self, message: _Message, link: Link, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    def _direct(self, message: Message, link: Link, tensors: Mapping[str, Tensor]) -> Tensor | None:
         """Return the message where it lies in one piece of memory, as it travels; None where it does not."""
-        if not link.direct or len(message.copies) != 1 or message.elements * self._dtype.itemsize < _ALONE:
+        if not link.direct or len(message.copies) != 1 or message.elements * self._dtype.itemsize < ALONE:
             return None
         copy = message.copies[0]
         view = tensors[copy.tensor][copy.at]
         fits = copy.inner is None and view.is_contiguous() and view.dtype == self._dtype and view.device == link.device
         return view.detach() if fits else None
 
-    def _rooms(self, number: int, wanted: Sequence[tuple[Link, _Message]]) -> tuple[dict[int, Tensor], int]:
+    def _rooms(self, number: int, wanted: Sequence[tuple[Link, Message]]) -> tuple[dict[int, Tensor], int]:
         """Return a buffer for each message, by its identity, and the bytes of all."""
         sizes: dict[Link | torch.device, int] = {}
         for link, message in wanted:
@@ -310,103 +275,6 @@ class Exchange:
 def _owner(link: Link) -> Link | torch.device:
     """Return the link, or the device, in whose memory messages are packed."""
     return link.device if link.direct else link
-
-
-class _Holding:
-    """The places of the boxes of global tensors in a place's own tensors."""
-
-    def __init__(self, layout: Sequence[LocalTensor]) -> None:
-        self.pieces: dict[str, list[tuple[str, Piece]]] = {}
-        for local in layout:
-            for piece in local.pieces:
-                self.pieces.setdefault(piece.name, []).append((local.name, piece))
-
-    def copies(self, parts: Iterable[TensorBox]) -> Iterator[_Copy]:
-        """Yield the copies for parts that lie one behind the other in a message."""
-        start = 0
-        for name, box in parts:
-            shape = _shape(box)
-            for local, piece in self.pieces.get(name, ()):
-                shared = intersection(box, piece.box)
-                if shared is not None:
-                    for layer in _layers(local, shared):
-                        inner = None if layer == box else _within(box, layer)
-                        yield _Copy(*_located(local, piece, layer), start, shape, inner)
-            start += math.prod(shape)
-
-
-def _local_copies(held: _Holding, destination: Sequence[LocalTensor]) -> Iterator[tuple[_Copy, _Copy]]:
-    """Yield what a place needs and has itself: where it is, and where it goes."""
-    for local in destination:
-        for piece in local.pieces:
-            left = [piece.box]
-            for name, held_piece in held.pieces.get(piece.name, ()):
-                for box in filter(None, [intersection(missing, held_piece.box) for missing in left]):
-                    for layer in _layers(name + local.name, box):
-                        yield (
-                            _Copy(*_located(name, held_piece, layer), 0, _shape(layer), None),
-                            _Copy(*_located(local.name, piece, layer), 0, _shape(layer), None),
-                        )
-                left = [rest for missing in left for rest in box_difference(missing, held_piece.box)]
-
-
-def _message(content: Sequence[TensorBox], peer: int, forwarded: bool, holding: _Holding) -> _Message:
-    name, box = content[0]
-    more = f" and {count_phrase(len(content) - 1, 'more part')}" if len(content) > 1 else ""
-    about = f"{name}[{', '.join(f'{low}:{high}' for low, high in box)}]{more}"
-    return _Message(_elements(content), peer, forwarded, tuple(holding.copies(content)), about)
-
-
-def _messages(parts: Iterable[TensorBox], itemsize: int) -> Iterator[tuple[TensorBox, ...]]:
-    """Yield what travels together: large parts of one tensor alone, all the others in one message."""
-    together = []
-    for name, box in parts:
-        for layer in _layers(name, box):
-            if volume(layer) * itemsize >= _ALONE:
-                yield ((name, layer),)
-            else:
-                together.append((name, layer))
-    if together:
-        yield tuple(together)
-
-
-def _layers(name: str, box: Box) -> list[Box]:
-    """Return a box for each layer of tensors that have one tensor for each, since they cannot be copied at once."""
-    if "*" not in name:
-        return [box]
-    return [((layer, layer + 1), *box[1:]) for layer in range(*box[0])]
-
-
-def _located(local: str, piece: Piece, box: Box) -> tuple[str, _Slices]:
-    """Return the tensor in which a box inside a piece lies, and where."""
-    starts = [at + low - first for at, (low, _), (first, _) in zip(piece.at, box, piece.box, strict=True)]
-    slices = tuple(slice(start, start + high - low) for start, (low, high) in zip(starts, box, strict=True))
-    if "*" not in local:
-        return local, slices
-    return at_layer(local, starts[0]), slices[1:]
-
-
-def _within(outer: Box, inner: Box) -> _Slices:
-    return tuple(slice(low - first, high - first) for (first, _), (low, high) in zip(outer, inner, strict=True))
-
-
-def _shape(box: Box) -> tuple[int, ...]:
-    return tuple(high - low for low, high in box)
-
-
-def _elements(parts: Iterable[TensorBox]) -> int:
-    return sum(volume(box) for _, box in parts)
-
-
-def _views(message: _Message, buffer: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield for each copy the part of the local tensor and the part of the message."""
-    for copy in message.copies:
-        part = buffer[copy.start : copy.start + math.prod(copy.shape)].view(copy.shape)
-        if copy.inner is not None:
-            part = part[copy.inner]
-        local = tensors[copy.tensor][copy.at]
-        # A layer's tensor lacks the dimension of the layers.
-        yield local, part if part.dim() == local.dim() else part.squeeze(0)
 
 
 def _store(view: Tensor, arriving: Tensor, ema: float | None) -> None:

@@ -3,19 +3,17 @@ does."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 
 
 class LinkError(EngineError):
     """A message does not arrive: a peer is gone or does not answer, or the connection is broken."""
 
 
-class Post(Protocol):
+class Post:
     """A message on its way."""
 
     message: Tensor
@@ -24,18 +22,17 @@ class Post(Protocol):
     @property
     def size(self) -> int:
         """Bytes that travelled, once it has arrived."""
-        ...
+        return self.message.nbytes
 
     def wait(self) -> None:
         """Wait until it has arrived; raises LinkError when the peer is gone, or late."""
-        ...
+        raise NotImplementedError
 
     def release(self) -> None:
-        """Note that what was received has been read."""
-        ...
+        """Note that what was received has been read: nothing follows from it where that belongs to the receiver."""
 
 
-class Link(Protocol):
+class Link:
     """One process's end of a carrier. Two messages between the same processes arrive in the order in which they were
     sent. A message for several places is sent to each of them, from one piece of memory."""
 
@@ -43,23 +40,22 @@ class Link(Protocol):
     """The name of its carrier."""
     device: torch.device
     """The device on which messages lie."""
-    direct: bool
+    direct = True
     """Whether a message goes from where it lies to where it belongs. Otherwise it is sent from memory of the link, and
     the receiver reads it there."""
 
     def room(self, size: int) -> Tensor:
         """Return so many bytes of its memory, uint8, for the messages of a round; those of the round before have been
         read. Only links that are not direct are asked for it."""
-        ...
+        raise AssertionError("messages go from where they lie")
 
     def send(self, message: Tensor, to: int) -> Post:
         """Send a contiguous tensor, which must not change until the post has arrived."""
-        ...
+        raise NotImplementedError
 
     def receive(self, message: Tensor, source: int) -> Post:
         """Receive into a contiguous tensor; where the link is not direct, one on `meta` says what comes."""
-        ...
+        raise NotImplementedError
 
     def go(self) -> None:
-        """Begin what was put off until all messages of a round are sent and received."""
-        ...
+        """Begin what was put off until all messages of a round are posted: nothing, where they go at once."""

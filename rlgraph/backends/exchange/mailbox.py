@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.process_groups import INTERFACES
-from rlgraph.backends.exchange.link import LinkError
+from rlgraph.backends.exchange.link import Link, LinkError, Post
 from rlgraph.ir.carriers import GLOO
 
 _THREADS = 2
@@ -39,11 +39,11 @@ class MessageKind(IntEnum):
     """The message has been read there."""
 
 
-class Mailbox:
+class Mailbox(Link):
     """The carrier that goes everywhere: a gloo group of its own, beside the default group of each process. Two places
     are connected when they exchange their first message: of many places each has few peers."""
 
-    name, device, direct = GLOO.name, torch.device("cpu"), True
+    name, device = GLOO.name, torch.device("cpu")
 
     def __init__(
         self, place: int, places: Sequence[int], store: Store, *, name: str = "mail", seconds: float = 120.0
@@ -62,17 +62,11 @@ class Mailbox:
         except RuntimeError as error:
             raise EngineError(f"place {place} could not reach the other {len(places) - 1} places: {error}") from None
 
-    def room(self, size: int) -> Tensor:
-        raise AssertionError("messages go from where they lie")
-
     def send(self, message: Tensor, to: int, kind: MessageKind = MessageKind.WHOLE) -> WholeMessage:
         return self._post("send", message, to, kind)
 
     def receive(self, message: Tensor, source: int, kind: MessageKind = MessageKind.WHOLE) -> WholeMessage:
         return self._post("recv", message, source, kind)
-
-    def go(self) -> None:
-        """Do nothing: messages go at once."""
 
     def _post(self, call: str, message: Tensor, peer: int, kind: MessageKind) -> WholeMessage:
         began = time.monotonic()
@@ -95,16 +89,12 @@ def _options(limit: timedelta) -> Any:
     return options
 
 
-class WholeMessage:
+class WholeMessage(Post):
     """A message that goes as it is."""
 
     def __init__(self, work: dist.Work, message: Tensor, limit: timedelta) -> None:
         self._work, self._limit = work, limit
         self.message = message
-
-    @property
-    def size(self) -> int:
-        return self.message.nbytes
 
     def wait(self) -> None:
         began = time.monotonic()
@@ -112,9 +102,6 @@ class WholeMessage:
             self._work.wait(self._limit)
         except RuntimeError as error:
             raise link_error(error, time.monotonic() - began) from None
-
-    def release(self) -> None:
-        """Do nothing: what was received belongs to the receiver."""
 
 
 def link_error(error: RuntimeError, seconds: float = 0.0) -> LinkError:

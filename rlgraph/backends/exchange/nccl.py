@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from rlgraph.backends.exchange.link import Post
+from rlgraph.backends.exchange.link import Link, Post
 from rlgraph.backends.exchange.mailbox import link_error
 from rlgraph.ir.carriers import NCCL
 
@@ -39,10 +39,10 @@ def backend(store: Store, rank: int, ranks: int, limit: timedelta) -> Any:
     return nccl(store, rank, ranks, options)
 
 
-class NcclLink:
+class NcclLink(Link):
     """One place's end of the NCCL carrier."""
 
-    name, direct = NCCL.name, True
+    name = NCCL.name
 
     def __init__(
         self,
@@ -59,9 +59,6 @@ class NcclLink:
         self.device = device
         self._clubs = [_Communicator(place, club, store, device, name, seconds, backend) for club in clubs]
         self._club_of = {peer: club for club in self._clubs for peer in club.ranks if peer != place}
-
-    def room(self, size: int) -> Tensor:
-        raise AssertionError("messages go from where they lie")
 
     def send(self, message: Tensor, to: int) -> Post:
         return self._club_of[to].post("send", message, to)
@@ -155,18 +152,11 @@ class _Batch:
             time.sleep(_LOOK)
 
 
-class _Message:
+class _Message(Post):
     """A message of a batch."""
 
     def __init__(self, message: Tensor, batch: _Batch) -> None:
         self.message, self._batch = message, batch
 
-    @property
-    def size(self) -> int:
-        return self.message.nbytes
-
     def wait(self) -> None:
         self._batch.wait()
-
-    def release(self) -> None:
-        """Do nothing: what was received belongs to the receiver."""

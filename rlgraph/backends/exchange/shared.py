@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError
-from rlgraph.backends.exchange.link import Post
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.exchange.link import Link, Post
 from rlgraph.backends.exchange.mailbox import Mailbox, MessageKind
 from rlgraph.ir.carriers import SHARED
 
@@ -98,7 +98,7 @@ def map_gpu_memory(handle: str, device: torch.device) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
 
-class SharedMemoryLink:
+class SharedMemoryLink(Link):
     """One place's end of the carrier of mapped memory."""
 
     name, direct = SHARED.name, False
@@ -133,9 +133,6 @@ class SharedMemoryLink:
         notice = self._mailbox.receive(torch.empty(_NOTICE, dtype=torch.int64), source, MessageKind.NOTICE)
         return _Arriving(self, message, source, notice)
 
-    def go(self) -> None:
-        """Do nothing: messages go at once."""
-
     def settle(self) -> None:
         """Wait until what was queued on the device is done: the other process does not see its streams."""
         if self.device.type == "cuda":
@@ -157,34 +154,23 @@ class SharedMemoryLink:
         self._mailbox.send(torch.empty(1, dtype=torch.uint8), source, MessageKind.READ).wait()
 
 
-class _Leaving:
+class _Leaving(Post):
     """A message that was sent, which has arrived when the peer has read it."""
 
     def __init__(self, message: Tensor, notices: list[Post]) -> None:
         self.message, self._notices = message, notices
 
-    @property
-    def size(self) -> int:
-        return self.message.nbytes
-
     def wait(self) -> None:
         for notice in self._notices:
             notice.wait()
 
-    def release(self) -> None:
-        """Do nothing: no message was received."""
 
-
-class _Arriving:
+class _Arriving(Post):
     """A message that is received. Those from the same peer are waited for in their order."""
 
     def __init__(self, link: SharedMemoryLink, wanted: Tensor, source: int, notice: Post) -> None:
         self.message = wanted
         self._link, self._source, self._notice = link, source, notice
-
-    @property
-    def size(self) -> int:
-        return self.message.nbytes
 
     def wait(self) -> None:
         self._notice.wait()

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import torch
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.exchange.link import Link
 from rlgraph.backends.exchange.mailbox import Mailbox
 from rlgraph.backends.exchange.nccl import NcclLink

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from rlgraph.backends.blocks import BlockSizes
-from rlgraph.backends.engines.base import EngineError, Saves
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.roles import Saves
 from rlgraph.backends.executor import Executor, NodeOutput, Part
 from rlgraph.backends.finish_order import FinishOrder
 from rlgraph.backends.frame import Frame
@@ -19,7 +20,8 @@ from rlgraph.backends.in_flight import Things
 from rlgraph.backends.saved import NonFiniteWeights, PendingSave, SavedModel
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer, SilentObserver, StepRunner
-from rlgraph.backends.worker.nodes import WORK, chosen_places
+from rlgraph.backends.worker.choosing import chosen_places
+from rlgraph.backends.worker.nodes import WORK
 from rlgraph.backends.worker.sampling import sampled_tokens
 from rlgraph.backends.worker.saving import (
     ModelSnapshot,

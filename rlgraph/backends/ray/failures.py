@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.exchange.link import LinkError
 from rlgraph.backends.ray.remote import Address
 from rlgraph.errors import NO_SPAN, Diagnostic, Related, RlgraphError, RunError, Span

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import HasWeights
 from rlgraph.backends.engines.process_groups import connect
+from rlgraph.backends.engines.roles import HasWeights
 from rlgraph.backends.exchange.exchange import Exchange, ExchangeCost, PendingMessage
 from rlgraph.backends.exchange.mailbox import Mailbox
 from rlgraph.backends.exchange.sites import open_links, site

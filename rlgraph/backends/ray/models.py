@@ -13,8 +13,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import Offloads, PartialUpdate, Saves
+from rlgraph.backends.engines.errors import PartialUpdate
 from rlgraph.backends.engines.offload import OffloadRecord
+from rlgraph.backends.engines.roles import Offloads, Saves
 from rlgraph.backends.exchange.exchange import ExchangeCost
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.activity import ActivityLog

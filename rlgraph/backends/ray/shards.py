@@ -9,9 +9,9 @@ from typing import Any
 
 import torch.distributed
 
-from rlgraph.backends.engines.base import Rank
 from rlgraph.backends.engines.offload import MemoryCounters
 from rlgraph.backends.engines.process_groups import join
+from rlgraph.backends.engines.records import Rank
 from rlgraph.backends.engines.sources import ModelSpec, load_codec, max_positions
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.enginespec.registry import engine, opener

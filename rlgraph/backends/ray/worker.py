@@ -14,9 +14,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from rlgraph.backends.engines.base import Admission, Admits, PartialRow
 from rlgraph.backends.engines.offload import MemoryCounters
 from rlgraph.backends.engines.process_groups import LOOPBACK, RendezvousStore, listen
+from rlgraph.backends.engines.records import Admission, PartialRow
+from rlgraph.backends.engines.roles import Admits
 from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.history import Known
@@ -53,7 +54,8 @@ from rlgraph.backends.ray.store import (
 from rlgraph.backends.ray.time_sharing import PipelineTurns, Seat
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.nodes import chosen_places, column_of, do_work
+from rlgraph.backends.worker.choosing import chosen_places
+from rlgraph.backends.worker.nodes import column_of, do_work
 from rlgraph.backends.worker.sampling import generate_parts, inner_rows, longest_answers, sampled_tokens
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.backends.worker.training import TRAINING, train_together

@@ -10,7 +10,7 @@ from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import TableData, row_label
 from rlgraph.backends.worker.columns import function_columns, numbers_of
-from rlgraph.backends.worker.sampling import asked_rows, data_column
+from rlgraph.backends.worker.prompts import asked_rows, data_column
 from rlgraph.backends.worker.session import Session
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import attribute_value

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.lowering.lower import LoweredNode, lower
 from rlgraph.backends.rows import Rows, TableData, pick, row_label
-from rlgraph.backends.selection import select_rows
 from rlgraph.backends.step import Step
-from rlgraph.backends.worker.columns import Who, finite_numbers, function_columns, inputs_of, numbers_of
+from rlgraph.backends.worker.choosing import choose, group_starts, keep, row_namer
+from rlgraph.backends.worker.columns import finite_numbers, function_columns, inputs_of
+from rlgraph.backends.worker.episodes import interact
 from rlgraph.backends.worker.expected_lengths import expect, learn
-from rlgraph.backends.worker.sampling import data_column, generate, inner_rows, interact
+from rlgraph.backends.worker.prompts import data_column
+from rlgraph.backends.worker.sampling import generate, rows_inside, table_type
 from rlgraph.backends.worker.session import ModelState, Session, engine_failure, too_long
 from rlgraph.backends.worker.state import assign, lookup, push, sample
 from rlgraph.data import Cursor
 from rlgraph.errors import Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Apply, Node
-from rlgraph.ir.types import Axis, Table, axis_of
+from rlgraph.ir.types import Table, axis_of
 from rlgraph.ops import NODES, attribute_value
 
 Work = Callable[[Node, Frame, Session], NodeOutput]
@@ -35,7 +36,7 @@ Work = Callable[[Node, Frame, Session], NodeOutput]
 
 def read(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Read the next rows of a data source."""
-    kind = _table(node)
+    kind = table_type(node)
     name = kind.axis.name
     rows, ids, cursor = session.readers[name].next(frame.values[node.inputs[0]])
     row_ids = tuple((name, position.epoch, position.row) for position in ids)
@@ -49,7 +50,7 @@ def read(node: Node, frame: Frame, session: Session) -> NodeOutput:
 
 def encode(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Encode prompts and answers with the tokenizer of the first model that is declared."""
-    kind = _table(node)
+    kind = table_type(node)
     rows = frame.rows[kind.axis.key]
     prompts, answers = (frame.values[name] for name in node.inputs)
     owner = next(iter(session.models.values()))
@@ -65,9 +66,8 @@ def encode(node: Node, frame: Frame, session: Session) -> NodeOutput:
     sequences = Sequences.from_pairs([p for p, _ in pairs], [a for _, a in pairs])
     # The table gets the columns of the data, so that functions can be called on it.
     data = tuple({"prompt": prompt, "response": answer} for prompt, answer in zip(prompts, answers, strict=True))
-    assert kind.token
     table = TableData(data, tuple(prompts), sequences, {}, owner.model.name)
-    return NodeOutput({node.outputs[0].name: table}, [inner_rows(kind.token, sequences.counts().numpy())])
+    return NodeOutput({node.outputs[0].name: table}, rows_inside(kind, table))
 
 
 def length(node: Node, frame: Frame, session: Session) -> NodeOutput:
@@ -210,7 +210,7 @@ def _lowered(node: Node) -> LoweredNode:
 def tensor(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Compute tensor mathematics."""
     raw = {name: frame.values[name] for name in node.inputs}
-    values = inputs_of(node, raw, {name: _who(frame, name) for name in node.inputs}, session.dtype)
+    values = inputs_of(node, raw, {name: row_namer(frame, name) for name in node.inputs}, session.dtype)
     try:
         results = dict(_lowered(replace(node, unit=None))(values, _AxisRows(frame, session.dtype)))
     except OverflowError as error:
@@ -227,7 +227,7 @@ def tensor(node: Node, frame: Frame, session: Session) -> NodeOutput:
         expr = exprs[value.name]
         if isinstance(expr, Apply) and expr.type.dtype == "row" and expr.type.axis and expr.args[0].type.axis:
             # A chosen row is given by its place in its group, which is the same in every slice and block.
-            starts = torch.from_numpy(_starts(frame, expr.args[0].type.axis, expr.type.axis))
+            starts = torch.from_numpy(group_starts(frame, expr.args[0].type.axis, expr.type.axis))
             results[value.name] = torch.where(results[value.name] < 0, -1, results[value.name] - starts)
     return NodeOutput(results)
 
@@ -246,106 +246,9 @@ class _AxisRows:
         return self.frame.size(axis)
 
 
-def _starts(frame: Frame, axis: Axis, group: Axis) -> np.ndarray:
-    """Return the first row of an axis in each row of the group's, int64."""
-    counts = np.bincount(frame.index(axis.key, group.key), minlength=frame.size(group.key))
-    first: np.ndarray = counts.cumsum() - counts
-    return first
-
-
-def _who(frame: Frame, name: str) -> Who:
-    """Return the function that names the rows of a value in a message."""
-    axis = axis_of(frame.types[name])
-    return frame.rows[axis.key].who if axis else lambda place: f"row {place}"
-
-
 def size(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Return the number of rows of an axis."""
     return NodeOutput({node.outputs[0].name: frame.size(node.attr("axis"))})
-
-
-def keep(node: Node, frame: Frame, session: Session) -> NodeOutput:
-    """Keep the rows of an axis where a condition holds; they are the rows of new axes."""
-    return select_rows(node, frame, chosen_places(node, frame, session))
-
-
-def chosen_places(node: Node, frame: Frame, session: Session) -> np.ndarray:
-    """Return which rows a node takes that only selects some, int64."""
-    axis, places = _CHOOSE[node.op](node, frame, session)
-    if session.notes.wanted:
-        row_ids, chosen = frame.rows[axis].known, set(places.tolist())
-        dropped = [row for place, row in enumerate(row_ids) if place not in chosen]
-        session.notes.add(frame.step, "dropped", node.name, dropped)
-    return places
-
-
-def _kept_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
-    """Return an axis, and which of its rows are kept, int64."""
-    mask, kind = frame.values[node.inputs[0]], frame.types[node.inputs[0]]
-    axis = axis_of(kind)
-    assert axis is not None
-    if isinstance(mask, list):
-        mask = numbers_of(mask, node.inputs[0], _who(frame, node.inputs[0]), node.span, torch.float64)
-    kept = np.flatnonzero(np.asarray(mask, dtype=bool)[frame.index(node.attr("axis"), axis.key)])
-    return node.attr("axis"), kept
-
-
-def _recent_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
-    """Return an axis, and which of its rows have nothing in them that is too old, int64."""
-    value_axis = axis_of(frame.types[node.inputs[0]])
-    assert value_axis is not None
-    axis, versions = node.attr("axis"), frame.values[node.inputs[0]].numpy()
-    age = session.versions.at(node.attr("model"), frame.step) - versions
-    old = frame.index(value_axis.key, axis)[age > node.attr("oldest")]
-    return axis, np.setdiff1d(np.arange(frame.size(axis)), old)
-
-
-def _aged_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
-    """Return an axis, and its rows in the order of the age of the oldest that lies in them, older ones first, int64."""
-    axis = node.attr("axis")
-    sampled = zip(node.inputs, node.attr("models"), strict=True)
-    ages = [(name, session.versions.at(model, frame.step) - frame.values[name].numpy()) for name, model in sampled]
-    return axis, np.argsort(-frame.greatest(axis, ages), kind="stable")
-
-
-def _soonest_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
-    """Return an axis, and its rows by the tokens of the longest answer in each, the shortest first, int64. A row that
-    was given up has none, and counts as longer than any other."""
-    axis = node.attr("axis")
-    lengths = [(name, frame.values[name].numpy()) for name in node.inputs]
-    longest = frame.greatest(axis, [(name, np.where(tokens > 0, tokens, np.inf)) for name, tokens in lengths])
-    return axis, np.argsort(longest, kind="stable")
-
-
-def choose(node: Node, frame: Frame, session: Session) -> NodeOutput:
-    """Do `pick`: one row of each group."""
-    made = select_rows(node, frame, chosen_places(node, frame, session))
-    table, kind = made.values[node.name], _table(node)
-    assert kind.token
-    made.rows.append(inner_rows(kind.token, table.sequences.counts().numpy()))
-    if kind.turn:
-        made.rows.append(inner_rows(kind.turn, table.columns["turns"].numpy()))
-    return made
-
-
-def _picked_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
-    """Return a table's axis, and which of its rows each group's chosen one is, int64."""
-    index: np.ndarray = frame.values[node.inputs[1]].numpy()
-    kind, made = frame.types[node.inputs[0]], _table(node)
-    assert isinstance(kind, Table)
-    if bool((index < 0).any()):
-        place = int((index < 0).argmax())
-        who = frame.rows[made.axis.key].who(place)
-        raise RunError(
-            Diagnostic(
-                "E0736",
-                f"{who} has no rows left to pick from",
-                node.span,
-                f"drop it first: `keep {made.axis.name} where ...`",
-            )
-        )
-    places: np.ndarray = index + _starts(frame, kind.axis, made.axis)
-    return kind.axis.key, places
 
 
 def update(node: Node, frame: Frame, session: Session) -> NodeOutput:
@@ -373,21 +276,6 @@ def report(node: Node, frame: Frame, session: Session) -> NodeOutput:
     named = zip(node.attr("names"), node.inputs, strict=True)
     return NodeOutput(metrics={name: float(frame.values[source]) for name, source in named})
 
-
-def _table(node: Node) -> Table:
-    kind = node.outputs[0].type
-    assert isinstance(kind, Table)
-    return kind
-
-
-_CHOOSE: Mapping[str, Callable[[Node, Frame, Session], tuple[str, np.ndarray]]] = {
-    "keep": _kept_places,
-    "pick": _picked_places,
-    "recent": _recent_places,
-    "aged": _aged_places,
-    "soonest": _soonest_places,
-}
-"""Which rows each operation chooses, by its name."""
 
 WORK: dict[str, Work] = {
     "read": read,

@@ -11,9 +11,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError, KeepsMoments, State
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.moments import MASTER, Moments
 from rlgraph.backends.engines.optimizer import STEP
+from rlgraph.backends.engines.records import State
+from rlgraph.backends.engines.roles import KeepsMoments
 from rlgraph.backends.engines.stored import StoredTensors, TensorView, full_boxes, select_views, write_tensors
 from rlgraph.backends.engines.weights import WeightSource, fill_tensors, locals_of
 from rlgraph.backends.saved import SavedModel, checking_damage

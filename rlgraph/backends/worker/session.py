@@ -11,18 +11,10 @@ from typing import Any, cast
 
 import torch
 
-from rlgraph.backends.engines.base import (
-    Embedded,
-    Engine,
-    EngineError,
-    HubError,
-    LimitsCache,
-    ModelRefused,
-    NoHead,
-    Rank,
-)
-from rlgraph.backends.engines.sources import ModelSpec, RandomSource
-from rlgraph.backends.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
+from rlgraph.backends.engines.errors import EngineError, HubError, ModelRefused, NoHead
+from rlgraph.backends.engines.records import Rank
+from rlgraph.backends.engines.roles import Embedded, Engine, LimitsCache
+from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.enginespec.registry import embedded, opener
 from rlgraph.backends.history import LengthHistory
 from rlgraph.backends.notes import TraceNotes
@@ -30,16 +22,14 @@ from rlgraph.backends.recording import Recorder, Replay
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import PastWeights, WeightVersions
 from rlgraph.backends.worker.judging import apply_limits, limits
-from rlgraph.catalog.models.adapters import CONFIG, UnsupportedAdapter, adapters_of, find_adapter
+from rlgraph.backends.worker.model_sources import model_spec
 from rlgraph.catalog.models.heads import missing_head
 from rlgraph.data import Cursor, Reader, check_source, open_source
 from rlgraph.dsl.columns import column_misuses
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span
-from rlgraph.ir.graph import Constant, External, Model, Node, Program, Record, plain
+from rlgraph.ir.graph import External, Model, Node, Program, Record
 from rlgraph.ir.plan import Holding
-from rlgraph.ir.types import Handle
-from rlgraph.ops.bases import base_models, is_changed
-from rlgraph.ops.nodes import NODES, model_of
+from rlgraph.ops.bases import base_models
 from rlgraph.user_code import (
     Ask,
     Environment,
@@ -293,55 +283,6 @@ def _spec(outside: External, overrides: Mapping[str, Any]) -> Spec:
     return Spec(outside.record.name, args, {**options, **overrides}, outside.record.span, dict(outside.record.spans))
 
 
-def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
-    """Return where a model comes from; of a copy, where its original does. Relative paths begin in `folders`."""
-    dtype = program.dtype(model)
-    model = program.original(model)
-    # A copy is made of what was loaded for its original.
-    generates = any(program.original(program.model(name)) is model for name in _generating(program))
-    learns = is_changed(program, model)
-    adapters = adapters_of(model)
-    if not isinstance(model.source, Record):
-        source = local_source(str(model.source), folders)
-        try:
-            adapter = find_adapter(source)
-        except UnsupportedAdapter as error:
-            raise EngineError(str(error)) from None
-        if adapter is None:
-            return ModelSpec(model.kind, source, dtype, None, generates, adapters, learns)  # type: ignore[arg-type]
-        base = local_source(adapter[0], folders)
-        if Path(base).is_absolute() and not Path(base).is_dir():
-            where = f"write where it is as `base_model_name_or_path` in its {CONFIG}"
-            raise EngineError(f"the adapter in {source!r} is for the model {base!r}, which is not here: {where}")
-        tokenizer_source = source if (Path(source) / "tokenizer_config.json").is_file() else None
-        return ModelSpec(model.kind, base, dtype, tokenizer_source, generates, adapter[1], learns)  # type: ignore[arg-type]
-    options = dict(model.source.options)
-    tokenizer, seed = options.pop("tokenizer"), options.pop("seed")
-    config = {name: plain(value) for name, value in options.items()}
-    if tokenizer is None:
-        raise EngineError("random weights need `tokenizer=`: a folder, or chars(...), words(...), bytes()")
-    family = str(model.source.args[0])
-    assert isinstance(seed, int)
-    random = RandomSource(family, config, _tokenizer(tokenizer, folders), seed)
-    return ModelSpec(model.kind, random, dtype, None, generates, adapters, learns)  # type: ignore[arg-type]
-
-
-def local_source(source: str, folders: Folders) -> str:
-    """Return a folder, where a program's source is one."""
-    local = folders.find(source)
-    return str(local) if local.is_dir() else source
-
-
-def _generating(program: Program) -> Iterator[str]:
-    """Yield the models that make rows."""
-    making = {name for name, op in NODES.items() if op.generates}
-    for phase in program.phases:
-        types = phase.graph.values()
-        for node in phase.graph.walk():
-            if node.op in making:
-                yield cast(Handle, types[model_of(node)]).name
-
-
 def program_dtype(program: Program) -> torch.dtype:
     """Return the dtype of the program's own numbers: float64 if a model has it."""
     dtypes = {dict(model.options).get("dtype") for model in program.models}
@@ -355,20 +296,6 @@ def _collected(problems: list[Diagnostic]) -> Iterator[None]:
         yield
     except ProgramError as error:
         problems += error.diagnostics
-
-
-def _tokenizer(value: Constant, folders: Folders) -> TokenizerSpec | str:
-    if isinstance(value, Record):
-        if value.name == "chars":
-            return Chars(str(value.args[0]))
-        if value.name == "words":
-            return Words(str(value.args[0]))
-        if value.name == "bytes":
-            return Bytes()
-    if isinstance(value, str):
-        local = folders.find(value)
-        return str(local) if local.is_dir() else value
-    raise EngineError("a tokenizer is a folder, or chars(...), words(...), bytes()")
 
 
 def _place(model: Model) -> Span:

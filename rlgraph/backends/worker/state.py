@@ -15,7 +15,7 @@ from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import Rows, TableData, join
 from rlgraph.backends.worker.columns import numbers_of
-from rlgraph.backends.worker.sampling import inner_rows
+from rlgraph.backends.worker.sampling import inner_rows, table_type
 from rlgraph.backends.worker.session import Session
 from rlgraph.columns import NO_KEYS, WORDS, kind_of
 from rlgraph.errors import Diagnostic, RunError
@@ -137,8 +137,7 @@ class BufferRows:
 def sample(node: Node, frame: Frame, session: Session) -> NodeOutput:
     """Sample rows of a buffer without repetition; all of them if it has fewer."""
     buffer: BufferRows | None = frame.values[node.inputs[0]]
-    kind = node.outputs[0].type
-    assert isinstance(kind, Table)
+    kind = table_type(node)
     assert buffer is not None, "the checker has seen a push above"
     count = min(node.attr("rows"), len(buffer.ids))
     places = frame.step.sampler(node.attr("key")).sample(range(len(buffer.ids)), count)

@@ -14,18 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import (
-    Accumulates,
-    EngineError,
-    FusesPipelines,
-    MicroBatch,
-    ModelCall,
-    NoRows,
-    NotFinite,
-    PartialUpdate,
-    PipelineNeighbours,
-    TrainOptions,
-)
+from rlgraph.backends.engines.errors import EngineError, NoRows, NotFinite, PartialUpdate
+from rlgraph.backends.engines.records import MicroBatch, ModelCall, TrainOptions
+from rlgraph.backends.engines.roles import Accumulates, FusesPipelines, PipelineNeighbours
 from rlgraph.backends.exchange.link import LinkError
 from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.frame import Frame, Places

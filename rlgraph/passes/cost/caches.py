@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rlgraph.backends.enginespec.spec import GrowingCache, ReservedCache
+from rlgraph.backends.enginespec.memory import GrowingCache, ReservedCache
 from rlgraph.catalog.models.families import linear_layers
 from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.passes.cost import latent, work

@@ -7,7 +7,7 @@ import math
 from functools import lru_cache
 from statistics import NormalDist
 
-from rlgraph.backends.enginespec.spec import ReservedCache
+from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.families import linear_layers
 from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.passes.cost import latent, work

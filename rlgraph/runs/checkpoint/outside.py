@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.catalog.models.configs import find_snapshot
 from rlgraph.data.sources import files as data_files
 from rlgraph.digests import fingerprint
@@ -114,8 +115,7 @@ def _shown(path: Path, folders: Folders) -> str:
 
 
 def _models(program: Program, folders: Folders) -> Iterator[tuple[str, ModelSpec]]:
-    from rlgraph.backends.engines.base import EngineError
-    from rlgraph.backends.worker.session import model_spec
+    from rlgraph.backends.worker.model_sources import model_spec
 
     for model in program.models:
         if model.copy_of is None:

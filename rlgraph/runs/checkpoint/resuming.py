@@ -9,6 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, quoted_list
 from rlgraph.files import read_bytes
 from rlgraph.passes.compilation.compilation import Compilation
@@ -127,8 +128,6 @@ def restore(
     note: Callable[[str], None],
 ) -> None:
     """Restore a checkpoint into a backend. Raise UsageMistake for content that has no meaning in the program."""
-    from rlgraph.backends.engines.base import EngineError
-
     program = compiled.program
     if not options.changed:
         outside.need_unchanged(checkpoint.outside, now, program)

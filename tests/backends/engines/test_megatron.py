@@ -296,13 +296,13 @@ def test_a_critic_and_a_reward_model_learn(ranks: Ranks, folder: Path, kind: Mod
 
 
 def test_a_head_that_nothing_trains_has_to_be_there(folder: Path) -> None:
-    from rlgraph.backends.engines.megatron.engine import _source
+    from rlgraph.backends.engines.megatron.source import read_source
 
     actor, reward = (spec_of(folder, "tied", kind).source for kind in ("causal_lm", "reward_lm"))
-    _source(ModelSpec("reward_lm", actor))
-    _source(ModelSpec("reward_lm", reward, learns=False))
+    read_source(ModelSpec("reward_lm", actor))
+    read_source(ModelSpec("reward_lm", reward, learns=False))
     with pytest.raises(NoHead, match="has no head that gives scores"):
-        _source(ModelSpec("reward_lm", actor, learns=False))
+        read_source(ModelSpec("reward_lm", actor, learns=False))
 
 
 @pytest.mark.long

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from rlgraph.backends.engines import varlen
 from rlgraph.backends.engines.base import EngineError, MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.transformers import attention, network
+from rlgraph.backends.engines.transformers import network
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.enginespec.registry import engine as named
 from rlgraph.catalog.models.families import ModelKind
@@ -44,7 +45,7 @@ def padding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def ways(monkeypatch: pytest.MonkeyPatch, work: Callable[[], list[Tensor]]) -> list[list[Tensor]]:
     """What comes of packed rows, and of padded ones. Rows are longer than the parts in which windows are taken."""
-    monkeypatch.setattr(attention, "_QUERIES", 4)
+    monkeypatch.setattr(varlen, "QUERIES", 4)
     found = []
     for share in (0.0, 1e9):
         monkeypatch.setattr(network, "_PADDED", share)
@@ -175,7 +176,7 @@ def test_blocks_are_filled_as_plans_count_them(budget: int) -> None:
 @pytest.mark.parametrize("family", few(["qwen2", "mistral", "gemma2"], "qwen2", "mistral"))
 def test_memory_grows_with_the_tokens(family: str, padding: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of a layer with full attention, with a window, and with capped scores."""
-    monkeypatch.setattr(attention, "_QUERIES", 64)
+    monkeypatch.setattr(varlen, "QUERIES", 64)
 
     def peak(length: int) -> int:
         shape = {"head_dim": 16, "sliding_window": 64} if family != "qwen2" else {}

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlgraph.backends.engines import varlen
 from rlgraph.backends.engines.base import MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.norm import rms_norm
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.engines.transformers import attention, network, packing
+from rlgraph.backends.engines.transformers import network, packing
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.models.families import ModelKind
 from tests.backends.engines.models import engine
@@ -132,7 +133,7 @@ CASES: list[tuple[str, ModelKind, dict[str, object]]] = [
 def test_two_steps_are_those_of_rows_by_themselves(
     family: str, kind: ModelKind, how: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_QUERIES", 4)
+    monkeypatch.setattr(varlen, "QUERIES", 4)
     together = trained(family, kind, True, **how)
     monkeypatch.setattr(network, "pack_shared", lambda *_: None)
     apart = trained(family, kind, False)

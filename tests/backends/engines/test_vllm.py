@@ -25,7 +25,7 @@ from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.vllm.engine import VllmEngine
 from rlgraph.backends.engines.vllm.environment import prepare
 from rlgraph.backends.engines.weights import ModelWeights, fill_tensors
-from rlgraph.backends.enginespec.spec import ReservedCache
+from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.families import CORRECTION
 from rlgraph.ir.mesh import mesh

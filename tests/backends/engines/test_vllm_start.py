@@ -12,7 +12,7 @@ import rlgraph
 from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.vllm import engine, start
-from rlgraph.backends.enginespec.spec import ReservedCache
+from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.configs import known_config

@@ -391,7 +391,7 @@ def test_transformers_holds_what_the_plan_says(run: OnActors) -> None:
 
 def micro_batches(worker: Any) -> tuple[int, str]:
     engine = worker.session.models["actor"].engine
-    return engine._block_tokens, engine.model.config.recompute_granularity
+    return engine._options.block_tokens, engine.model.config.recompute_granularity
 
 
 def blocks(worker: Any) -> int:

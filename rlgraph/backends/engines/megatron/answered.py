@@ -12,8 +12,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from rlgraph.backends.engines.base import MicroBatch, ModelCall
 from rlgraph.backends.engines.megatron.shim import device
+from rlgraph.backends.engines.records import MicroBatch, ModelCall
 from rlgraph.ir.mesh import Mesh
 
 

@@ -11,7 +11,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.base import PartialUpdate
+from rlgraph.backends.engines.errors import PartialUpdate
 
 
 class WeightGather:
@@ -48,7 +48,7 @@ class WeightGather:
                 weight.data = torch.empty(0, dtype=weight.dtype, device=weight.device)
 
     def wait(self, groups: Iterable[int] | None = None) -> None:
-        """Wait until the weights of some groups have arrived, or all. Raises HalfChanged, also for later calls, where
+        """Wait until the weights of some groups have arrived, or all. Raises PartialUpdate, also for later calls, where
         they do not come."""
         for at in list(self._pending) if groups is None else groups:
             if at not in self._pending:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError, ModelCall
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.records import ModelCall
 from rlgraph.backends.engines.sequences import Sequences
 
 Head = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]

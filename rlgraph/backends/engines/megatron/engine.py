@@ -3,9 +3,8 @@ Megatron-core."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,54 +13,56 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from rlgraph.backends.engines.base import (
-    EngineError,
-    MicroBatch,
-    ModelCall,
-    NoHead,
-    NoRows,
-    PipelineNeighbours,
-    State,
-    Training,
-    TrainOptions,
-)
 from rlgraph.backends.engines.blocks import plan_blocks
+from rlgraph.backends.engines.errors import NoRows
 from rlgraph.backends.engines.megatron.answered import SharedAnswers
 from rlgraph.backends.engines.megatron.batches import batch_of
 from rlgraph.backends.engines.megatron.groups import Stages, initialize_groups
 from rlgraph.backends.engines.megatron.layout import layout
-from rlgraph.backends.engines.megatron.model import build, dtype_of
+from rlgraph.backends.engines.megatron.model import build
 from rlgraph.backends.engines.megatron.moments import moments, resume_optimizer
 from rlgraph.backends.engines.megatron.pipeline import Pipeline, gradients
 from rlgraph.backends.engines.megatron.shim import device, on_cpu
+from rlgraph.backends.engines.megatron.source import read_source
 from rlgraph.backends.engines.megatron.spec import SPEC
 from rlgraph.backends.engines.megatron.training import Trainer
 from rlgraph.backends.engines.moments import Moments
 from rlgraph.backends.engines.offload import Offloader, OffloadRecord
+from rlgraph.backends.engines.rank_weights import RankWeights
+from rlgraph.backends.engines.records import MicroBatch, ModelCall, TrainOptions
+from rlgraph.backends.engines.roles import PipelineNeighbours, Training
+from rlgraph.backends.engines.scoring import RowScores
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
-from rlgraph.backends.engines.sources import ModelSpec, load, load_codec
+from rlgraph.backends.engines.sources import ModelSpec, dtype_of, load_codec
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.backends.engines.weights import (
-    FolderWeights,
-    ModelWeights,
-    WeightSource,
-    blend,
-    check_same_names,
-    clone_tensors,
-    fill_tensors,
-    locals_of,
-    overwrite_weights,
-)
-from rlgraph.backends.enginespec.legal import held
+from rlgraph.backends.engines.weights import fill_tensors, locals_of
 from rlgraph.catalog.clusters.cluster import DeviceKind
-from rlgraph.catalog.models.configs import find_config
-from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
+from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import Mesh
 
 
-class MegatronEngine:
-    """One rank's part of a model. It implements `Scores` and `Fuses`.
+@dataclass(frozen=True)
+class Options:
+    """How an engine computes, and trains."""
+
+    distributed_optimizer: bool = True
+    """Shard the optimizer's state over the replicas, too."""
+    block_tokens: int = 2048
+    """Tokens in a micro-batch."""
+    logit_numbers: int = 1 << 25
+    """The most logits that are computed at a time."""
+    recompute: bool = False
+    """Training keeps each layer's input only, and computes the rest again."""
+    turned: bool = False
+    """The ranks have the stages in reverse, the last one the first stage."""
+    later: bool | None = None
+    """Where replicas shard the optimizer, new weights come from the others while the next pass is computed; None: on
+    the devices that the spec says."""
+
+
+class MegatronEngine(RankWeights, RowScores):
+    """One rank's part of a model. It implements `Scores` and `FusesPipelines`.
 
     All ranks of a replica get the same calls with the same rows, in the same order; those along ep shard the blocks of
     rows, and those along cp the tokens of each row. Ranks of different replicas (dp) have rows of their own, and call
@@ -69,30 +70,13 @@ class MegatronEngine:
     gradients. All ranks of the last stage have results, not the one alone that `speaks`.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        codec: Codec,
-        shape: Shape,
-        mesh: Mesh,
-        rank: int,
-        *,
-        distributed_optimizer: bool,
-        block_tokens: int,
-        logit_numbers: int,
-        recompute: bool,
-        turned: bool,
-        later: bool | None,
-    ) -> None:
+    def __init__(self, spec: ModelSpec, codec: Codec, shape: Shape, mesh: Mesh, rank: int, options: Options) -> None:
         """Build the model with weights that are all zeros; `open` reads them."""
-        self.spec, self.codec, self._stages = spec, codec, Stages(turned)
-        self._model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec), recompute, self._stages)
-        self._shape, self._mesh, self._rank = shape, mesh, mesh.turned(rank, "pp") if turned else rank
-        self._distributed, self._block_tokens, self._recompute = distributed_optimizer, block_tokens, recompute
-        self._logit_numbers = logit_numbers
-        self._later = later
+        self.spec, self.codec, self._options, stages = spec, codec, options, Stages(options.turned)
+        self._model: GPTModel = build(shape, mesh, spec.kind, dtype_of(spec), options.recompute, stages)
+        self._shape, self._mesh, self._rank = shape, mesh, mesh.turned(rank, "pp") if options.turned else rank
         self._pipeline = Pipeline(
-            self._model, shape, spec.kind, codec.pad_id, logit_numbers, self._stages, mesh.length("chunks")
+            self._model, shape, spec.kind, codec.pad_id, options.logit_numbers, stages, mesh.length("chunks")
         )
         self._trainer: Trainer | None = None
         self.rest = Offloader()
@@ -103,66 +87,18 @@ class MegatronEngine:
 
     @classmethod
     @on_cpu()
-    def open(
-        cls,
-        spec: ModelSpec,
-        mesh: Mesh,
-        *,
-        distributed_optimizer: bool = True,
-        block_tokens: int = 2048,
-        logit_numbers: int = 1 << 25,
-        recompute: bool = False,
-        turned: bool = False,
-        later: bool | None = None,
-    ) -> MegatronEngine:
+    def open(cls, spec: ModelSpec, mesh: Mesh, **options: Any) -> MegatronEngine:
         """Load this rank's part of the model of `spec`, after `rlgraph.backends.engines.process_groups.join`.
 
-        distributed_optimizer: shard the optimizer's state over the replicas, too. block_tokens: tokens in a
-        micro-batch. recompute: training keeps each layer's input only, and computes the rest again. turned: the ranks
-        have the stages in reverse, the last one the first stage. later: where replicas shard the optimizer, new weights
-        come from the others while the next pass is computed; None: on the devices that the spec says. Raises
-        EngineError for a source that cannot be used, a family that is not known, and a mesh that does not fit the model
-        or this process.
+        options: the fields of `Options`. Raises EngineError for a source that cannot be used, a family that is not
+        known, and a mesh that does not fit the model or this process.
         """
         rank = initialize_groups(mesh)
         codec = load_codec(spec)
-        shape, weights = _source(spec)
-        engine = cls(
-            spec,
-            codec,
-            shape,
-            mesh,
-            rank,
-            distributed_optimizer=distributed_optimizer,
-            block_tokens=block_tokens,
-            logit_numbers=logit_numbers,
-            recompute=recompute,
-            turned=turned,
-            later=later,
-        )
+        shape, weights = read_source(spec)
+        engine = cls(spec, codec, shape, mesh, rank, Options(**options))
         fill_tensors(engine.tensors(), engine.layout(), weights)
         return engine
-
-    def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
-        """Return log softmax(logits / temperature) of each scored token, float [total scored]."""
-        return self._answer(sequences, ["logprobs"], temperature)[0]
-
-    def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
-        """Return the entropy in nats of the distribution of each scored token, float [total scored]."""
-        return self._answer(sequences, ["entropy"], temperature)[0]
-
-    def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return both from one pass, float [total scored] each."""
-        logprobs, entropy = self._answer(sequences, ["logprobs", "entropy"], temperature)
-        return logprobs, entropy
-
-    def values(self, sequences: Sequences) -> Tensor:
-        """Return the value of the state before each scored token, float [total scored]."""
-        return self._answer(sequences, ["values"])[0]
-
-    def score(self, sequences: Sequences) -> Tensor:
-        """Return the scalar at each row's last token, float [N]."""
-        return self._answer(sequences, ["score"])[0]
 
     def train_step(
         self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch], options: TrainOptions, step: int
@@ -215,35 +151,7 @@ class MegatronEngine:
         """Return blocks for `train_step`: row indices; at least one for each stage of each rank along ep, where there
         are as many rows."""
         side = self._mesh.length("pp") * self._mesh.length("ep")
-        return plan_blocks(lengths, token_budget or self._block_tokens, side, packed=True)
-
-    def state(self) -> State:
-        """Return a copy of this rank's weights."""
-        return clone_tensors(self.tensors())
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over these weights, of a model with the same split; the optimizer's moments stay."""
-        overwrite_weights(self.tensors(), state)
-        self.written()
-
-    def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
-        """Move towards `other`: weights = ema * weights + (1 - ema) * other."""
-        blend(self.tensors(), other, ema)
-        self.written()
-
-    @contextmanager
-    def weights(self, state: State) -> Iterator[None]:
-        """Compute with the tensors of `state` while the context lasts; nothing is copied."""
-        tensors = self.tensors()
-        check_same_names(tensors, state)
-        originals = {name: tensor.data for name, tensor in tensors.items()}
-        try:
-            for name, tensor in tensors.items():
-                tensor.data = state[name]
-            yield
-        finally:
-            for name, tensor in tensors.items():
-                tensor.data = originals[name]
+        return plan_blocks(lengths, token_budget or self._options.block_tokens, side, packed=True)
 
     @property
     def model(self) -> GPTModel:
@@ -287,10 +195,6 @@ class MegatronEngine:
         lost = [*(() if keep else weights), *(() if self._has_gradients else trainer.gradients())]
         return self.rest.sleep([*weights, *trainer.tensors()], once=trainer.gradients(), lost=lost)
 
-    def wake(self) -> OffloadRecord:
-        """Take the memory again."""
-        return self.rest.wake(self.written)
-
     def moments(self) -> Moments:
         """Return what this rank's optimizer keeps, live; nothing before the first update."""
         if self._trainer is None:
@@ -311,26 +215,14 @@ class MegatronEngine:
     @on_cpu()
     def copy(self) -> MegatronEngine:
         """Return the same model with weights of its own and no optimizer."""
-        duplicate = MegatronEngine(
-            self.spec,
-            self.codec,
-            self._shape,
-            self._mesh,
-            dist.get_rank(),
-            distributed_optimizer=self._distributed,
-            block_tokens=self._block_tokens,
-            logit_numbers=self._logit_numbers,
-            recompute=self._recompute,
-            turned=self._stages.turned,
-            later=self._later,
-        )
+        duplicate = MegatronEngine(self.spec, self.codec, self._shape, self._mesh, dist.get_rank(), self._options)
         duplicate.load_state(self.tensors())
         return duplicate
 
     def _new_trainer(self) -> Trainer:
         kind: DeviceKind = "gpu" if device().type == "cuda" else "cpu"
-        later = kind in SPEC.gathers_later if self._later is None else self._later
-        return Trainer(self._model, self._distributed, later)
+        later = kind in SPEC.gathers_later if self._options.later is None else self._options.later
+        return Trainer(self._model, self._options.distributed_optimizer, later)
 
     @property
     def _is_last_stage(self) -> bool:
@@ -383,11 +275,6 @@ class MegatronEngine:
         blocks_here = list(blocks[at::ep])
         return blocks_here + [None] * (-(-len(blocks) // ep) - len(blocks_here))
 
-    def _require(self, op: str) -> None:
-        kind, what = _ANSWERS[op]
-        if self.spec.kind != kind:
-            raise EngineError(f"a {self.spec.kind} does not give {what}: that needs a {kind}")
-
 
 @on_cpu()
 def add_gradients(
@@ -416,27 +303,3 @@ def add_gradients(
         shared_answers.tell(torch.promote_types(dtype_of(engine.spec), torch.float32))
         engine._has_gradients = True
         engine._loss += loss
-
-
-_ANSWERS = {
-    "logprobs": ("causal_lm", "log-probabilities"),
-    "entropy": ("causal_lm", "an entropy"),
-    "values": ("value_lm", "values"),
-    "score": ("reward_lm", "a score"),
-}
-"""The kind of model that answers an operation, and what the answer is called."""
-
-
-def _source(spec: ModelSpec) -> tuple[Shape, WeightSource]:
-    """Return the shape and weights of a source. A local folder is read only as far as is needed; what transformers has
-    to make or find is made whole."""
-    try:
-        if isinstance(spec.source, str) and Path(spec.source).is_dir():
-            weights = FolderWeights(spec.source)
-            if spec.begins_with_head and not weights.has_head:
-                raise NoHead(spec.kind, spec.source)
-            return shape_of(find_config(spec.source) or {}), weights
-        model = load(spec).model
-        return shape_of(model.config.get_text_config().to_dict()), ModelWeights(model)
-    except UnsupportedModel as error:
-        raise EngineError(str(held(error, "megatron"))) from error

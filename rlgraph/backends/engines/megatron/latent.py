@@ -13,7 +13,7 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.megatron.modules import Norm, PackedRows, Turn
+from rlgraph.backends.engines.megatron.modules import Norm, PackedRows, Turn, rotate
 from rlgraph.backends.engines.megatron.weights import part, replicated_parameter
 from rlgraph.backends.engines.varlen import AttentionOptions, attend, pad_width
 from rlgraph.catalog.models.shape import Shape
@@ -78,5 +78,4 @@ class LatentAttention(nn.Module):
 def _rotate(x: Tensor, turn: Turn) -> Tensor:
     """Rotate neighbouring numbers together; the first of each two rotated numbers come before all second ones, in
     queries as in keys."""
-    (cos, sin), even, odd = turn, x[..., 0::2], x[..., 1::2]
-    return torch.cat([even * cos - odd * sin, odd * cos + even * sin], -1)
+    return rotate((x[..., 0::2], x[..., 1::2]), turn)

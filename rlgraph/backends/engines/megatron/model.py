@@ -10,14 +10,13 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.megatron.experts import Experts
 from rlgraph.backends.engines.megatron.groups import Stages
 from rlgraph.backends.engines.megatron.latent import LatentAttention
 from rlgraph.backends.engines.megatron.layout import padded_vocab
 from rlgraph.backends.engines.megatron.modules import HiddenOutput, ScalarHead, layers
 from rlgraph.backends.engines.megatron.shim import device
-from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.enginespec.legal import problems
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
@@ -85,14 +84,6 @@ def _freeze_token(model: GPTModel, token: int) -> None:
         return torch.where((ids == token)[..., None], output.detach(), output)
 
     model.embedding.word_embeddings.register_forward_hook(detach)
-
-
-def dtype_of(spec: ModelSpec) -> torch.dtype:
-    """Return the dtype that the model computes in; optimizers keep float32 at least."""
-    dtypes = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-    if spec.dtype not in dtypes:
-        raise EngineError(f"no dtype is called {spec.dtype!r}: there are {', '.join(dtypes)}")
-    return dtypes[spec.dtype]
 
 
 def _config(shape: Shape, mesh: Mesh, dtype: torch.dtype, recompute: bool) -> TransformerConfig:

@@ -135,15 +135,16 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return [T, heads, size]. query: [T, heads, size]. key, value: [T, groups, size]."""
         share, turn = packed_seq_params.share, packed_seq_params.turns[self._turn]
-        query, key = _rotate(query, turn), _rotate(key, turn)
+        query, key = (rotate(x.chunk(2, -1), turn) for x in (query, key))
         if share:
             return share.attend(query, key, value, self._how)
         # A view of the fused projection would keep all of it.
         return attend(query, key, value.contiguous(), packed_seq_params.lengths, self._how)
 
 
-def _rotate(x: Tensor, turn: Turn) -> Tensor:
-    (cos, sin), (first, second) = turn, x.chunk(2, -1)
+def rotate(pairs: Sequence[Tensor], turn: Turn) -> Tensor:
+    """Rotate pairs of numbers, one of each of two tensors; the first ones of the results come before the second."""
+    (cos, sin), (first, second) = turn, pairs
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 

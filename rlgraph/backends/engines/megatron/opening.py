@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from rlgraph.backends.engines.base import EngineError, Rank
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.offload import Offloader
+from rlgraph.backends.engines.records import Rank
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.errors import install_command
 

@@ -11,7 +11,6 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.base import MicroBatch, PipelineNeighbours
 from rlgraph.backends.engines.chunks import in_chunks
 from rlgraph.backends.engines.megatron.batches import Batch, Head, batch_of
 from rlgraph.backends.engines.megatron.context import ContextParallel
@@ -20,8 +19,10 @@ from rlgraph.backends.engines.megatron.model_chunks import parts
 from rlgraph.backends.engines.megatron.modules import OutputPlaces, RotaryAngles, vocabulary_weight
 from rlgraph.backends.engines.megatron.shim import device
 from rlgraph.backends.engines.pipelined import Arrive, ModelPipeline, run_schedule, take_turns
+from rlgraph.backends.engines.records import MicroBatch
+from rlgraph.backends.engines.roles import PipelineNeighbours
 from rlgraph.backends.engines.varlen import cap_scores
-from rlgraph.backends.engines.vocabulary import logprobs_and_entropy
+from rlgraph.backends.engines.vocabulary import logprobs_and_entropy, tempered
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.pipelines.counted import counted
@@ -119,12 +120,12 @@ class Pipeline:
         return received, output, part
 
 
-Training = tuple[Pipeline, Sequence[Any], Callable[[Any], MicroBatch]]
+PipelineTraining = tuple[Pipeline, Sequence[Any], Callable[[Any], MicroBatch]]
 """A pipeline, its blocks of rows, and the function that makes each block's micro-batch."""
 
 
 def gradients(
-    trainings: Sequence[Training],
+    trainings: Sequence[PipelineTraining],
     last: Callable[[nn.Module], None] | None = None,
     beside: PipelineNeighbours | None = None,
 ) -> list[float]:
@@ -166,9 +167,7 @@ def _make_head(model: GPTModel, shape: Shape, numbers: int) -> Head:
             logits = logits / shape.logits_scale if shape.logits_scale != 1 else logits
             logits = cap_scores(logits, shape.logits_cap) if shape.logits_cap else logits
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            # Temperature 0, greedy decoding, is scored at temperature 1.
-            tempered = logits if temperature in (0, 1) else logits / temperature
-            return logprobs_and_entropy(tempered, tokens, first, group)
+            return logprobs_and_entropy(tempered(logits, temperature), tokens, first, group)
 
         logprobs, entropy = in_chunks(read, max(1, numbers // weight.shape[0]), hidden, tokens)
         return logprobs, entropy

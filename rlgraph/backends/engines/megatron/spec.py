@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rlgraph.backends.engines.megatron.layout import layout
 from rlgraph.backends.enginespec.legal import expert_misfits, tensor_misfits
+from rlgraph.backends.enginespec.memory import Memory
 from rlgraph.backends.enginespec.rates import Rates
-from rlgraph.backends.enginespec.spec import EngineSpec, Memory
+from rlgraph.backends.enginespec.spec import EngineSpec
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import DISTRIBUTION

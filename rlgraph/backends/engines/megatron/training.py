@@ -17,10 +17,11 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from torch import nn
 
-from rlgraph.backends.engines.base import NotFinite, PartialUpdate, TrainOptions
+from rlgraph.backends.engines.errors import NotFinite, PartialUpdate
 from rlgraph.backends.engines.megatron.arrival import WeightGather
 from rlgraph.backends.engines.megatron.overlap import GradientOverlap
 from rlgraph.backends.engines.optimizer import adamw
+from rlgraph.backends.engines.records import TrainOptions
 
 BUCKET: int | None = None
 """Numbers of gradients that replicas add up at a time, at least; stages other than the first, which end sooner, add up

@@ -12,18 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
-from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines import varlen
+from rlgraph.backends.engines.errors import EngineError, first_line
 from rlgraph.backends.engines.transformers.packing import PackedSpan
-from rlgraph.backends.engines.varlen import pad_width
+from rlgraph.backends.engines.varlen import by_queries, cap_scores, capped_attention, causal_mask, pad_width
 
 _NAME = "rlgraph_sdpa"
-_QUERIES = 512
-"""Queries of a row with a window, or with capped scores, that are computed at a time."""
 _GROUPED = torch.__version__ >= "2.13"
 """Whether torch's kernel for CPUs takes a mask where several heads share keys; older versions were not tried."""
 _KINDS = {"full_attention", "sliding_attention"}
@@ -46,9 +44,7 @@ class CausalMask:
         queries of such rows."""
         mask = self.masks.get(before)
         if mask is None or mask.shape[0] < count:
-            visible = torch.ones(most, before + most, dtype=torch.bool, device=like.device).tril(before)
-            if self.window is not None:
-                visible = visible.triu(before - self.window + 1)
+            visible = causal_mask(most, before + most, self.window, like.device)
             mask = torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill_(~visible, -torch.inf)
             self.masks[before] = mask
         return mask[:count, : before + count]
@@ -79,8 +75,8 @@ def use_attention(model: PreTrainedModel, wanted: str) -> None:
         try:
             model.set_attn_implementation(wanted)
         except (ValueError, ImportError) as error:
-            first = (str(error).strip().splitlines() or [""])[0]
-            raise EngineError(f"{type(model).__name__} cannot compute attention by {wanted}: {first}") from error
+            reason = first_line(error)
+            raise EngineError(f"{type(model).__name__} cannot compute attention by {wanted}: {reason}") from error
     use_own_attention(model)
 
 
@@ -164,7 +160,9 @@ def _attend(
     if softcap is not None:
         if attention_mask is None and query.shape[2] == key.shape[2]:
             return _attend_rows(module, (query, key, value), None, scale, softcap, more), None
-        return _attend_capped(query, key, value, attention_mask, scale, softcap), None
+        if attention_mask is None:
+            attention_mask = causal_mask(query.shape[2], key.shape[2], None, query.device)
+        return capped_attention(query, key, value, attention_mask, scale, softcap).transpose(1, 2), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
 
 
@@ -175,30 +173,14 @@ def _decode(
     groups, places = key.shape[1], key.shape[2]
     # A group's heads share its keys: they are the rows of one small product.
     grouped = query.reshape(rows * groups, heads // groups, size) * scale
-    logits = _cap(torch.bmm(grouped, key.flatten(0, 1).transpose(1, 2)), softcap)
+    logits = torch.bmm(grouped, key.flatten(0, 1).transpose(1, 2))
+    if softcap is not None:
+        logits = cap_scores(logits, softcap)
     if mask is not None:
         hidden = ~mask[..., :places].expand(rows, groups, heads // groups, places)
         logits = logits.masked_fill(hidden.reshape(logits.shape), -torch.inf)
     weighted = torch.bmm(logits.softmax(-1), value.flatten(0, 1))
     return weighted.view(rows, 1, heads, value.shape[-1])
-
-
-def _attend_capped(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float
-) -> Tensor:
-    """Return attention written out, with scores between -softcap and softcap. mask: bool [N or 1, 1, T, S], None:
-    causal."""
-    repeats, queries, places = query.shape[1] // key.shape[1], query.shape[2], key.shape[2]
-    scores = _cap(query @ repeat_kv(key, repeats).transpose(2, 3) * scale, softcap)
-    if mask is None:
-        mask = torch.ones(queries, places, dtype=torch.bool, device=query.device).tril(places - queries)
-    # Not -inf: padding on the left sees nothing, and has to stay a number.
-    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1)
-    return (weights @ repeat_kv(value, repeats)).transpose(1, 2)
-
-
-def _cap(scores: Tensor, softcap: float | None) -> Tensor:
-    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 def _per_row(mask: Tensor | None) -> bool:
@@ -245,8 +227,8 @@ def _attend_packed(
             ]
             queries = query.unflatten(1, (count, length)).transpose(0, 1)
             mask = None
-            if softcap is None and length <= _QUERIES:
-                mask = causal.mask(span.beginning, length, min(span.ends[-1][1], _QUERIES), query)
+            if softcap is None and length <= varlen.QUERIES:
+                mask = causal.mask(span.beginning, length, min(span.ends[-1][1], varlen.QUERIES), query)
             end_outputs.append(
                 _attend_rows(module, [queries, *states_seen], causal.window, scale, softcap, more, mask).flatten(0, 1)
             )
@@ -267,36 +249,22 @@ def _attend_rows(
     heads, size]; the queries are those of the last T of S places. Masks and scores exist for no more than a part of a
     row. mask: all of it, [T, S], where it exists already."""
     query, key, value = rows
-    before = key.shape[2] - query.shape[2]
-    if softcap is None and not before and (window is None or key.shape[2] <= window):
+    if softcap is None and key.shape[2] == query.shape[2] and (window is None or key.shape[2] <= window):
         return sdpa_attention_forward(module, query, key, value, None, 0.0, scale, **more)[0]
 
     def part(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attention of some queries, of which the last one belongs to the last key."""
-        count, places = query.shape[2], key.shape[2]
-        visible = mask
-        if visible is None:
-            visible = torch.ones(count, places, dtype=torch.bool, device=query.device).tril(places - count)
-            visible = visible if window is None else visible.triu(places - count - window + 1)
-        elif places < visible.shape[1]:
-            visible = visible[:, -places:]
+        places = key.shape[2]
+        visible = causal_mask(query.shape[2], places, window, query.device) if mask is None else mask[:, -places:]
         visible = visible[None, None]
         if softcap is not None:
-            return _attend_capped(query, key, value, visible, scale, softcap)
+            return capped_attention(query, key, value, visible, scale, softcap).transpose(1, 2)
         if _GROUPED and query.device.type == "cpu" and key.shape[-1] == value.shape[-1]:
             # transformers would copy keys and values for each head of a group.
             grouped = query.shape[1] != key.shape[1]
             return sdpa(query, key, value, attn_mask=visible, scale=scale, enable_gqa=grouped).transpose(1, 2)
         return sdpa_attention_forward(module, query, key, value, visible, 0.0, scale, **more)[0]
 
-    # Without checkpointing keys would be kept for the gradient once for each part that sees them, or scores.
-    recompute = torch.is_grad_enabled() and (softcap is not None or window is not None or query.shape[2] > _QUERIES)
-    outputs, end = [], before
-    for queries in query.split(_QUERIES, 2):
-        start, end = end, end + queries.shape[2]
-        first = 0 if window is None else max(0, start - window + 1)
-        parts = queries, key[:, :, first:end], value[:, :, first:end]
-        outputs.append(
-            checkpoint(part, *parts, use_reentrant=False, preserve_rng_state=False) if recompute else part(*parts)
-        )
+    keeps = softcap is None and window is None and query.shape[2] <= varlen.QUERIES
+    outputs = by_queries(part, query, key, value, window, torch.is_grad_enabled() and not keeps)
     return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from rlgraph.backends.enginespec.spec import GrowingCache
+from rlgraph.backends.enginespec.memory import GrowingCache
 
 _FIRST_ROOM = GrowingCache().first
 """The most places that are allocated beyond the prompt at first."""

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from rlgraph.backends.engines.base import EngineError, Generation, Sampling, WeightRefresh
-from rlgraph.backends.engines.sampling import sample
+from rlgraph.backends.engines.records import Generation, Sampling
+from rlgraph.backends.engines.roles import WeightRefresh
+from rlgraph.backends.engines.sampling import check_row_keys, sample, with_start
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.transformers.cache import make_cache
 from rlgraph.backends.engines.transformers.network import Network
@@ -73,10 +74,8 @@ def generate(
     rows with equally many, and those with most come first.
     """
     keys = np.ascontiguousarray(row_keys, dtype=np.uint64)
-    count = len(prompts) * n
-    if keys.shape != (count,):
-        raise EngineError(f"{len(prompts)} prompts with {n} samples need {count} row keys, got {keys.shape}")
-    prompts = _with_start(prompts, ends.start_id)
+    check_row_keys(keys, prompts, n)
+    prompts = with_start(prompts, ends.start_id)
     lengths = torch.repeat_interleave(prompts.lengths, n)
     together = n if sampling.first else 1
     blocks = _blocks(_order(lengths, n, expected), lengths, sampling.max_tokens, threads, block_tokens, together)
@@ -94,14 +93,6 @@ def generate(
     # token, which on a machine that has other work to do takes tens of times as long.
     parts = list(map(run, blocks) if pool is None else pool.map(run, blocks))
     return _assemble(prompts, n, blocks, parts, sampling.max_tokens)
-
-
-def _with_start(prompts: Sequences, start_id: int | None) -> Sequences:
-    if not len(prompts) or int(prompts.lengths.min()) > 0:
-        return prompts
-    if start_id is None:
-        raise EngineError("an empty prompt, and the tokenizer has no token that a text begins with")
-    return Sequences.from_lists([row or [start_id] for row in prompts.rows()])
 
 
 def _order(lengths: Tensor, n: int, expected: Sequence[float] | None) -> Tensor:

@@ -3,9 +3,9 @@ and training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,22 +15,16 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.adapters import attach, beside, duplicate, trained
-from rlgraph.backends.engines.base import (
-    EngineError,
-    Generation,
-    MicroBatch,
-    NoRows,
-    Rank,
-    Sampling,
-    State,
-    TrainOptions,
-    WeightRefresh,
-)
 from rlgraph.backends.engines.blocks import plan_blocks
 from rlgraph.backends.engines.device import device_here
+from rlgraph.backends.engines.errors import EngineError, NoRows
 from rlgraph.backends.engines.moments import Moments
 from rlgraph.backends.engines.offload import Offloader, OffloadRecord
 from rlgraph.backends.engines.optimizer import Optimizer
+from rlgraph.backends.engines.rank_weights import RankWeights
+from rlgraph.backends.engines.records import Generation, MicroBatch, Rank, Sampling, State, TrainOptions
+from rlgraph.backends.engines.roles import WeightRefresh
+from rlgraph.backends.engines.scoring import RowScores
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import LoadedModel, ModelSpec, load, max_positions_of
 from rlgraph.backends.engines.transformers.attention import use_attention
@@ -43,12 +37,12 @@ from rlgraph.backends.engines.transformers.moments import moments
 from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.norm import use_lean_norms
 from rlgraph.backends.engines.transformers.probe import probe, refusing
-from rlgraph.backends.engines.transformers.reading import Reader, entropy, logprobs, tempered
+from rlgraph.backends.engines.transformers.reading import Reader, entropy, logprobs
 from rlgraph.backends.engines.transformers.recompute import use_recomputation
 from rlgraph.backends.engines.transformers.sharded import SplitReplica
 from rlgraph.backends.engines.transformers.writing import save_model
-from rlgraph.backends.engines.weights import blend, check_same_names, clone_tensors, overwrite_weights
-from rlgraph.backends.enginespec.spec import GrowingCache
+from rlgraph.backends.engines.vocabulary import tempered
+from rlgraph.backends.enginespec.memory import GrowingCache
 from rlgraph.catalog.models.shape import UnsupportedModel, shape_of
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import mesh
@@ -85,7 +79,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
     return engine
 
 
-class TransformersEngine:
+class TransformersEngine(RankWeights, RowScores):
     """An engine with one model. It implements `Embedded`; `open` makes one from a source.
 
     Where the ranks of a replica shard it they get the same calls with the same rows, in the same order, and each has
@@ -156,37 +150,23 @@ class TransformersEngine:
         cls,
         spec: ModelSpec,
         *,
-        threads: int = 1,
         device: str = "cpu",
-        recompute: bool = False,
-        attention: str = "",
-        gather: str = "",
-        copies: Replicas | None = None,
         apart: SplitReplica | None = None,
         beside: TransformersEngine | None = None,
-        **limits: int,
+        **options: Any,
     ) -> TransformersEngine:
         """Load the model of `spec`. A source that cannot be used raises EngineError, a model that does not compute what
         this engine asks of it ModelRefused.
 
-        beside: an engine that has the same base, which neither changes: the base is not copied.
+        beside: an engine that has the same base, which neither changes: the base is not copied. options: the others of
+        the constructor.
         """
         # It is loaded and split on the host, since all of it may have no room on a device.
         loaded = load(spec, device if apart is None else "cpu") if beside is None else beside._lend(spec)
         if apart is not None:
             apart.split(loaded.model, spec.kind, lent=beside is not None)
         with refusing(loaded.model):
-            engine = cls(
-                loaded,
-                spec,
-                threads=threads,
-                recompute=recompute,
-                attention=attention,
-                gather=gather,
-                copies=copies,
-                apart=apart,
-                **limits,
-            )
+            engine = cls(loaded, spec, apart=apart, **options)
             generates = spec.kind == "causal_lm" and spec.generates and engine._shards is None
             engine._run_model(lambda: probe(engine._network, generates))
         return engine
@@ -195,10 +175,7 @@ class TransformersEngine:
     def eos_ids(self) -> tuple[int, ...]:
         """The tokens that end a response: the tokenizer's, and those of the model's generation settings."""
         settings = getattr(self.model, "generation_config", None)
-        eos = getattr(settings, "eos_token_id", None)
-        model_ids = [eos] if isinstance(eos, int) else list(eos or [])
-        tokenizer_ids = [] if self.codec.eos_id is None else [self.codec.eos_id]
-        return tuple(sorted({*tokenizer_ids, *model_ids}))
+        return self.codec.end_ids(getattr(settings, "eos_token_id", None))
 
     def generate(
         self,
@@ -212,7 +189,7 @@ class TransformersEngine:
     ) -> Generation:
         """Sample `n` responses for each prompt, with `weights` in place of the model's own if given. expected: for each
         prompt the tokens of its responses; rows that have as many are sampled together, and those with most first."""
-        self._require("causal_lm", "generate")
+        self._require("generate")
         assert self._shards is None, "the spec says that it does not"
         ends = EndTokens(self.eos_ids, self.codec.pad_id, self.codec.start_id)
         with nullcontext() if weights is None else self.weights(weights):
@@ -231,48 +208,28 @@ class TransformersEngine:
                 expected=expected,
             )
 
-    def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
-        """Return log softmax(logits / temperature) of each scored token, float [total scored]."""
-        self._require("causal_lm", "log-probabilities")
-        return self._token_outputs(sequences, ("logprobs",), temperature)[0]
+    def _answer(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:
+        """Return the answers of some operations for the same rows, from one pass."""
+        for op in ops:
+            self._require(op)
+        if "score" in ops:
+            if len(sequences) and int(sequences.lengths.min()) == 0:
+                raise EngineError("a row without tokens has no score")
+            return [self._reader.last(sequences)]
 
-    def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
-        """Return the entropy in nats of the distribution of each scored token, float [total scored]."""
-        self._require("causal_lm", "an entropy")
-        return self._token_outputs(sequences, ("entropy",), temperature)[0]
-
-    def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return both from one pass, float [total scored] each."""
-        self._require("causal_lm", "log-probabilities")
-        both = self._token_outputs(sequences, ("logprobs", "entropy"), temperature)
-        return both[0], both[1]
-
-    def _token_outputs(self, sequences: Sequences, names: Sequence[str], temperature: float) -> list[Tensor]:
-        """Return what is names of each scored token's distribution, float [total scored] each."""
-
-        def read(logits: Tensor, tokens: Tensor) -> list[Tensor]:
+        def read(outputs: Tensor, tokens: Tensor) -> list[Tensor]:
+            if "values" in ops:
+                return [outputs[:, 0]]
             if self._split is not None:
-                results = self._split.said(tempered(logits, temperature), tokens)
-                return [results[name == "entropy"] for name in names]
+                results = self._split.said(tempered(outputs, temperature), tokens)
+                return [results[op == "entropy"] for op in ops]
             plain = {
-                "logprobs": lambda: logprobs(logits, tokens, temperature),
-                "entropy": lambda: entropy(logits, temperature),
+                "logprobs": lambda: logprobs(outputs, tokens, temperature),
+                "entropy": lambda: entropy(outputs, temperature),
             }
-            return [plain[name]() for name in names]
+            return [plain[op]() for op in ops]
 
-        return self._reader.tokenwise(sequences, read, len(names))
-
-    def values(self, sequences: Sequences) -> Tensor:
-        """Return the value of the state before each scored token, float [total scored]."""
-        self._require("value_lm", "values")
-        return self._reader.tokenwise(sequences, lambda outputs, tokens: [outputs[:, 0]], 1)[0]
-
-    def score(self, sequences: Sequences) -> Tensor:
-        """Return the scalar at each row's last token, float [N]."""
-        self._require("reward_lm", "a score")
-        if len(sequences) and int(sequences.lengths.min()) == 0:
-            raise EngineError("a row without tokens has no score")
-        return self._reader.last(sequences)
+        return self._reader.tokenwise(sequences, read, len(ops))
 
     def train_step(
         self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch], options: TrainOptions, step: int
@@ -325,36 +282,6 @@ class TransformersEngine:
         ranks = self._shards.size if self._shards else 1
         budget, ordered = (token_budget or self._block_tokens) * ranks, self._packs and self._shares
         return plan_blocks(lengths, budget, self.threads, packed=self._packs, ordered=ordered)
-
-    def state(self) -> State:
-        """Return a copy of the weights."""
-        return clone_tensors(self.tensors())
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over these weights; the optimizer's moments stay."""
-        overwrite_weights(self.tensors(), state)
-        self.written()
-
-    def blend(self, other: Mapping[str, Tensor], ema: float) -> None:
-        """Move towards `other`: weights = ema * weights + (1 - ema) * other."""
-        blend(self.tensors(), other, ema)
-        self.written()
-
-    @contextmanager
-    def weights(self, state: State) -> Iterator[None]:
-        """Compute with the tensors of `state` while the context lasts; nothing is copied. Not for two threads at a
-        time."""
-        assert self._shards is None, "only what generates has older weights"
-        tensors = self.tensors()
-        check_same_names(tensors, state)
-        originals = {name: tensor.data for name, tensor in tensors.items()}
-        try:
-            for name, tensor in tensors.items():
-                tensor.data = state[name]
-            yield
-        finally:
-            for name, tensor in tensors.items():
-                tensor.data = originals[name]
 
     def moments(self) -> Moments:
         """Return what the optimizer keeps, live; nothing before the first update."""
@@ -438,10 +365,6 @@ class TransformersEngine:
         gradients = [gradient for gradient in self._gradients if gradient is not None]
         return self.rest.sleep(copied_tensors, once=gradients, lost=lost)
 
-    def wake(self) -> OffloadRecord:
-        """Take the memory again."""
-        return self.rest.wake(self.written)
-
     @property
     def _held(self) -> dict[str, Tensor]:
         """All parameters and persistent buffers by name, or this rank's parts of them."""
@@ -456,8 +379,8 @@ class TransformersEngine:
         return self._apart.trained(self.model) if self._apart else trained(self.model)
 
     def _new_optimizer(self) -> Optimizer:
-        common, alike = (self._split.common, self._split.size) if self._split else ((), 1)
-        return Optimizer(self._trained, self._apart.sum if self._apart else None, common, alike)
+        replicated, replicas = (self._split.common, self._split.size) if self._split else ((), 1)
+        return Optimizer(self._trained, self._apart.sum if self._apart else None, replicated, replicas)
 
     def _new_network(self) -> Network:
         gathered = {"gathered": self._split.gathered} if self._split and self.spec.kind == "causal_lm" else {}
@@ -471,7 +394,3 @@ class TransformersEngine:
         if self._apart:
             return self._apart.gradients(loss, self._trained)
         return torch.autograd.grad(loss, list(self._trained.values()), allow_unused=True)
-
-    def _require(self, kind: str, what: str) -> None:
-        if self.spec.kind != kind:
-            raise EngineError(f"a {self.spec.kind} does not give {what}: that needs a {kind}")

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import MicroBatch, ModelCall, Scores
+from rlgraph.backends.engines.records import MicroBatch, ModelCall
+from rlgraph.backends.engines.roles import Scores
 from rlgraph.backends.engines.sequences import Sequences
 
 

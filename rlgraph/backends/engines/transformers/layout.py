@@ -6,7 +6,7 @@ from __future__ import annotations
 from rlgraph.catalog.models.families import CORRECTION, EMBEDDING, ModelKind, expert_rows, trainable_parameters
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.catalog.models.slices import RankSlicer
-from rlgraph.ir.layout import LocalTensor, Piece, Range, chunk_range, cut_tensor, whole
+from rlgraph.ir.layout import LocalTensor, Piece, Range, chunk_range, cut_tensor, shape_of_box, whole
 from rlgraph.ir.mesh import Mesh
 
 
@@ -60,5 +60,5 @@ def shard_range(mesh: Mesh, rank: int, size: int) -> Range:
 def local_tensor(name: str, shape: tuple[int, ...], rows: Range | None) -> LocalTensor:
     """Return these rows of a tensor of which only the name and the shape are known; None: all of it."""
     box = whole(shape) if rows is None else (rows, *whole(shape[1:]))
-    sizes = tuple(stop - start for start, stop in box)
+    sizes = shape_of_box(box)
     return LocalTensor(name, sizes, (Piece(name, box, (0,) * len(shape)),) if all(sizes) else ())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import quiet_transformers
 from rlgraph.backends.engines.transformers.attention import knows_layers, packed
@@ -81,7 +81,7 @@ class Network:
         `packs`."""
         tokens, positions = rows.tokens[packing.taken], rows.column_of[packing.taken]
         with packed(packing.spans):
-            return self._states(tokens[None].to(self.device), positions[None].to(self.device))
+            return self.states(tokens[None].to(self.device), positions[None].to(self.device))
 
     def head(self, hidden: Tensor) -> Tensor:
         """Return the model's output where its hidden states are these, float [M, outputs]."""
@@ -105,22 +105,17 @@ class Network:
             return self._gathered(module(**arguments, logits_to_keep=1).logits[:, -1])
         return self._gathered(self._head(module(**arguments).last_hidden_state[:, -1]))
 
-    def states(self, ids: Tensor) -> Tensor:
+    def states(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the model's states at every position before its head, float [N, T, H]; behind the head where that
         cannot be run alone."""
-        return self._states(ids, None)
-
-    def _states(self, ids: Tensor, positions: Tensor | None) -> Tensor:
         if self._head is None:
             return self.whole(ids, positions)
-        arguments = {} if positions is None else {"position_ids": positions}
-        out: Tensor = self._backbone(input_ids=ids, use_cache=False, **arguments).last_hidden_state
+        out: Tensor = _read(self._backbone, ids, positions).last_hidden_state
         return out
 
     def whole(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the model's own output at every position, [N, T, outputs]."""
-        arguments = {} if positions is None else {"position_ids": positions}
-        out: Tensor = self.model(input_ids=ids, use_cache=False, **arguments).logits
+        out: Tensor = _read(self.model, ids, positions).logits
         if out.dim() != 3:
             raise EngineError(
                 f"{type(self.model).__name__} gives no scalar for each token: its head cannot be run alone"
@@ -207,6 +202,10 @@ class Network:
             if parts.dim() == 2 and bool(gap <= _tolerance(expected, _MOST_HEAD)) and _agree(head, rest, hidden):
                 return head
         return None
+
+
+def _read(module: nn.Module, ids: Tensor, positions: Tensor | None) -> Any:
+    return module(input_ids=ids, use_cache=False, **({} if positions is None else {"position_ids": positions}))
 
 
 def _heads(model: PreTrainedModel) -> Iterator[Callable[[Tensor], Tensor]]:

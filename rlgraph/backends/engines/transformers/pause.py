@@ -8,7 +8,7 @@ from threading import Condition
 
 import torch
 
-from rlgraph.backends.engines.base import WeightRefresh
+from rlgraph.backends.engines.roles import WeightRefresh
 
 
 class RefreshBarrier:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from rlgraph.backends.engines.base import EngineError, ModelRefused
+from rlgraph.backends.engines.errors import EngineError, ModelRefused, first_line
 from rlgraph.backends.engines.sources import quiet_transformers
 from rlgraph.backends.engines.transformers.cache import make_cache
 from rlgraph.backends.engines.transformers.network import Network
@@ -111,7 +111,7 @@ def refusing(model: nn.Module) -> Iterator[None]:
     except EngineError:
         raise
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
+        first = first_line(error)
         message = f"a few tokens were tried, and {type(model).__name__} failed: {type(error).__name__}: {first:.200}"
         raise ModelRefused(message) from error
 

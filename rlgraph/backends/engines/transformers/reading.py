@@ -9,12 +9,13 @@ from concurrent.futures import Executor
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.blocks import plan_blocks
 from rlgraph.backends.engines.chunks import in_chunks
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
 from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.shards import ParameterShards
+from rlgraph.backends.engines.vocabulary import tempered
 
 Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
 """Turns the head's outputs at some places, [M, outputs], and the tokens that follow, [M], into results of M entries
@@ -148,11 +149,6 @@ def entropy(logits: Tensor, temperature: float) -> Tensor:
     """Return the entropy of each distribution in nats."""
     log_p = tempered(logits, temperature).log_softmax(1)
     return -(log_p.exp() * log_p).sum(1)
-
-
-def tempered(logits: Tensor, temperature: float) -> Tensor:
-    """Return logits / temperature; temperature 0, greedy decoding, is scored at temperature 1."""
-    return logits if temperature in (0, 1) else logits / temperature
 
 
 def _wide(outputs: Tensor) -> Tensor:

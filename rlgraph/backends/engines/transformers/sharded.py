@@ -71,5 +71,6 @@ class SplitReplica:
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over the ranks, each of which has other parts of the parameters."""
         for part in (self.shards, self.tensors):
-            values = values if part is None else part.sum(values)
+            if part is not None:
+                dist.all_reduce(values, group=part.group)
         return values

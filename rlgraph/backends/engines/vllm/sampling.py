@@ -14,7 +14,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 
-from rlgraph.backends.engines.base import Admission, EngineError, PartialRow, Sampling
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.records import Admission, PartialRow, Sampling
 from rlgraph.backends.engines.sampling import sample
 
 _ROW_FIELD = "rlgraph"

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sources import ModelSpec, load, load_codec, quiet_transformers
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, WeightSource
@@ -39,16 +39,14 @@ class Source:
 def read_source(spec: ModelSpec, mesh: Mesh) -> Source:
     """Find the model of `spec`. Raises EngineError where there is none, or vLLM cannot spread it over the mesh."""
     local = isinstance(spec.source, str) and Path(spec.source).is_dir()
-    codec, config, settings, weights = (_from_folder if local else _from_transformers)(spec)
+    codec, config, of_model, weights = (_from_folder if local else _from_transformers)(spec)
     try:
         shape = replace(shape_of(config.to_dict()), adapters=spec.adapters)
     except UnsupportedModel as error:
         raise EngineError(f"the engine vllm cannot take this model: {held(error, 'vllm')}") from error
     if faults := problems(shape, "vllm", mesh, spec.kind):
         raise EngineError("; ".join(faults))
-    model_ids = [settings] if isinstance(settings, int) else list(settings or [])
-    tokenizer_ids = [] if codec.eos_id is None else [codec.eos_id]
-    return Source(codec, config, shape, tuple(sorted({*tokenizer_ids, *model_ids})), weights)
+    return Source(codec, config, shape, codec.end_ids(of_model), weights)
 
 
 def _from_folder(spec: ModelSpec) -> tuple[Codec, PretrainedConfig, Any, WeightSource]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rlgraph.backends.engines.vllm.layout import layout, padded_vocab
 from rlgraph.backends.enginespec.legal import expert_misfits, tensor_misfits
+from rlgraph.backends.enginespec.memory import Memory, ReservedCache
 from rlgraph.backends.enginespec.rates import Rates
-from rlgraph.backends.enginespec.spec import EngineSpec, Memory, ReservedCache
+from rlgraph.backends.enginespec.spec import EngineSpec
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import DISTRIBUTION
 

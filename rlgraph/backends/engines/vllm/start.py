@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from rlgraph.backends.engines.base import EngineError
+from rlgraph.backends.engines.errors import EngineError, first_line
 from rlgraph.backends.engines.process_groups import url
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.vllm.environment import on_cpu
 from rlgraph.backends.engines.vllm.experts import use_local_experts
 from rlgraph.backends.engines.vllm.layout import ranks
 from rlgraph.backends.engines.vllm.native_lora import options
-from rlgraph.backends.enginespec.spec import ReservedCache
+from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import Holding
@@ -95,8 +95,7 @@ def start(
     try:
         engine = LLMEngine.from_engine_args(engine_arguments)
     except (ValueError, NotImplementedError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise EngineError(f"vLLM cannot start with this model: {first}") from error
+        raise EngineError(f"vLLM cannot start with this model: {first_line(error) or type(error).__name__}") from error
     # An engine that is dropped would take torch.distributed down for everything else in this process. The rest of its
     # finalizer's work is done here: the garbage collector sees again what vLLM has hidden from it.
     engine.engine_core._finalizer.detach()  # type: ignore[attr-defined, unused-ignore]

@@ -10,9 +10,9 @@ from itertools import chain, groupby, product, zip_longest
 from operator import le, lt
 
 from rlgraph.backends.enginespec.legal import adapter_choices, parts, problems
+from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.backends.enginespec.registry import embedded, preferred
 from rlgraph.backends.enginespec.registry import engine as spec_of
-from rlgraph.backends.enginespec.spec import ReservedCache
 from rlgraph.catalog.clusters.cluster import DeviceKind, NodeGroup
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape

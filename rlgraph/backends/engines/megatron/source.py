@@ -1,0 +1,27 @@
+"""Reads the shape of a model, and where its weights are, before Megatron builds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlgraph.backends.engines.errors import EngineError, NoHead
+from rlgraph.backends.engines.sources import ModelSpec, load
+from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, WeightSource
+from rlgraph.backends.enginespec.legal import held
+from rlgraph.catalog.models.configs import find_config
+from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
+
+
+def read_source(spec: ModelSpec) -> tuple[Shape, WeightSource]:
+    """Return the shape and weights of a source. A local folder is read only as far as is needed; what transformers has
+    to make or find is made whole."""
+    try:
+        if isinstance(spec.source, str) and Path(spec.source).is_dir():
+            weights = FolderWeights(spec.source)
+            if spec.begins_with_head and not weights.has_head:
+                raise NoHead(spec.kind, spec.source)
+            return shape_of(find_config(spec.source) or {}), weights
+        model = load(spec).model
+        return shape_of(model.config.get_text_config().to_dict()), ModelWeights(model)
+    except UnsupportedModel as error:
+        raise EngineError(str(held(error, "megatron"))) from error

@@ -1,0 +1,58 @@
+"""The operations that read rows with a model, in an engine that answers several of them from one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.sources import ModelSpec
+
+_ANSWERS = {
+    "generate": ("causal_lm", "generate"),
+    "logprobs": ("causal_lm", "log-probabilities"),
+    "entropy": ("causal_lm", "an entropy"),
+    "values": ("value_lm", "values"),
+    "score": ("reward_lm", "a score"),
+}
+"""The kind of model that answers an operation, and what the answer is called."""
+
+
+class RowScores:
+    """Implements `Scores` by what `_answer` returns."""
+
+    spec: ModelSpec
+
+    def _answer(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:
+        """Return the answers of some operations for the same rows, from one pass."""
+        raise NotImplementedError
+
+    def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
+        """Return log softmax(logits / temperature) of each scored token, float [total scored]."""
+        return self._answer(sequences, ["logprobs"], temperature)[0]
+
+    def entropy(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
+        """Return the entropy in nats of the distribution of each scored token, float [total scored]."""
+        return self._answer(sequences, ["entropy"], temperature)[0]
+
+    def logprobs_and_entropy(self, sequences: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Return both from one pass, float [total scored] each."""
+        logprobs, entropy = self._answer(sequences, ["logprobs", "entropy"], temperature)
+        return logprobs, entropy
+
+    def values(self, sequences: Sequences) -> Tensor:
+        """Return the value of the state before each scored token, float [total scored]."""
+        return self._answer(sequences, ["values"])[0]
+
+    def score(self, sequences: Sequences) -> Tensor:
+        """Return the scalar at each row's last token, float [N]."""
+        return self._answer(sequences, ["score"])[0]
+
+    def _require(self, op: str) -> None:
+        """Raise EngineError where the model is not of the kind that answers an operation."""
+        kind, what = _ANSWERS[op]
+        if self.spec.kind != kind:
+            raise EngineError(f"a {self.spec.kind} does not give {what}: that needs a {kind}")

@@ -1,0 +1,121 @@
+"""The operations that choose rows: which rows of an axis each takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from rlgraph.backends.executor import NodeOutput
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.selection import select_rows
+from rlgraph.backends.worker.columns import Who, numbers_of
+from rlgraph.backends.worker.sampling import rows_inside, table_type
+from rlgraph.backends.worker.session import Session
+from rlgraph.errors import Diagnostic, RunError
+from rlgraph.ir.graph import Node
+from rlgraph.ir.types import Axis, Table, axis_of
+
+
+def keep(node: Node, frame: Frame, session: Session) -> NodeOutput:
+    """Keep the rows of an axis where a condition holds; they are the rows of new axes."""
+    return select_rows(node, frame, chosen_places(node, frame, session))
+
+
+def chosen_places(node: Node, frame: Frame, session: Session) -> np.ndarray:
+    """Return which rows a node takes that only selects some, int64."""
+    axis, places = _CHOOSE[node.op](node, frame, session)
+    if session.notes.wanted:
+        row_ids, chosen = frame.rows[axis].known, set(places.tolist())
+        dropped = [row for place, row in enumerate(row_ids) if place not in chosen]
+        session.notes.add(frame.step, "dropped", node.name, dropped)
+    return places
+
+
+def _kept_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
+    """Return an axis, and which of its rows are kept, int64."""
+    mask, kind = frame.values[node.inputs[0]], frame.types[node.inputs[0]]
+    axis = axis_of(kind)
+    assert axis is not None
+    if isinstance(mask, list):
+        mask = numbers_of(mask, node.inputs[0], row_namer(frame, node.inputs[0]), node.span, torch.float64)
+    kept = np.flatnonzero(np.asarray(mask, dtype=bool)[frame.index(node.attr("axis"), axis.key)])
+    return node.attr("axis"), kept
+
+
+def _recent_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
+    """Return an axis, and which of its rows have nothing in them that is too old, int64."""
+    value_axis = axis_of(frame.types[node.inputs[0]])
+    assert value_axis is not None
+    axis, versions = node.attr("axis"), frame.values[node.inputs[0]].numpy()
+    age = session.versions.at(node.attr("model"), frame.step) - versions
+    old = frame.index(value_axis.key, axis)[age > node.attr("oldest")]
+    return axis, np.setdiff1d(np.arange(frame.size(axis)), old)
+
+
+def _aged_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
+    """Return an axis, and its rows in the order of the age of the oldest that lies in them, older ones first, int64."""
+    axis = node.attr("axis")
+    sampled = zip(node.inputs, node.attr("models"), strict=True)
+    ages = [(name, session.versions.at(model, frame.step) - frame.values[name].numpy()) for name, model in sampled]
+    return axis, np.argsort(-frame.greatest(axis, ages), kind="stable")
+
+
+def _soonest_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
+    """Return an axis, and its rows by the tokens of the longest answer in each, the shortest first, int64. A row that
+    was given up has none, and counts as longer than any other."""
+    axis = node.attr("axis")
+    lengths = [(name, frame.values[name].numpy()) for name in node.inputs]
+    longest = frame.greatest(axis, [(name, np.where(tokens > 0, tokens, np.inf)) for name, tokens in lengths])
+    return axis, np.argsort(longest, kind="stable")
+
+
+def choose(node: Node, frame: Frame, session: Session) -> NodeOutput:
+    """Do `pick`: one row of each group."""
+    made = select_rows(node, frame, chosen_places(node, frame, session))
+    made.rows.extend(rows_inside(table_type(node), made.values[node.name]))
+    return made
+
+
+def _picked_places(node: Node, frame: Frame, session: Session) -> tuple[str, np.ndarray]:
+    """Return a table's axis, and which of its rows each group's chosen one is, int64."""
+    index: np.ndarray = frame.values[node.inputs[1]].numpy()
+    kind, made = frame.types[node.inputs[0]], table_type(node)
+    assert isinstance(kind, Table)
+    if bool((index < 0).any()):
+        place = int((index < 0).argmax())
+        who = frame.rows[made.axis.key].who(place)
+        raise RunError(
+            Diagnostic(
+                "E0736",
+                f"{who} has no rows left to pick from",
+                node.span,
+                f"drop it first: `keep {made.axis.name} where ...`",
+            )
+        )
+    places: np.ndarray = index + group_starts(frame, kind.axis, made.axis)
+    return kind.axis.key, places
+
+
+def group_starts(frame: Frame, axis: Axis, group: Axis) -> np.ndarray:
+    """Return the first row of an axis in each row of the group's, int64."""
+    counts = np.bincount(frame.index(axis.key, group.key), minlength=frame.size(group.key))
+    first: np.ndarray = counts.cumsum() - counts
+    return first
+
+
+def row_namer(frame: Frame, name: str) -> Who:
+    """Return the function that names the rows of a value in a message."""
+    axis = axis_of(frame.types[name])
+    return frame.rows[axis.key].who if axis else lambda place: f"row {place}"
+
+
+_CHOOSE: Mapping[str, Callable[[Node, Frame, Session], tuple[str, np.ndarray]]] = {
+    "keep": _kept_places,
+    "pick": _picked_places,
+    "recent": _recent_places,
+    "aged": _aged_places,
+    "soonest": _soonest_places,
+}
+"""Which rows each operation chooses, by its name."""

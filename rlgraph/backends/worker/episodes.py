@@ -1,0 +1,151 @@
+"""Plays episodes with an environment, which become a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from rlgraph.backends.engines.records import State
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.executor import NodeOutput
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.rows import RowId, TableData, row_label
+from rlgraph.backends.versions import Runs, merge_runs
+from rlgraph.backends.worker.columns import finite_numbers
+from rlgraph.backends.worker.prompts import asked_rows, encoded_prompts, sample_ids
+from rlgraph.backends.worker.sampler import Sampler, newest_version, past_weights, refresh_of, sampling_options
+from rlgraph.backends.worker.sampling import made_table, repeat, table_type, version_columns
+from rlgraph.backends.worker.session import ModelState, Session
+from rlgraph.ir.graph import Node
+from rlgraph.user_code import Environment, Episode
+
+
+def interact(node: Node, frame: Frame, session: Session) -> NodeOutput:
+    """Play `n` episodes for each row: the model acts, the environment answers, tokens in are tokens out.
+
+    An episode is its prompt, the first observation, an action, an observation, ... Only actions carry loss. It ends
+    when the environment says so, after `max_turns` actions or with `max_tokens` tokens after the prompt.
+    """
+    model = session.models[frame.values[node.inputs[0]]]
+    if frame.admission is not None:
+        # Each turn submits rows of its own.
+        frame.admission.more = True
+    parents, data, prompts = asked_rows(node, frame, asks=False)
+    kind, count = table_type(node), node.attr("n")
+    ids = sample_ids(parents, count)
+    weights, version = past_weights(node, frame, session, model)
+    started = encoded_prompts(node, model, prompts, parents)
+    rows, asked = repeat(data, count), repeat(prompts, count)
+    environment = session.environments[node.attr("env")]
+    episodes = [_Episode(list(started[place // count])) for place in range(len(ids))]
+    games = [environment(row_label(row)) for row in ids]
+    try:
+        first = environment.together([partial(game.reset, row) for game, row in zip(games, rows, strict=True)])
+        for text, episode in zip(first, episodes, strict=True):
+            episode.observe(model, text)
+        for turn in range(node.attr("max_turns")):
+            open_ = [place for place, episode in enumerate(episodes) if episode.room(node.attr("max_tokens")) > 0]
+            if not open_:
+                break
+            _turn(node, frame, session, model, weights, version, ids, episodes, environment, games, open_, turn)
+    finally:
+        for game in games:
+            game.close()
+    # Where there was no room for an action nothing was sampled, and nothing recorded.
+    runs = [merge_runs(e.versions) or ((newest_version(node, frame, session, model), 0),) for e in episodes]
+    session.notes.add(frame.step, "sampled", node.attr("key"), ids, runs)
+    sequences = Sequences.from_lists([e.tokens for e in episodes], [e.scored for e in episodes])
+    turns = np.array([len(e.rewards) for e in episodes], dtype=np.int64)
+    owners = [row for row, e in zip(ids, episodes, strict=True) for _ in e.rewards]
+    rewards = [r for e in episodes for r in e.rewards]
+    columns = {
+        "logprobs": torch.tensor([p for e in episodes for p in e.logprobs], dtype=session.dtype),
+        "finished": torch.tensor([e.over for e in episodes], dtype=torch.bool),
+        **version_columns(runs, kind),
+        "reward": finite_numbers(
+            rewards, lambda place: f"a reward of {row_label(owners[place])}", node.span, session.dtype
+        ),
+        "turns": torch.from_numpy(turns),
+    }
+    table = TableData(rows, asked, sequences, columns, model.model.name)
+    return made_table(node, parents, ids, table, count)
+
+
+class _Episode:
+    """An episode as it grows."""
+
+    def __init__(self, prompt: list[int]) -> None:
+        self.tokens = prompt
+        self.scored = [False] * len(prompt)
+        self.prompt = len(prompt)
+        self.logprobs: list[float] = []
+        self.versions: list[tuple[int, int]] = []
+        self.rewards: list[float] = []
+        self.over = False
+
+    def observe(self, model: ModelState, text: str) -> None:
+        """Add an observation, which carries no loss."""
+        if text:
+            ids = model.engine.codec.encode_text(text)
+            self.tokens += ids
+            self.scored += [False] * len(ids)
+
+    def act(self, ids: list[int], logprobs: list[float], versions: Runs) -> None:
+        """Add an action, which carries loss."""
+        self.tokens += ids
+        self.scored += [True] * len(ids)
+        self.logprobs += logprobs
+        self.versions += versions
+
+    def room(self, most: int) -> int:
+        """Return how many tokens may still come; none when it is over."""
+        return 0 if self.over else most - (len(self.tokens) - self.prompt)
+
+
+def _turn(
+    node: Node,
+    frame: Frame,
+    session: Session,
+    model: ModelState,
+    weights: State | None,
+    version: int,
+    ids: tuple[RowId, ...],
+    episodes: list[_Episode],
+    environment: Environment,
+    games: Sequence[Episode],
+    open_: list[int],
+    turn: int,
+) -> None:
+    """Take one action in every open episode. Rows with the same room left are sampled together."""
+    most = node.attr("max_tokens")
+    keys = frame.step.row_keys(node.attr("key"), ids, turn)
+    by_room: dict[int, list[int]] = {}
+    for place in open_:
+        by_room.setdefault(episodes[place].room(most), []).append(place)
+    for room, group in by_room.items():
+        encoded = [episodes[place].tokens for place in group]
+        rows, sampling = tuple(ids[place] for place in group), sampling_options(node, model, room)
+        how = sampling, weights, version, refresh_of(node, frame), frame.admission
+        sampler = Sampler(node, frame.step, session, model, turn, 1, *how)
+        [(_, _, made, runs)] = sampler.parts(rows, encoded, keys[group], [len(rows)])
+        actions = made.sequences.scored_rows()
+        logprobs = torch.split(made.logprobs, made.sequences.counts().tolist())
+        decode = model.engine.codec.decode
+        answers = environment.together(
+            [partial(games[place].step, decode(action)) for place, action in zip(group, actions, strict=True)]
+        )
+        for place, action, chances, runs_of_row, answer in zip(group, actions, logprobs, runs, answers, strict=True):
+            episodes[place].act(action, chances.tolist(), runs_of_row)
+            observation, reward, over = answer
+            episodes[place].rewards.append(reward)
+            episodes[place].over = over
+            if not over and turn + 1 < node.attr("max_turns"):
+                # An observation that does not fit could not be answered: the episode ends with the action.
+                room_left = episodes[place].room(most)
+                if len(model.engine.codec.encode_text(observation)) < room_left:
+                    episodes[place].observe(model, observation)
+                else:
+                    episodes[place].over = True

@@ -1,0 +1,79 @@
+"""Where the models of a program come from: folders, the hub, or random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.sources import ModelSpec, RandomSource
+from rlgraph.backends.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words
+from rlgraph.catalog.models.adapters import CONFIG, UnsupportedAdapter, adapters_of, find_adapter
+from rlgraph.ir.graph import Constant, Model, Program, Record, plain
+from rlgraph.ir.types import Handle
+from rlgraph.ops.bases import is_changed
+from rlgraph.ops.nodes import NODES, model_of
+from rlgraph.user_code.files import Folders
+
+
+def model_spec(program: Program, model: Model, folders: Folders) -> ModelSpec:
+    """Return where a model comes from; of a copy, where its original does. Relative paths begin in `folders`."""
+    dtype = program.dtype(model)
+    model = program.original(model)
+    # A copy is made of what was loaded for its original.
+    generates = any(program.original(program.model(name)) is model for name in _generating(program))
+    learns = is_changed(program, model)
+    adapters = adapters_of(model)
+    if not isinstance(model.source, Record):
+        source = local_source(str(model.source), folders)
+        try:
+            adapter = find_adapter(source)
+        except UnsupportedAdapter as error:
+            raise EngineError(str(error)) from None
+        if adapter is None:
+            return ModelSpec(model.kind, source, dtype, None, generates, adapters, learns)  # type: ignore[arg-type]
+        base = local_source(adapter[0], folders)
+        if Path(base).is_absolute() and not Path(base).is_dir():
+            where = f"write where it is as `base_model_name_or_path` in its {CONFIG}"
+            raise EngineError(f"the adapter in {source!r} is for the model {base!r}, which is not here: {where}")
+        tokenizer_source = source if (Path(source) / "tokenizer_config.json").is_file() else None
+        return ModelSpec(model.kind, base, dtype, tokenizer_source, generates, adapter[1], learns)  # type: ignore[arg-type]
+    options = dict(model.source.options)
+    tokenizer, seed = options.pop("tokenizer"), options.pop("seed")
+    config = {name: plain(value) for name, value in options.items()}
+    if tokenizer is None:
+        raise EngineError("random weights need `tokenizer=`: a folder, or chars(...), words(...), bytes()")
+    family = str(model.source.args[0])
+    assert isinstance(seed, int)
+    random = RandomSource(family, config, _tokenizer(tokenizer, folders), seed)
+    return ModelSpec(model.kind, random, dtype, None, generates, adapters, learns)  # type: ignore[arg-type]
+
+
+def local_source(source: str, folders: Folders) -> str:
+    """Return a folder, where a program's source is one."""
+    local = folders.find(source)
+    return str(local) if local.is_dir() else source
+
+
+def _generating(program: Program) -> Iterator[str]:
+    """Yield the models that make rows."""
+    making = {name for name, op in NODES.items() if op.generates}
+    for phase in program.phases:
+        types = phase.graph.values()
+        for node in phase.graph.walk():
+            if node.op in making:
+                yield cast(Handle, types[model_of(node)]).name
+
+
+def _tokenizer(value: Constant, folders: Folders) -> TokenizerSpec | str:
+    if isinstance(value, Record):
+        if value.name == "chars":
+            return Chars(str(value.args[0]))
+        if value.name == "words":
+            return Words(str(value.args[0]))
+        if value.name == "bytes":
+            return Bytes()
+    if isinstance(value, str):
+        return local_source(value, folders)
+    raise EngineError("a tokenizer is a folder, or chars(...), words(...), bytes()")

@@ -1,0 +1,187 @@
+"""Samples responses to lists of tokens, with the engine or from a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.first_done import select_first, taken
+from rlgraph.backends.engines.records import Admission, Generation, Sampling, State
+from rlgraph.backends.engines.roles import Streams, WeightRefresh
+from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.frame import Frame
+from rlgraph.backends.recording import Replay
+from rlgraph.backends.rows import RowId
+from rlgraph.backends.step import Step
+from rlgraph.backends.versions import Runs
+from rlgraph.backends.worker.session import ModelState, Session, engine_failure
+from rlgraph.errors import Diagnostic, RunError
+from rlgraph.ir.graph import Node
+from rlgraph.ir.steps import oldest
+
+
+def sampling_options(node: Node, model: ModelState, most: int | None = None) -> Sampling:
+    """Return the sampling options of a node. most: tokens of an answer; None: as the node says."""
+    stops: list[int] = []
+    for text in node.attr("stop") or ():
+        ids = model.engine.codec.encode_text(text)
+        if len(ids) != 1:
+            raise RunError(
+                Diagnostic(
+                    "E0733",
+                    f'"{text}" is {len(ids)} tokens to `{model.model.name}`',
+                    node.span,
+                    "an answer can only stop at a single token",
+                )
+            )
+        stops += ids
+    longest = node.attr("max_tokens") if most is None else most
+    try:
+        return Sampling(
+            longest,
+            node.attr("temperature"),
+            node.attr("top_p"),
+            node.attr("top_k"),
+            min(node.attr("min_tokens") or 0, longest),
+            tuple(stops),
+            node.attr("first") or 0,
+        )
+    except EngineError as error:
+        raise engine_failure(node, f"`{model.model.name}` cannot generate", error) from None
+
+
+def past_weights(node: Node, frame: Frame, session: Session, model: ModelState) -> tuple[State | None, int]:
+    """Return the weights that generate, where they are not the present ones, and their version. In one process the last
+    ones are always there when a step samples, which satisfies any bound of their age."""
+    version = newest_version(node, frame, session, model) if frame.version is None else frame.version
+    return model.past.get(version) if oldest(node) else None, version
+
+
+def newest_version(node: Node, frame: Frame, session: Session, model: ModelState) -> int:
+    """Return the last version that a node may sample with."""
+    return session.versions.at(model.model.name, frame.step, 1 + node.attr("lag", 0))
+
+
+def refresh_of(node: Node, frame: Frame) -> WeightRefresh | None:
+    """Return where newer weights come from while a node samples, no more often than the program lets them."""
+    return _RefreshAtTurns(frame.refresh) if frame.refresh and node.attr("span") == "turn" else frame.refresh
+
+
+class _RefreshAtTurns:
+    """Newer weights that come before the first token that is asked for with it, and before no other one: a turn is of
+    one version."""
+
+    def __init__(self, inner: WeightRefresh) -> None:
+        self._inner, self._begun = inner, False
+
+    @property
+    def version(self) -> int:
+        return self._inner.version
+
+    @property
+    def waits(self) -> bool:
+        begun, self._begun = self._begun, True
+        return not begun and self._inner.waits
+
+    def take(self) -> int:
+        return self._inner.take()
+
+
+def _runs(made: Generation, version: int) -> list[Runs]:
+    """Return for each row the versions that made its tokens; `version`: where there were no others."""
+    counts = made.sequences.counts().tolist()
+    if made.versions is None:
+        return [((version, tokens),) for tokens in counts]
+    runs: list[Runs] = []
+    for part in made.versions.split(counts):
+        versions, tokens = torch.unique_consecutive(part, return_counts=True)
+        runs.append(tuple(zip(versions.tolist(), tokens.tolist(), strict=True)) or ((version, 0),))
+    return runs
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How rows are sampled, by the recording that is replayed or else by the engine, and which of them are kept."""
+
+    node: Node
+    step: Step
+    session: Session
+    model: ModelState
+    turn: int | None
+    count: int
+    """Responses to each list of tokens."""
+    sampling: Sampling
+    weights: State | None
+    version: int
+    """The version of the weights that the engine samples with."""
+    refresh: WeightRefresh | None
+    """Where newer weights come from meanwhile."""
+    admission: Admission | None = None
+    """How the rows come among those of other work."""
+    expected: Sequence[float] | None = None
+    """For each row that is asked the tokens that its answers are expected to have."""
+
+    def parts(
+        self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
+    ) -> Iterator[tuple[int, tuple[RowId, ...], Generation, list[Runs]]]:
+        """Yield the responses to the first `sizes[0]` lists, to the next `sizes[1]`, and so on, each part when it is
+        done: its number, the rows that they are, and the versions that made them."""
+        starts = list(accumulate(sizes, initial=0))
+        try:
+            for number, kept, made, runs in self._kept(ids, encoded, keys, sizes):
+                places = [starts[number] * self.count + place for place in kept.tolist()]
+                rows = tuple(ids[place] for place in places)
+                if self.session.recorder and self.model.engine.speaks:
+                    asked = [encoded[place // self.count] for place in places]
+                    self.session.recorder.write(self.node, self.step, self.turn, rows, asked, made, runs)
+                yield number, rows, made, runs
+        except EngineError as error:
+            raise engine_failure(self.node, f"`{self.model.model.name}` cannot generate", error) from None
+
+    def _kept(
+        self, ids: tuple[RowId, ...], encoded: list[list[int]], keys: np.ndarray, sizes: Sequence[int]
+    ) -> Iterator[tuple[int, Tensor, Generation, list[Runs]]]:
+        """Yield of each part its number, which responses are kept, int64, and these."""
+        if self.session.replay:
+            assert len(sizes) == 1, "a recording is there at once"
+            yield 0, *self._replayed(self.session.replay, ids, encoded)
+            return
+        engine, asked = self.model.engine, Sequences.from_lists(encoded)
+        # Only an engine that rereads knows `refresh`.
+        engine_options: dict[str, Any] = {} if self.refresh is None else {"refresh": self.refresh}
+        # Only one that admits knows `admission`.
+        engine_options |= {} if self.admission is None else {"admission": self.admission}
+        engine_options |= {} if self.expected is None else {"expected": self.expected}
+        if len(sizes) == 1 and not (self.admission and self.admission.leaves):
+            parts = iter([(0, engine.generate(asked, self.count, self.sampling, keys, self.weights, **engine_options))])
+        else:
+            parts = cast(Streams, engine).parts(asked, self.count, self.sampling, keys, sizes, **engine_options)
+        for number, made in parts:
+            all_wanted = self.admission is None or self.admission.limit is None
+            kept = select_first(made, self.count, self.sampling, all_wanted)
+            made = taken(made, kept)
+            yield number, kept, made, _runs(made, self.version if self.refresh is None else self.refresh.version)
+
+    def _replayed(
+        self, replay: Replay, ids: tuple[RowId, ...], encoded: list[list[int]]
+    ) -> tuple[Tensor, Generation, list[Runs]]:
+        """Return which responses are kept, and these. Of samples that end first the recording has no others."""
+        step, kept = self.step.number, torch.arange(len(ids))
+        if self.sampling.first:
+            recorded = torch.tensor([replay.has(self.node, step, self.turn, row) for row in ids])
+            if bool((recorded.view(-1, self.count).sum(1) == self.sampling.first).all()):
+                kept = recorded.nonzero()[:, 0]
+        places = kept.tolist()
+        rows, asked = [ids[place] for place in places], [encoded[place // self.count] for place in places]
+        made, runs = replay.read(self.node, step, self.turn, rows, asked)
+        if len(rows) < len(ids) or not self.sampling.first:
+            return kept, made, runs
+        chosen = select_first(made, self.count, self.sampling)
+        return chosen, taken(made, chosen), [runs[place] for place in chosen.tolist()]
