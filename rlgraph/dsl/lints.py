@@ -9,7 +9,7 @@ from rlgraph.dsl.losses import loss_warnings
 from rlgraph.dsl.offpolicy import off_policy_warnings
 from rlgraph.dsl.truncated import truncation_warnings
 from rlgraph.errors import Diagnostic, Related
-from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, program_axes, used_names
+from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, operations_in, program_axes, used_names
 from rlgraph.ir.types import Axis, axes_of, axis_of
 from rlgraph.ops import NODES, TENSOR
 from rlgraph.ops.bases import changed_models, has_adapters
@@ -163,10 +163,4 @@ def _reductions(node: Node) -> Iterator[Apply]:
 
 
 def _reductions_in(expr: Expr) -> Iterator[Apply]:
-    pending = [expr]
-    while pending:
-        expr = pending.pop()
-        if isinstance(expr, Apply):
-            pending += expr.args
-            if TENSOR[expr.op].kind == "reduction":
-                yield expr
+    return (part for part in operations_in(expr) if TENSOR[part.op].kind == "reduction")
