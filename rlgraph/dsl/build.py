@@ -10,8 +10,8 @@ from lark import Token, Transformer_NonRecursive
 from lark.tree import Tree
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.logical_lines import position, span
-from rlgraph.errors import Diagnostic, Related, Source, Span
+from rlgraph.dsl.logical_lines import Lines, position
+from rlgraph.errors import Diagnostic, Related, Span
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", '"': '"', "'": "'"}
@@ -29,9 +29,9 @@ class _Arguments:
 class Builder(Transformer_NonRecursive[Token, Any]):
     """Builds the node of every rule of the grammar from its children: tokens, and nodes already built."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, logical: Lines) -> None:
         super().__init__()
-        self.source = source
+        self.logical = logical
         self.diagnostics: list[Diagnostic] = []
 
     def build(self, found: Tree[Token]) -> Any:
@@ -44,7 +44,7 @@ class Builder(Transformer_NonRecursive[Token, Any]):
     # Spans
 
     def _at(self, child: Any) -> Span:
-        return span(self.source, child) if isinstance(child, Token) else child.span
+        return self.logical.span(child) if isinstance(child, Token) else child.span
 
     def _span(self, children: list[Any]) -> Span:
         return self._at(children[0]).to(self._at(children[-1]))
@@ -255,7 +255,7 @@ class Builder(Transformer_NonRecursive[Token, Any]):
             return _ESCAPES[code]
         line, column = position(token)
         start = column + 1 + match.start()
-        where = Span(self.source, line, start, line, start + len(match[0]))
+        where = Span(self.logical.source, line, start, line, start + len(match[0]))
         self._fail("E0122", f"`{match[0]}` stands for no character", where, "write `\\\\` for a backslash")
         return ""
 

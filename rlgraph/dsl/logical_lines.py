@@ -48,19 +48,14 @@ class Lines:
 
     def span(self, first: Token, last: Token | None = None) -> Span:
         """Return the span from the start of `first` to the end of `last`."""
-        return span(self.source, first, last)
+        last = last or first
+        line, column = position(first)
+        end_line, end_column = position(last)
+        return Span(self.source, line, column, end_line, end_column + len(last))
 
     def fail(self, code: str, message: str, where: Span, hint: str = "", *related: Related) -> None:
         """Note a mistake."""
         self.diagnostics.append(Diagnostic(code, message, where, hint, related=related))
-
-
-def span(source: Source, first: Token, last: Token | None = None) -> Span:
-    """Return the span from the start of `first` to the end of `last`."""
-    last = last or first
-    line, column = position(first)
-    end_line, end_column = position(last)
-    return Span(source, line, column, end_line, end_column + len(last))
 
 
 def position(token: Token) -> tuple[int, int]:

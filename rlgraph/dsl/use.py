@@ -93,8 +93,7 @@ def _open(path: str, source: Source, read: Read | None) -> tuple[str, str]:
     """Return path and text of a file: beside the file that uses it, else among the algorithms that ship."""
     if read is not None:
         return path, read(path)
-    folder = Path(source.path).parent if not source.path.startswith("<") else Path()
-    candidate = folder / path
+    candidate = _beside(source, path)
     if not candidate.exists() and "/" not in path:
         shipped = files("rlgraph") / "algorithms" / path
         if shipped.is_file():
@@ -107,11 +106,15 @@ def _open(path: str, source: Source, read: Read | None) -> tuple[str, str]:
         raise ValueError("it is no UTF-8 text") from None
 
 
+def _beside(source: Source, path: str) -> Path:
+    """Return a path that is given in a file, from the folder of that file."""
+    return (Path() if source.path.startswith("<") else Path(source.path).parent) / path
+
+
 def _suggestion(path: str, source: Source) -> str:
-    folder = Path(source.path).parent if not source.path.startswith("<") else Path()
     names = [entry.name for entry in files("rlgraph").joinpath("algorithms").iterdir()]
     with suppress(OSError, ValueError):
-        names += [entry.name for entry in (folder / path).parent.iterdir() if entry.suffix == ".rlf"]
+        names += [entry.name for entry in _beside(source, path).parent.iterdir() if entry.suffix == ".rlf"]
     stems = {Path(name).stem for name in names if name.endswith(".rlf")} - {Path(source.path).stem}
     return did_you_mean(Path(path).stem, sorted(stems), "{}.rlf")
 
