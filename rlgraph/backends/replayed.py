@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlgraph.backends.batches import Surplus
 from rlgraph.backends.finish_order import FILE as ENDED
-from rlgraph.backends.frame import Surplus
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.step import Ended
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlgraph.backends.executor import Executor, NodeOutput
+from rlgraph.backends.executor import Executor
 from rlgraph.backends.finish_order import FinishOrder
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.in_flight import Coming, InFlightSteps, Things
 from rlgraph.backends.loops import LOOPS
 from rlgraph.backends.notes import TraceNotes

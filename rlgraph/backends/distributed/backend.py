@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from rlgraph.backends.batches import last_settled_step
 from rlgraph.backends.blocks import BlockSizes, cuts
 from rlgraph.backends.clocks import Clock
 from rlgraph.backends.distributed.transport import NodeRequest, RemoteRows, Transport
 from rlgraph.backends.distributed.weights import WeightLedger
 from rlgraph.backends.enginespec.registry import engine
-from rlgraph.backends.executor import Executor, FusedTrainings, NodeOutput, Part
-from rlgraph.backends.frame import Frame, last_settled_step
+from rlgraph.backends.executor import Executor, FusedTrainings
+from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.selection import select_rows
 from rlgraph.backends.step import Step

@@ -10,9 +10,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from rlgraph.backends.clocks import Clock, Lock
+from rlgraph.backends.clocks import Clock
 from rlgraph.backends.distributed.offload import OffloadedModels, OffloadedReplica
 from rlgraph.backends.distributed.transport import RefreshState, TransferCost, Transport, WeightTransfer
+from rlgraph.backends.locks import Lock
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import Observer
 from rlgraph.backends.versions import WeightVersions

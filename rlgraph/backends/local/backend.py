@@ -12,9 +12,9 @@ import torch
 
 from rlgraph.backends.blocks import BlockSizes
 from rlgraph.backends.engines.base import EngineError, Saves
-from rlgraph.backends.executor import Executor, NodeOutput, Part
+from rlgraph.backends.executor import Executor
 from rlgraph.backends.finish_order import FinishOrder
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.saved import NonFiniteWeights, PendingSave, SavedModel
 from rlgraph.backends.step import Step

@@ -13,8 +13,7 @@ import numpy as np
 
 from rlgraph.backends.distributed.sharding import RequestNeeds, needs, shard_rows
 from rlgraph.backends.distributed.transport import NodeRequest
-from rlgraph.backends.executor import NodeOutput, Part
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.ray.batching import BatchPlace, SharedBatches
 from rlgraph.backends.ray.calls import Calls, Copy, copies

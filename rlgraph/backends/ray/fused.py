@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlgraph.backends.distributed.sharding import shard_rows
 from rlgraph.backends.distributed.transport import NodeRequest
-from rlgraph.backends.executor import NodeOutput
+from rlgraph.backends.frame import NodeOutput
 from rlgraph.backends.ray.calls import Calls
 from rlgraph.backends.ray.failures import CallContext
 from rlgraph.backends.ray.orders import Receipt, pickled, unpickled_receipt

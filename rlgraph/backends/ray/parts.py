@@ -17,7 +17,7 @@ from rlgraph.backends.distributed.race import LengthLimit
 from rlgraph.backends.distributed.sharding import shard_axis, slice_rows
 from rlgraph.backends.distributed.tails import TailMoves
 from rlgraph.backends.distributed.transport import NodeRequest
-from rlgraph.backends.executor import Part
+from rlgraph.backends.frame import Part
 from rlgraph.backends.ray.batching import BatchPlace
 from rlgraph.backends.ray.calls import Calls
 from rlgraph.backends.ray.orders import Receipt

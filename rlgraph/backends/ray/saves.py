@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.batches import CollectBatch
-from rlgraph.backends.frame import Frame, Surplus
+from rlgraph.backends.batches import CollectBatch, Surplus
+from rlgraph.backends.frame import Frame
 from rlgraph.backends.history import Known
 from rlgraph.backends.ray.failures import CallContext, process_name
 from rlgraph.backends.ray.processes import Processes, Reference

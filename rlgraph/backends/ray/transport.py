@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rlgraph.backends.batches import last_settled_step
 from rlgraph.backends.distributed.transport import Coming, NodeRequest, TransferCost, WeightTransfer
-from rlgraph.backends.executor import NodeOutput, Part
-from rlgraph.backends.frame import last_settled_step
+from rlgraph.backends.frame import NodeOutput, Part
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.ray.calls import Calls, copies

@@ -17,8 +17,7 @@ import torch
 from rlgraph.backends.engines.base import Admission, Admits, PartialRow
 from rlgraph.backends.engines.offload import MemoryCounters
 from rlgraph.backends.engines.process_groups import LOOPBACK, RendezvousStore, listen
-from rlgraph.backends.executor import NodeOutput
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.history import Known
 from rlgraph.backends.notes import TraceNote
 from rlgraph.backends.ray import shards

@@ -15,8 +15,7 @@ from torch import Tensor
 from rlgraph.backends.engines.base import Admission, EngineError, Generation, Sampling, State, Streams, WeightRefresh
 from rlgraph.backends.engines.first_done import select_first, taken
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.executor import NodeOutput
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.recording import Replay
 from rlgraph.backends.rows import RowId, Rows, TableData, row_label
 from rlgraph.backends.step import Step

@@ -27,8 +27,7 @@ from rlgraph.backends.engines.base import (
     TrainOptions,
 )
 from rlgraph.backends.exchange.link import LinkError
-from rlgraph.backends.executor import NodeOutput
-from rlgraph.backends.frame import Frame, Places
+from rlgraph.backends.frame import Frame, NodeOutput, Places
 from rlgraph.backends.regions import assemble_exports, region_output, run_region
 from rlgraph.backends.rows import row_label
 from rlgraph.backends.step import Step
