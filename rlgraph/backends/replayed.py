@@ -16,8 +16,9 @@ from typing import Any
 from rlgraph.backends.batches import Surplus
 from rlgraph.backends.finish_order import FILE as ENDED
 from rlgraph.backends.in_flight import Things
+from rlgraph.backends.recording_errors import damaged_recording, unwritable_recording
 from rlgraph.backends.step import Ended
-from rlgraph.errors import NO_SPAN, Diagnostic, RunError
+from rlgraph.errors import RunError
 
 _SUFFIX = ".surplus"
 
@@ -66,22 +67,6 @@ def drop_later_steps(folder: Path, step: int) -> None:
 def step_file_stem(step: int) -> str:
     """Return the beginning of the names of a step's files."""
     return f"step-{step:06d}"
-
-
-def unwritable_recording(folder: Path, error: OSError) -> Diagnostic:
-    """Return the diagnostic for a folder that cannot be written."""
-    reason = error.strerror or str(error)
-    return Diagnostic(
-        "E0814",
-        f"`{folder}` cannot hold a recording: {reason[:1].lower()}{reason[1:]}",
-        NO_SPAN,
-        "take another folder with `--record`",
-    )
-
-
-def damaged_recording(folder: Path, error: Exception) -> Diagnostic:
-    """Return the diagnostic for a recording that is damaged."""
-    return Diagnostic("E0817", f"`{folder}` is damaged: {error}", NO_SPAN, "record again")
 
 
 def _lost_batches(things: Things, attempt: int) -> dict[str, set[Ended]]:
