@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from rlgraph.cli.base import FINE, devices_option, message_format, reporting_errors, rlgraph, set_option, settings_of
+from rlgraph.cli.base import (
+    FINE,
+    compile_or_load,
+    devices_option,
+    message_format,
+    reporting_errors,
+    rlgraph,
+    set_option,
+    settings_of,
+)
 from rlgraph.cli.shown import Format, echo_text, show_diagnostics
 from rlgraph.runs.jsonlines import emit
 from rlgraph.runs.options import BACKENDS, KEEP, LOCAL, RESTARTS, Options, backend_spec
@@ -20,6 +29,8 @@ if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
     from rlgraph.runs.folder import RunFolder
 
+_ADVICE = ". Compile the program again, with `{}` and `--emit plan`"
+"""What to do where an option does not go with a plan file."""
 _PROCESSES = " or ".join(f"`--backend {spec.name}`" for spec in BACKENDS.values() if spec.processes)
 
 
@@ -196,7 +207,7 @@ def run(
             options = replace(options, steps=_steps_of(resume, form))
     with reporting_errors(form):
         options.need_installed()
-        compiled = _compiled(file, schedule, settings_of(settings), devices)
+        compiled = compile_or_load(file, settings_of(settings), schedule, advice=_ADVICE, devices=devices)
         show_diagnostics(compiled.diagnostics, form)
         if resume is not None:
             return _resume_run(compiled, options, form)
@@ -259,7 +270,9 @@ def resume(
         schedule = saved.get("schedule")
         if schedule and "\n" not in schedule:
             schedule = Path(schedule)
-        compiled = _compiled(saved["program"], schedule, saved["set"], saved.get("devices", 1))
+        compiled = compile_or_load(
+            saved["program"], saved["set"], schedule, advice=_ADVICE, devices=saved.get("devices", 1)
+        )
         show_diagnostics(compiled.diagnostics, form)
         return _resume_run(compiled, options, form)
 
@@ -297,18 +310,3 @@ def _run_in(folder: RunFolder, compiled: Compiled, options: Options, form: Forma
         lines = [*(f"wrote {path}" for path in written), *(f"saved {path}" for path in result.saved)]
         echo_text("\n".join(lines), err=True)
     return FINE
-
-
-def _compiled(file: str, schedule: Path | str | None, settings: dict[str, str], devices: int) -> Compiled:
-    """Compile a program, or load that of a plan file."""
-    from rlgraph.api import compile, load_plan
-
-    if not file.endswith(".json"):
-        return compile(Path(file), settings, schedule=schedule, devices=devices)
-    options = {"--set": settings, "SCHEDULE": schedule, "--devices": devices != 1}
-    for name in (name for name, value in options.items() if value):
-        raise click.UsageError(
-            f"`{name}` does not go with a plan file: its program and its plan are fixed. Compile the program again, "
-            f"with `{name}` and `--emit plan`"
-        )
-    return load_plan(file)

@@ -114,19 +114,10 @@ def shown_bytes(count: int) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
-class Lines:
-    """A display that prints a line for each step."""
+class Counting:
+    """What displays that count tokens and transfers have in common."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        self.stream = stream
-        self.count: Count | None = None
-
-    def opening(self, what: str) -> None:
-        # Later openings are about the rounds of a `collect`.
-        if self.count is None:
-            self.note(what)
-
-    def firing(self, node: Node, pool: str = "") -> None: ...
+    count: Count | None = None
 
     def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         if self.count is not None:
@@ -141,6 +132,20 @@ class Lines:
 
     def begin(self, phases: Mapping[str, int]) -> None:
         self.count = Count(phases)
+
+
+class Lines(Counting):
+    """A display that prints a line for each step."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream = stream
+
+    def opening(self, what: str) -> None:
+        # Later openings are about the rounds of a `collect`.
+        if self.count is None:
+            self.note(what)
+
+    def firing(self, node: Node, pool: str = "") -> None: ...
 
     def step(self, done: StepResult) -> None:
         assert self.count is not None
