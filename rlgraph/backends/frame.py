@@ -83,6 +83,12 @@ class Frame:
             self._indexes[child, ancestor] = outer
         return self._indexes[child, ancestor]
 
+    def entries_per_row(self, axis: Axis) -> np.ndarray | None:
+        """Return how many entries of an inner axis each row has, int64; None for an axis of rows."""
+        return (
+            np.bincount(self.index(axis.key, axis.row.key), minlength=self.size(axis.row.key)) if axis.inner else None
+        )
+
     def greatest(self, axis: str, numbers: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
         """Return for each row of an axis the greatest number of the rows that lie in it, float [rows], 0 at least.
         numbers: of named values, row by row."""

@@ -206,6 +206,12 @@ class StepRunner:
         assert self.left is not None
         return self.left[name]
 
+    def go_on_after(self, number: int, things: Things) -> None:
+        """Take a step for the last one that was run, which left these things."""
+        self.done, self.left = number, {**self.first, **things}
+        for name in self.versions.newest:
+            self.versions.newest[name] = self.versions.after(name, number)
+
     # What a backend defines
 
     def work(self, node: Node, frame: Frame) -> NodeOutput:

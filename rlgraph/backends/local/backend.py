@@ -85,9 +85,7 @@ class LocalBackend(StepRunner):
         for name, saved in models.items():
             check_same([model_part(self.session.models[name]).weights], saved)
             read_part(self.session.models[name], saved)
-        self.done, self.left = number, {**self.first, **things}
-        for name in self.versions.newest:
-            self.versions.newest[name] = self.versions.after(name, number)
+        self.go_on_after(number, things)
 
     def save(self, model: str, folder: Path) -> None:
         """Write a folder that a model source can name. Raises EngineError for a model that is only half updated."""
