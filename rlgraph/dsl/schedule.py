@@ -141,9 +141,7 @@ class _Checker(PlaceChecker):
 
     # Tables
 
-    def table_line(
-        self, line: tree.Stream | tree.Admit | tree.Tail, keyword: str, happens: str
-    ) -> tuple[str, Mapping[str, Constant]]:
+    def table_line(self, line: tree.TableLine, keyword: str, happens: str) -> tuple[str, Mapping[str, Constant]]:
         """Return the table that a line is about, and what its options say."""
         tables = {
             name.split(".")[0]: None
@@ -172,7 +170,7 @@ class _Checker(PlaceChecker):
         name, values = self.table_line(line, "admit", "is admitted")
         return check_admit(self, self.program, line, name, str(values["by"]))
 
-    def tail(self, line: tree.Tail, lines: Sequence[tree.Placed]) -> Tail:
+    def tail(self, line: tree.Tail, lines: Sequence[tree.ScheduleLine]) -> Tail:
         name, values = self.table_line(line, "tail", "has a tail")
         return check_tail(self, self.program, line, name, values, lines)
 
@@ -197,7 +195,7 @@ class _Checker(PlaceChecker):
     # Weights
 
     def weights_line(
-        self, line: tree.Send | tree.Refresh, keyword: str, happens: str
+        self, line: tree.WeightsLine, keyword: str, happens: str
     ) -> tuple[str, str, Mapping[str, Constant]]:
         """Return the model and the pool that a line is about, and what its options say."""
         self.model(line.model)

@@ -134,7 +134,7 @@ class Reporter:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     below: dict[str, Span] = field(default_factory=dict)
     """Names that are declared further down."""
-    errors: int = 0
+    error_count: int = 0
     """How many of the diagnostics are errors; after MAX_ERRORS checking ends."""
     call_site: Span | None = None
     """The place where the user called the def whose body is being checked."""
@@ -143,8 +143,8 @@ class Reporter:
         """Add a diagnostic. Raises ProgramError at the last error allowed."""
         self.diagnostics.append(Diagnostic(code, message, span, hint, related))
         if not code.startswith("W"):
-            self.errors += 1
-            if self.errors == MAX_ERRORS:
+            self.error_count += 1
+            if self.error_count == MAX_ERRORS:
                 raise ProgramError(sorted_diagnostics(self.diagnostics))
 
     def stop(

@@ -19,7 +19,7 @@ def check_tail(
     line: tree.Tail,
     table: str,
     options: Mapping[str, Constant],
-    lines: Sequence[tree.Placed],
+    lines: Sequence[tree.ScheduleLine],
 ) -> Tail:
     """Return what a line says of a table of the program; it has to fit the schedule's other lines."""
     under, on = options["under"], options["on"]
@@ -45,7 +45,7 @@ def check_tail(
 
 
 def generating_nodes(
-    reporter: Reporter, program: Program, line: tree.Tail | tree.Admit, code: str, why: str
+    reporter: Reporter, program: Program, line: tree.TableLine, code: str, why: str
 ) -> list[tuple[Node, str]]:
     """Return the nodes that sample the table of a line, each with its model; an error with this code and reason says
     if not all of them generate row by row."""
