@@ -281,7 +281,7 @@ def _region(
 def _names_written(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
     """Return the things living across steps that a body changes, in the order of their declaration."""
     changed = set(_names_changed(body))
-    for statement in _loops(body):
+    for statement in tree.all_statements(body):
         if isinstance(statement, tree.OnSteps):
             changed |= set(_data_names(context, statement.body))
     return [name for name in context.block.versions if name in changed]
@@ -352,24 +352,15 @@ class _Exporter:
         return self.exports[name]
 
 
-def _loops(body: Sequence[tree.Stmt]) -> Iterator[tree.Loop]:
-    for statement in body:
-        if isinstance(statement, tree.Loop):
-            yield statement
-            yield from _loops(statement.body)
-
-
 def assigned_names(body: Sequence[tree.Stmt]) -> Iterator[tuple[str, Span]]:
     """Yield the names that a body assigns, with those of its loops' bodies."""
-    for statement in body:
+    for statement in tree.all_statements(body):
         if isinstance(statement, tree.Assign):
             yield statement.target, statement.target_span
-        elif isinstance(statement, tree.Loop):
-            yield from assigned_names(statement.body)
 
 
 def _names_changed(body: Sequence[tree.Stmt]) -> Iterator[str]:
-    for statement in body:
+    for statement in tree.all_statements(body):
         match statement:
             case tree.Train():
                 yield statement.model.id
@@ -382,5 +373,3 @@ def _names_changed(body: Sequence[tree.Stmt]) -> Iterator[str]:
             case tree.Collect():
                 yield statement.table.id
                 yield f"{statement.table.id}.surplus"
-        if isinstance(statement, tree.Loop):
-            yield from _names_changed(statement.body)

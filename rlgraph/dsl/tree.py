@@ -6,6 +6,7 @@ same.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -243,6 +244,14 @@ class OnSteps:
 
 Loop = Train | Minibatch | Collect | OnSteps
 Stmt = Assign | Store | Minimize | Report | Keep | Push | Update | Return | Loop
+
+
+def all_statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
+    """Yield the statements of a body, those of a loop after the loop."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, Loop):
+            yield from all_statements(statement.body)
 
 
 # Declarations

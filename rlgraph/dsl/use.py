@@ -7,7 +7,7 @@ statements of the used steps that have the same target.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
@@ -168,7 +168,7 @@ def _apply_change(base: list[tree.Decl], change: tree.Change, reporter: Reporter
             s
             for item in base
             if isinstance(item, tree.Phase)
-            for s in _all_statements(item.body)
+            for s in tree.all_statements(item.body)
             if _target(s) == wanted
         ]
         if wanted is None or len(places) != 1:
@@ -199,13 +199,6 @@ def _report_no_target(statement: tree.Stmt, wanted: str | None, places: list[Spa
         "write the whole `step:` instead",
         related=related,
     )
-
-
-def _all_statements(body: Sequence[tree.Stmt]) -> Iterator[tree.Stmt]:
-    for statement in body:
-        yield statement
-        if isinstance(statement, tree.Loop):
-            yield from _all_statements(statement.body)
 
 
 def _swap(body: Sequence[tree.Stmt], old: tree.Stmt, new: tree.Stmt) -> tuple[tree.Stmt, ...]:

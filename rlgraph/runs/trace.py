@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.backends.step import Ended
+from rlgraph.backends.versions import Runs
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.files import reason
 from rlgraph.ir.graph import Program
@@ -26,9 +27,6 @@ Row = tuple[Any, ...]
 
 Batch = tuple[str, int, int]
 """A batch of a `collect`: the data, the step that began it, its number there."""
-
-Runs = tuple[tuple[int, int], ...]
-"""The versions that made a row's tokens: each with its number of tokens."""
 
 
 @dataclass(frozen=True)
