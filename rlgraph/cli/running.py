@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -136,33 +136,15 @@ changed_option = click.option(
 @click.pass_context
 def run(
     context: click.Context,
+    /,
     file: str,
     schedule: Path | None,
     settings: tuple[str, ...],
-    backend: str,
-    address: str | None,
     devices: int,
-    steps: int,
-    seed: int,
     out: Path | None,
     overwrite: bool,
-    device: str | None,
-    threads: int | None,
-    token_budget: int | None,
-    block: int | None,
-    record: Path | None,
-    replay: Path | None,
-    trace: Path | None,
-    timeout: float,
-    on_nonfinite: Literal["stop", "skip"] | None,
-    save_every: str | None,
-    keep: int | None,
-    keep_best: str | None,
-    restarts: int,
-    resume: Path | None,
-    changed: bool,
-    debug: bool,
     form: Format,
+    **given: Any,
 ) -> int:
     """Train: run a program here, or on Ray as a schedule (.rls) or a plan file (.json) says.
 
@@ -171,45 +153,25 @@ def run(
     """
     from rlgraph.runs.folder import RunFolder
 
-    if not backend_spec(backend).processes and (address or debug):
-        raise click.UsageError(f"`{'--address' if address else '--debug'}` goes with {_PROCESSES}")
-    options = Options(
-        steps,
-        seed,
-        threads,
-        block,
-        token_budget,
-        backend,
-        address,
-        debug,
-        record=record,
-        replay=replay,
-        trace=trace,
-        device=device,
-        timeout=timeout,
-        on_nonfinite=on_nonfinite,
-        save_every=save_every,
-        keep=keep,
-        keep_best=keep_best,
-        restarts=restarts,
-        resume=resume,
-        changed=changed,
-    )
-    if resume is None and changed:
+    # What is left are the fields of `Options`.
+    if not backend_spec(given["backend"]).processes and (given["address"] or given["debug"]):
+        raise click.UsageError(f"`{'--address' if given['address'] else '--debug'}` goes with {_PROCESSES}")
+    options = Options(**given)
+    if options.resume is None and options.changed:
         raise click.UsageError("`--changed` goes with `--resume`")
-    if resume is not None:
+    if options.resume is not None:
         conflicting = [f"`--{name}`" for name in ("out", "overwrite", "seed") if _was_given(context, name)]
         if conflicting:
             raise click.UsageError(
                 f"{conflicting[0]} does not go with `--resume`: a run goes on in its folder, with its seed"
             )
         if not _was_given(context, "steps"):
-            options = replace(options, steps=_steps_of(resume, form))
+            options = replace(options, steps=_steps_of(options.resume, form))
     with reporting_errors(form):
         options.need_installed()
         compiled = compile_or_load(file, settings_of(settings), schedule, advice=_ADVICE, devices=devices)
         show_diagnostics(compiled.diagnostics, form)
-        if resume is not None:
+        if options.resume is not None:
             return _resume_run(compiled, options, form)
         # Opened before the training, which would be lost if the folder could not be written.
         folder = RunFolder.at(out, overwrite) if out is not None else RunFolder.new(compiled.name)
@@ -229,13 +191,9 @@ def run(
 def resume(
     run: Path,
     steps: int | None,
-    save_every: str | None,
-    keep: int | None,
-    keep_best: str | None,
-    restarts: int,
-    changed: bool,
     trace: Path | None,
     form: Format,
+    **given: Any,
 ) -> int:
     """Go on with a run from its newest checkpoint, in its folder, as it was begun.
 
@@ -254,17 +212,10 @@ def resume(
             run = run.relative_to(Path.cwd())
         options = Options(
             steps or saved["steps"],
-            backend=saved["backend"],
-            address=saved["address"],
-            debug=saved["debug"],
-            timeout=saved["timeout"],
+            **{name: saved[name] for name in ("backend", "address", "debug", "timeout")},
             trace=trace,
-            save_every=save_every,
-            keep=keep,
-            keep_best=keep_best,
-            restarts=restarts,
             resume=run,
-            changed=changed,
+            **given,
         )
         options.need_installed()
         schedule = saved.get("schedule")

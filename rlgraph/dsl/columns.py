@@ -50,8 +50,7 @@ def column_misuses(
     """Return a diagnostic for each use that does not fit what its column holds. `functions`: those that are loaded,
     which know what they take."""
     walk = _UseWalk(program, known, functions or {})
-    for phase in program.phases:
-        walk.graph(phase.graph, phase.graph.values())
+    walk.program_phases()
     walk.check_keys()
     return list({(d.code, d.message, str(d.span)): d for d in walk.diagnostics}.values())
 
@@ -59,8 +58,7 @@ def column_misuses(
 def find_prompt_uses(program: Program, known: Known) -> list[PromptUse]:
     """Return where a model answers prompts of the data, or reads them, in the order of the program."""
     walk = _UseWalk(program, known, {})
-    for phase in program.phases:
-        walk.graph(phase.graph, phase.graph.values())
+    walk.program_phases()
     return walk.prompt_uses
 
 
@@ -72,6 +70,8 @@ class _UseWalk:
     program: Program
     contents: Known
     functions: Mapping[str, LoadedFunction]
+    types: Mapping[str, Type] = field(default_factory=dict)
+    """The types of the values of the present phase."""
     tables: dict[str, str] = field(default_factory=dict)
     """The data source of each table."""
     columns: dict[str, ColumnUse] = field(default_factory=dict)
@@ -87,14 +87,20 @@ class _UseWalk:
     prompt_uses: list[PromptUse] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
-    def graph(self, graph: Graph, types: Mapping[str, Type]) -> None:
+    def program_phases(self) -> None:
+        """Walk all phases."""
+        for phase in self.program.phases:
+            self.types = phase.graph.values()
+            self.graph(phase.graph)
+
+    def graph(self, graph: Graph) -> None:
         for node in graph.nodes:
             for region in node.regions:
-                self.graph(region, types)
+                self.graph(region)
                 exported = region.outputs[len(region.inputs) :]
                 for name, value in zip(exported, node.outputs[len(region.inputs) :], strict=False):
                     self._copy_origin(name, value.name)
-            self._node(node, types)
+            self._node(node)
 
     def _copy_origin(self, old: str, new: str) -> None:
         if old in self.tables:
@@ -106,39 +112,39 @@ class _UseWalk:
         if old in self.chosen:
             self.chosen.add(new)
 
-    def _node(self, node: Node, types: Mapping[str, Type]) -> None:
+    def _node(self, node: Node) -> None:
         table = next((name for name in node.inputs if name in self.encoded), None)
         if table is not None and node.op in NODES and NODES[node.op].with_model:
             prompt, answer = self.encoded[table]
-            model = _handle(node, types).name
+            model = self._handle(node).name
             self.prompt_uses.append(
                 PromptUse(node, prompt.source, prompt.name, model, table in self.chosen, answer.name)
             )
         if node.op in _BY_OPERATION:
-            _BY_OPERATION[node.op](self, node, types)
+            _BY_OPERATION[node.op](self, node)
         elif node.op in NODES and NODES[node.op].generates:
-            self._generate(node, types)
+            self._generate(node)
 
-    def _read(self, node: Node, types: Mapping[str, Type]) -> None:
-        self.tables[node.outputs[0].name] = _handle(node, types).name
+    def _read(self, node: Node) -> None:
+        self.tables[node.outputs[0].name] = self._handle(node).name
 
-    def _tensor(self, node: Node, types: Mapping[str, Type]) -> None:
+    def _tensor(self, node: Node) -> None:
         for let in node.body:
             self._expr(let.expr)
             if isinstance(let.expr, Ref):
                 self._copy_origin(let.expr.name, let.name)
 
-    def _keep(self, node: Node, types: Mapping[str, Type]) -> None:
+    def _keep(self, node: Node) -> None:
         self._number(node.inputs[0], node.span)
         for name, value in zip(node.inputs[1:], node.outputs, strict=True):
             self._copy_origin(name, value.name)
             self.chosen.add(value.name)
 
-    def _pick(self, node: Node, types: Mapping[str, Type]) -> None:
+    def _pick(self, node: Node) -> None:
         self._copy_origin(node.inputs[0], node.outputs[0].name)
         self.chosen.add(node.outputs[0].name)
 
-    def _encode(self, node: Node, types: Mapping[str, Type]) -> None:
+    def _encode(self, node: Node) -> None:
         self._texts(node.inputs[0], node.span, ("text", "messages"))
         self._texts(node.inputs[1], node.span, ("text",))
         sides = [self.columns.get(name) for name in node.inputs]
@@ -147,26 +153,26 @@ class _UseWalk:
             if any(name in self.chosen for name in node.inputs):
                 self.chosen.add(node.outputs[0].name)
 
-    def _length(self, node: Node, types: Mapping[str, Type]) -> None:
+    def _length(self, node: Node) -> None:
         self._texts(node.inputs[0], node.span, ("text", "messages"))
 
-    def _lookup(self, node: Node, types: Mapping[str, Type]) -> None:
+    def _lookup(self, node: Node) -> None:
         use = self.columns.get(node.inputs[1])
         if use is not None:
-            self.keys.setdefault(_handle(node, types).name, []).append(use)
+            self.keys.setdefault(self._handle(node).name, []).append(use)
             if not self._note(missing_column(use)):
                 self._note(no_key(use))
 
-    def _assign(self, node: Node, types: Mapping[str, Type]) -> None:
-        self._lookup(node, types)
+    def _assign(self, node: Node) -> None:
+        self._lookup(node)
         self._number(node.inputs[2], node.span)
 
-    def _push(self, node: Node, types: Mapping[str, Type]) -> None:
+    def _push(self, node: Node) -> None:
         if node.inputs[1] in self.tables:
-            self.buffers[_handle(node, types).name] = self.tables[node.inputs[1]]
+            self.buffers[self._handle(node).name] = self.tables[node.inputs[1]]
 
-    def _sample(self, node: Node, types: Mapping[str, Type]) -> None:
-        name = _handle(node, types).name
+    def _sample(self, node: Node) -> None:
+        name = self._handle(node).name
         if name in self.buffers:
             self.tables[node.outputs[0].name] = self.buffers[name]
 
@@ -178,8 +184,8 @@ class _UseWalk:
             return None
         return ColumnUse(source, name, columns[name], span)
 
-    def _column(self, node: Node, types: Mapping[str, Type]) -> None:
-        kind, name = types[node.inputs[0]], str(node.attr("name"))
+    def _column(self, node: Node) -> None:
+        kind, name = self.types[node.inputs[0]], str(node.attr("name"))
         assert isinstance(kind, Table)
         built_in = replace(kind, data=()).columns()
         use = None if name in built_in else self._data_column(node.inputs[0], name, node.span)
@@ -188,6 +194,12 @@ class _UseWalk:
             if node.inputs[0] in self.chosen:
                 self.chosen.add(node.outputs[0].name)
             self._note(missing_column(use))
+
+    def _handle(self, node: Node) -> Handle:
+        """Return the type of what a node reads or changes across steps."""
+        kind = self.types[node.inputs[0]]
+        assert isinstance(kind, Handle)
+        return kind
 
     # Uses
 
@@ -230,7 +242,7 @@ class _UseWalk:
             return self.columns[expr.name].side if isinstance(expr, Ref) and expr.name in self.columns else ""
         return "texts" if expr.type.dtype == "text" else "numbers"
 
-    def _generate(self, node: Node, types: Mapping[str, Type]) -> None:
+    def _generate(self, node: Node) -> None:
         """Check a table of prompts, or a column of them, that a model answers."""
         name, output = node.inputs[1], node.outputs[0].name
         from_column = self.columns.get(name)
@@ -238,7 +250,7 @@ class _UseWalk:
         # With an environment the prompts come from the environment.
         if source and not NODES[node.op].foreign:
             column = from_column.name if from_column else "prompt"
-            self.prompt_uses.append(PromptUse(node, source, column, _handle(node, types).name, name in self.chosen))
+            self.prompt_uses.append(PromptUse(node, source, column, self._handle(node).name, name in self.chosen))
         if from_column:
             self._texts(name, node.span, ("text", "messages"))
             return
@@ -256,7 +268,7 @@ class _UseWalk:
         if name in self.columns:
             self._note(no_prompt(self.columns[name], wanted, span))
 
-    def _expect(self, node: Node, types: Mapping[str, Type]) -> None:
+    def _expect(self, node: Node) -> None:
         """Check the column by which rows begin."""
         name = attribute_value(node, "column")
         use = self._data_column(node.inputs[0], str(name), node.span) if name else None
@@ -266,7 +278,7 @@ class _UseWalk:
         self.columns[f"{node.name}.{name}"] = use
         self._number(f"{node.name}.{name}", node.span)
 
-    def _call(self, node: Node, types: Mapping[str, Type]) -> None:
+    def _call(self, node: Node) -> None:
         """Check that every row has the columns that a function takes."""
         function = self.functions.get(str(node.attr("func")))
         source = self.tables.get(node.inputs[0], "")
@@ -280,14 +292,7 @@ class _UseWalk:
             self._note(mixed_keys(state, uses))
 
 
-def _handle(node: Node, types: Mapping[str, Type]) -> Handle:
-    """Return the type of what a node reads or changes across steps."""
-    kind = types[node.inputs[0]]
-    assert isinstance(kind, Handle)
-    return kind
-
-
-_BY_OPERATION: Mapping[str, Callable[[_UseWalk, Node, Mapping[str, Type]], None]] = {
+_BY_OPERATION: Mapping[str, Callable[[_UseWalk, Node], None]] = {
     "read": _UseWalk._read,
     "column": _UseWalk._column,
     "tensor": _UseWalk._tensor,

@@ -23,7 +23,7 @@ def lint(program: Program) -> list[Diagnostic]:
     axis_by_key = program_axes(program)
     warnings = [*_idle_adapters(program)]
     for phase in program.phases:
-        warnings += _groups_of_one(phase.graph, axis_by_key)
+        warnings += _groups_of_one(phase.graph)
         warnings += _broken_groups(phase.graph, axis_by_key)
         warnings += _short_groups(phase.graph)
         warnings += loss_warnings(phase)
@@ -58,7 +58,7 @@ def _idle_adapters(program: Program) -> Iterator[Diagnostic]:
 _STATISTICS = ("mean", "std", "var")
 
 
-def _groups_of_one(graph: Graph, axis_by_key: Mapping[str, Axis]) -> Iterator[Diagnostic]:
+def _groups_of_one(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.walk():
         for reduction in _reductions(node):
             source = reduction.args[0].type.axis

@@ -269,7 +269,7 @@ def _set_levels(logical: Lines, text: list[str]) -> None:
         char = char or white[:1]
         if white.strip(char) and not confused:
             confused = True
-            _note_mixed(logical, first, white, char)
+            _note_mixed(logical, first, char)
         width = len(white.expandtabs(4))
         header = before is not None and _is_header(before)
         deeper = width > widths[-1]
@@ -311,7 +311,7 @@ def _note_stranded(logical: Lines, line: Line) -> None:
     line.bad = True
 
 
-def _note_mixed(logical: Lines, first: Token, white: str, char: str) -> None:
+def _note_mixed(logical: Lines, first: Token, char: str) -> None:
     line, column = position(first)
     where = Span(logical.source, line, 1, line, column)
     here, elsewhere = ("a tab", "spaces") if char == " " else ("spaces", "tabs")

@@ -215,9 +215,8 @@ class _Kept:
                 if not (self.place / name).is_file() or (self.place / name).stat().st_size != file.bytes:
                     raise OSError(
                         0,
-                        f"`{name}`, which {process_name(who)} has written, is not here: all "
-                        f"machines need the run's folder on "
-                        "a file system that they share",
+                        f"`{name}`, which {process_name(who)} has written, is not here: all machines need the run's "
+                        "folder on a file system that they share",
                     )
             if part.odd:
                 raise NonFiniteWeights(part.odd)
