@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rlgraph.backends.enginespec.registry import engines, faults
 from rlgraph.backends.enginespec.spec import EngineSpec
@@ -128,35 +129,14 @@ class PlaceChecker(Reporter):
                 (Related(pool.span, "it is declared here"),),
             )
         places = tuple((name, option.span) for name, option in spans.items())
-        recompute, attention = given["recompute"], given["attention"]
-        assert recompute is None or isinstance(recompute, bool)
-        adapters, gather = given["adapters"], given["gather"]
-        assert attention is None or isinstance(attention, str)
-        assert adapters is None or isinstance(adapters, str)
-        assert gather is None or isinstance(gather, str)
-        return Placement(
-            tuple(works),
-            pool.name,
-            engine,
-            tuple(splits.items()),
-            recompute,
-            attention,
-            adapters,
-            gather,
-            line.span,
-            places,
-        )
+        ways: dict[str, Any] = {name: given[name] for name in ("recompute", "attention", "adapters", "gather")}
+        return Placement(tuple(works), pool.name, engine, tuple(splits.items()), **ways, span=line.span, spans=places)
 
     def check_ways(self, given: Mapping[str, object], spans: Mapping[str, tree.Option], works: Sequence[Work]) -> None:
         """Check how models are worked with: the engine can do it, and there is something to do."""
         name, attention = given["engine"], given["attention"]
         engine = engines().get(str(name))
-        trains = any(
-            NODES[operation].trains
-            for work in works
-            for operation in ({work.operation} if work.operation else self.unplaced_operations(work.model))
-            if operation
-        )
+        trains = any(NODES[operation].trains for work in works for operation in self.needed(work))
         if given["recompute"] and not trains:
             message = "layers are computed again where a model is trained, and nothing is trained here"
             self.say("E0908", message, spans["recompute"].span, "leave it out")
@@ -188,10 +168,8 @@ class PlaceChecker(Reporter):
             return ways
 
         choice, name = str(given[option.name]), given["engine"]
-        engine, capable = (
-            engines().get(str(name)),
-            [spec.name for spec in engines().values() if choice in choices(spec)],
-        )
+        engine = engines().get(str(name))
+        capable = [spec.name for spec in engines().values() if choice in choices(spec)]
         if name is None:
             message = f"how {activity} is a matter of the engine, and none is named"
             self.say("E0908", message, option.span, f"`engine={capable[0]}, {option.name}={choice}`")
@@ -245,9 +223,9 @@ class PlaceChecker(Reporter):
         split_axes = [axis for axis, size in splits.items() if size > 1 and axis in engine.splits]
         model_axes = [axis for axis in split_axes if axis != "dp"]
         for work in works:
-            needed = {work.operation} if work.operation else self.unplaced_operations(work.model)
-            missing = sorted(op for op in needed if op and op not in engine.operations)
-            unsplit = sorted(op for op in needed if op and engine.does(op) and not engine.does(op, split_axes))
+            needed = sorted(self.needed(work))
+            missing = [op for op in needed if op not in engine.operations]
+            unsplit = [op for op in needed if engine.does(op) and not engine.does(op, split_axes)]
             if unsplit:
                 shown = " and ".join(f"`{axis}`" for axis in model_axes if not engine.does(unsplit[0], [axis]))
                 self.say(
@@ -273,8 +251,8 @@ class PlaceChecker(Reporter):
         split_axes = [name for name, size in splits.items() if size > 1]
         capable = [engine for engine in engines().values() if set(split_axes) <= set(engine.splits)]
         for work in works:
-            needed = {work.operation} if work.operation else self.unplaced_operations(work.model)
-            missing = sorted(op for op in needed if op and not any(engine.does(op, split_axes) for engine in capable))
+            needed = sorted(self.needed(work))
+            missing = [op for op in needed if not any(engine.does(op, split_axes) for engine in capable)]
             if missing:
                 shown = " and ".join(f"`{name}`" for name in split_axes)
                 legal = (
@@ -290,6 +268,8 @@ class PlaceChecker(Reporter):
                     advice,
                 )
 
-    def unplaced_operations(self, model: str) -> set[str]:
-        """Return the model's work that is not placed by itself."""
-        return {operation for operation in self.uses[model] if f"{model}.{operation}" not in self.placed}
+    def needed(self, work: Work) -> set[str]:
+        """Return the operations that an engine has to do for a line: of a model those that are not placed by
+        themselves."""
+        unplaced = (name for name in self.uses[work.model] if f"{work.model}.{name}" not in self.placed)
+        return set(filter(None, [work.operation] if work.operation else unplaced))
