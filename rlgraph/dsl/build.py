@@ -64,6 +64,8 @@ class Builder(Transformer_NonRecursive[Token, Any]):
     def expression(self, c: list[Any]) -> Any:
         return c[0]
 
+    word = expression
+
     def algorithm(self, c: list[Any]) -> tree.Algorithm:
         return tree.Algorithm(str(c[1]), self._line(c))
 
@@ -101,9 +103,6 @@ class Builder(Transformer_NonRecursive[Token, Any]):
     def parameters(self, c: list[Any]) -> _Parameters:
         return _Parameters(tuple(self._name(t) for t in c if t.type == "NAME"), self._span(c))
 
-    def recipe(self, c: list[Any]) -> tuple[tree.Stmt, ...]:
-        return tuple(c[2:-1])
-
     def result(self, c: list[Any]) -> tree.Return:
         return tree.Return(c[1], self._line(c))
 
@@ -121,6 +120,8 @@ class Builder(Transformer_NonRecursive[Token, Any]):
 
     def block(self, c: list[Any]) -> tuple[tree.Stmt, ...]:
         return tuple(c[2:-1])
+
+    recipe = block
 
     def assign(self, c: list[Any]) -> tree.Assign:
         return tree.Assign(str(c[0]), c[2], self._at(c[0]), self._line(c))
@@ -219,9 +220,8 @@ class Builder(Transformer_NonRecursive[Token, Any]):
     def name(self, c: list[Any]) -> tree.Name:
         return self._name(c[0])
 
-    def choice(self, c: list[Any]) -> tree.Name:
-        """Return a word of the language as the value of an option."""
-        return self._name(c[0])
+    choice = name
+    """A word of the language as the value of an option."""
 
     def attribute(self, c: list[Any]) -> tree.Attribute:
         return tree.Attribute(c[0], str(c[2]), self._at(c[2]), self._span(c))
@@ -263,9 +263,6 @@ class Builder(Transformer_NonRecursive[Token, Any]):
         return tree.Bool(c[0] in ("true", "True"), self._at(c[0]))
 
     # Arguments
-
-    def word(self, c: list[Any]) -> Any:
-        return c[0]
 
     def option(self, c: list[Any]) -> tree.Option:
         return tree.Option(str(c[0]), c[2], self._at(c[0]), self._span(c))
