@@ -9,15 +9,7 @@ from rlgraph.dsl.context import Context
 from rlgraph.dsl.expressions import key_column
 from rlgraph.dsl.names import AXES, keyed_state, look_up, model_named
 from rlgraph.dsl.nodes import differentiable, emit, materialize, new_axis, next_version, unique_name
-from rlgraph.dsl.scope import (
-    ExternalName,
-    ModelName,
-    StateName,
-    TableValue,
-    Unavailable,
-    describe,
-    meaning_of,
-)
+from rlgraph.dsl.scope import ExternalName, ModelName, StateName, TableValue, Unavailable, describe, meaning_of
 from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.dsl.values import evaluate_number, evaluate_table
 from rlgraph.errors import Related, did_you_mean

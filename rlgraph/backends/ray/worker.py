@@ -23,21 +23,10 @@ from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.activity import ActivityReport
 from rlgraph.backends.ray.arrivals import ArrivedRequests
 from rlgraph.backends.ray.failures import doing
-from rlgraph.backends.ray.orders import (
-    RankRequest,
-    Receipt,
-    pickled,
-    unpickled_request,
-)
+from rlgraph.backends.ray.orders import RankRequest, Receipt, pickled, unpickled_request
 from rlgraph.backends.ray.rank_rows import RankRows
 from rlgraph.backends.ray.remote import Key, recording_name
-from rlgraph.backends.ray.store import (
-    Piece,
-    Wire,
-    as_array,
-    from_wire,
-    size,
-)
+from rlgraph.backends.ray.store import Piece, Wire, as_array, from_wire, size
 from rlgraph.backends.ray.time_sharing import PipelineTurns, Seat
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.nodes import chosen_places, do_work
