@@ -42,9 +42,14 @@ def _regular(mode: int) -> None:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Return why a file cannot be read, as text that follows a colon."""
-    text = (isinstance(error, OSError) and error.strerror) or str(error)
+    """Return why a file cannot be read or written, as text that follows a colon."""
+    text = cause(error)
     return text[:1].lower() + text[1:]
+
+
+def cause(error: BaseException) -> str:
+    """Return what went wrong, in the words of the system or of a library."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
 def format_size(number: int) -> str:

@@ -39,11 +39,8 @@ def summary(compiled: Compilation) -> str:
     elif compiled.schedule.span.line:
         lines += ["", *_placement(compiled.plan), *show_fused(compiled.plan, {})]
     if compiled.planned:
-        lines += _sharing(program, compiled.plan)
-    if compiled.planned:
-        lines += _admitted(compiled.plan)
-    if compiled.planned and compiled.plan.blocks:
-        lines += _streamed(compiled)
+        lines += [*_sharing(program, compiled.plan), *_admitted(compiled.plan)]
+        lines += _streamed(compiled) if compiled.plan.blocks else []
     return "\n".join(lines)
 
 

@@ -10,15 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.ir.types import Axis, axis_of
-
-if TYPE_CHECKING:
-    from rlgraph.backends.executor import NodeOutput
 
 
 class RowOrder:

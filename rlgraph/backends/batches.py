@@ -7,13 +7,13 @@ The `collect` of the next step goes on with them. So their work reports to a cre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from rlgraph.backends.executor import Executor, GraphRun, never_ready, wait_for_progress
 from rlgraph.backends.frame import Frame
-from rlgraph.backends.step import Ended
+from rlgraph.backends.step import Ended, Step
 from rlgraph.ir.graph import Graph
 
 
@@ -55,6 +55,28 @@ class CollectBatch:
         """Its number among the batches of its step."""
         assert self.given.step.batch is not None
         return self.given.step.batch
+
+
+@dataclass(frozen=True)
+class Surplus:
+    """What a `collect` leaves to the next step that takes batches as they end."""
+
+    rows: Frame | None
+    """Rows of batches that have ended, in the order in which they did."""
+    going: tuple[CollectBatch, ...] = ()
+    """Batches that go on."""
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that began the batches that go on."""
+        return [batch.step for batch in self.going]
+
+
+def last_settled_step(step: Step, things: Mapping[str, Any]) -> Step:
+    """Return the last step up to which nothing goes on: what a step has made is needed as long as batches go on that it
+    began. things: as a step that is over left them."""
+    going = [began for thing in things.values() if isinstance(thing, Surplus) for began in thing.steps]
+    return replace(step, number=min([step.number, *(began - 1 for began in going)]))
 
 
 class CollectBatches:

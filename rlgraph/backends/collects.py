@@ -4,12 +4,13 @@ are taken now, which begin the next step's, and which are asked again."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from rlgraph.backends.batches import CollectBatches
-from rlgraph.backends.frame import Frame, Surplus
+from rlgraph.backends.batches import CollectBatches, Surplus
+from rlgraph.backends.frame import Frame
 from rlgraph.backends.regions import LOOKS, Loop, loop_body
 from rlgraph.backends.step import Ended, Step
 from rlgraph.errors import Diagnostic, RunError
@@ -19,18 +20,22 @@ from rlgraph.ops.nodes import NODES, attribute_value, concurrent_batches
 
 
 def run_collect(loop: Loop) -> Frame:
-    """Run the region on fresh batches until enough rows are kept, and take the first of them in the order of the data.
-    The surplus begins the next step's, or is asked again there, or is dropped; so are rows of it that are too old."""
+    """Run the region on fresh batches until enough rows are kept, and take some of them."""
     if attribute_value(loop.node, "order") != "data":
-        return collect_as_they_end(loop)
-    if attribute_value(loop.node, "rest") == "longest":
-        return collect_soonest(loop)
-    node, frame, rest, late = (
-        loop.node,
-        loop.frame,
-        attribute_value(loop.node, "rest"),
-        attribute_value(loop.node, "late"),
-    )
+        now = collect_as_they_end(loop)
+    elif attribute_value(loop.node, "rest") == "longest":
+        now = collect_soonest(loop)
+    else:
+        now = collect_in_order(loop)
+    now.values.update({value.name: now.values[inner] for inner, value in loop.node.exported})
+    return now
+
+
+def collect_in_order(loop: Loop) -> Frame:
+    """Take the first rows in the order of the data. The surplus begins the next step's, or is asked again there, or is
+    dropped; so are rows of it that are too old."""
+    node, frame = loop.node, loop.frame
+    rest, late = attribute_value(node, "rest"), attribute_value(node, "late")
     axis, wanted = node.attr("axis"), node.attr("rows")
     place, name = _surplus_of(node)
     names = _kept_names(node)
@@ -57,9 +62,7 @@ def run_collect(loop: Loop) -> Frame:
         parts = [*parts, *bodies] if again is None else [bodies[0], *parts, *bodies[1:]]
         kept, rounds, again = kept + sum(body.size(axis) for body in bodies), rounds + len(bodies), None
         loop.host.note(f"{kept} of {wanted} rows kept")
-    joined = frame.child()
-    joined.append(parts, names)
-    top = list(joined.rows[axis].axis.path())[-1].key
+    joined, top = _joined(loop, parts)
     last = int(joined.index(axis, top)[wanted - 1]) + 1
     now, _ = joined.slice(top, np.arange(last), names)
     # What was carried over once is the first of them.
@@ -72,7 +75,6 @@ def run_collect(loop: Loop) -> Frame:
         loop.metrics[f"{name}.later"] = float(left)
     elif rest == "drop" or attribute_value(node, "once"):
         loop.metrics[f"{name}.dropped"] = float(left if rest == "drop" else left - later.size(axis))
-    now.values.update({value.name: now.values[inner] for inner, value in node.exported})
     return now
 
 
@@ -100,9 +102,7 @@ def collect_soonest(loop: Loop) -> Frame:
         parts.append(loop.run(body))
         kept, rounds = kept + parts[-1].size(axis), rounds + batches
         loop.host.note(f"{kept} of {wanted} rows kept")
-    joined = frame.child()
-    joined.append(parts, names)
-    top = list(joined.rows[axis].axis.path())[-1].key
+    joined, top = _joined(loop, parts)
     taken = np.unique(joined.index(axis, top)[_rows_in_turn(loop, joined)[:wanted]])
     now, _ = joined.slice(top, taken, names)
     later, _ = joined.slice(top, np.setdiff1d(np.arange(joined.size(top)), taken), data)
@@ -110,7 +110,6 @@ def collect_soonest(loop: Loop) -> Frame:
     waits.append([*left, later], data)
     loop.carried[place] = waits if waits.size(axis) else None
     loop.metrics |= {f"{name}.later": float(waits.size(axis)), f"{name}.again": float(again * wanted)}
-    now.values.update({value.name: now.values[inner] for inner, value in node.exported})
     return now
 
 
@@ -155,12 +154,8 @@ def collect_as_they_end(loop: Loop) -> Frame:
     waited for in the next one. A recording that is replayed says which batches ended, one after the other.
     """
     node, frame, host = loop.node, loop.frame, loop.host
-    axis, wanted, late, once = (
-        node.attr("axis"),
-        node.attr("rows"),
-        attribute_value(node, "late"),
-        attribute_value(node, "once"),
-    )
+    axis, wanted = node.attr("axis"), node.attr("rows")
+    late, once = attribute_value(node, "late"), attribute_value(node, "once")
     (place, name), names, number = _surplus_of(node), _kept_names(node), frame.step.number
     before: Surplus | None = loop.carried[place]
     loop.carried[place] = None
@@ -216,9 +211,7 @@ def collect_as_they_end(loop: Loop) -> Frame:
             ended.append((batch.step, batch.number))
             add_part(batch.run.frame, batch.step < number)
         host.note(f"{kept} of {wanted} rows kept")
-    joined = frame.child()
-    joined.append([part for part, _ in parts], names)
-    top = list(joined.rows[axis].axis.path())[-1].key
+    joined, top = _joined(loop, [part for part, _ in parts])
     first = _rows_in_turn(loop, joined)[:wanted]
     taken = np.array(list(dict.fromkeys(joined.index(axis, top)[first].tolist())), dtype=np.int64)
     now, _ = joined.slice(top, taken, names)
@@ -234,8 +227,14 @@ def collect_as_they_end(loop: Loop) -> Frame:
     loop.carried = batches.left()
     loop.carried[place] = Surplus(later if later.size(top) else None, tuple(batches.going))
     host.ended(frame.step, name, begun, ended)
-    now.values.update({value.name: now.values[inner] for inner, value in node.exported})
     return now
+
+
+def _joined(loop: Loop, parts: Sequence[Frame]) -> tuple[Frame, str]:
+    """Return a frame with the rows of all parts, and the key of their outermost axis."""
+    joined = loop.frame.child()
+    joined.append(parts, _kept_names(loop.node))
+    return joined, joined.rows[loop.node.attr("axis")].axis.root.key
 
 
 def _rows_in_turn(loop: Loop, joined: Frame) -> np.ndarray:

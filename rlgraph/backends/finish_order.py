@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
+from rlgraph.backends.recording_errors import unwritable_recording
 from rlgraph.backends.step import Ended
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 
@@ -42,8 +43,7 @@ class FinishOrder:
             with self._lock, (self._record / FILE).open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:
-            message = f"`{self._record}` cannot hold a recording: {(error.strerror or str(error)).lower()}"
-            raise RunError(Diagnostic("E0814", message, NO_SPAN, "take another folder with `--record`")) from None
+            raise RunError(unwritable_recording(self._record, error)) from None
 
     def told(self, step: int, data: str) -> Told | None:
         """Return what the recording says of a `collect`; None where it says nothing, or there is none. Raises RunError

@@ -19,12 +19,26 @@ from rlgraph.backends.step import Step
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
 
 if TYPE_CHECKING:
-    from rlgraph.backends.batches import CollectBatch
     from rlgraph.backends.engines.records import Admission
     from rlgraph.backends.engines.roles import WeightRefresh
 
 Places = dict[str, np.ndarray]
 """For each axis, which of a frame's rows another frame has, int64."""
+
+
+@dataclass
+class NodeOutput:
+    """The output of a node for one block."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    rows: list[Rows] = field(default_factory=list)
+    """The rows of new axes, outer ones first; parents are counted within the block."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the node reported."""
+
+
+Part = tuple[int, NodeOutput]
+"""A node's output for some of its rows, with the number of this part."""
 
 
 @dataclass
@@ -70,6 +84,12 @@ class Frame:
             self._indexes[child, ancestor] = outer
         return self._indexes[child, ancestor]
 
+    def entries_per_row(self, axis: Axis) -> np.ndarray | None:
+        """Return how many entries of an inner axis each row has, int64; None for an axis of rows."""
+        return (
+            np.bincount(self.index(axis.key, axis.row.key), minlength=self.size(axis.row.key)) if axis.inner else None
+        )
+
     def greatest(self, axis: str, numbers: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
         """Return for each row of an axis the greatest number of the rows that lie in it, float [rows], 0 at least.
         numbers: of named values, row by row."""
@@ -91,6 +111,20 @@ class Frame:
         self.rows[key] = rows
         for pair in [pair for pair in self._indexes if key in pair]:
             del self._indexes[pair]
+
+    def add_output(self, output: NodeOutput, first: Mapping[str, int]) -> None:
+        """Add the output of a node for a block; `first` is the block's first row on each sliced axis."""
+        before = {
+            rows.axis.key: self.rows[rows.axis.key].size if rows.axis.key in self.rows else 0 for rows in output.rows
+        }
+        for rows in output.rows:
+            above = rows.axis.parent
+            offset = (before[above.key] if above.key in before else first.get(above.key, 0)) if above else 0
+            parent = None if rows.parent is None else rows.parent + offset
+            self.add_rows(Rows(rows.axis, rows.size, parent, rows.ids))
+        for name, value in output.values.items():
+            self.values[name] = join([self.values[name], value]) if name in self.values else value
+        self.metrics.update(output.metrics)
 
     def forget(self) -> None:
         """Forget what was worked out of the rows' places, which have changed."""
@@ -210,28 +244,6 @@ class Frame:
         # These rows were made in the slices: `order` says which of their joined rows each row of this frame is.
         sizes = [part.size(axis.key) for part, _ in parts]
         return np.split(order[axis.key].argsort(), np.cumsum(sizes)[:-1])
-
-
-@dataclass(frozen=True)
-class Surplus:
-    """What a `collect` leaves to the next step that takes batches as they end."""
-
-    rows: Frame | None
-    """Rows of batches that have ended, in the order in which they did."""
-    going: tuple[CollectBatch, ...] = ()
-    """Batches that go on."""
-
-    @property
-    def steps(self) -> list[int]:
-        """The steps that began the batches that go on."""
-        return [batch.step for batch in self.going]
-
-
-def last_settled_step(step: Step, things: Mapping[str, Any]) -> Step:
-    """Return the last step up to which nothing goes on: what a step has made is needed as long as batches go on that it
-    began. things: as a step that is over left them."""
-    going = [began for thing in things.values() if isinstance(thing, Surplus) for began in thing.steps]
-    return replace(step, number=min([step.number, *(began - 1 for began in going)]))
 
 
 def is_handle(kind: Type) -> bool:

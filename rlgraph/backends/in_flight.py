@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from rlgraph.backends.clocks import TaskPool
+from rlgraph.backends.clocks import TaskPool, report_failure
 from rlgraph.backends.executor import Await, Executor, GraphRun, never_ready, wait_for_progress
 from rlgraph.backends.frame import Frame
 from rlgraph.backends.versions import WeightVersions
@@ -199,11 +199,7 @@ class InFlightSteps:
         try:
             self.published(model)
         except BaseException as error:
-            crew.tell(partial(_raise, error))
-
-
-def _raise(error: BaseException) -> None:
-    raise error
+            report_failure(crew, error)
 
 
 def state_name(value: Value) -> str:

@@ -10,7 +10,8 @@ import numpy as np
 from rlgraph.backends.collects import run_collect
 from rlgraph.backends.frame import Frame, Places
 from rlgraph.backends.regions import Loop, LoopPolicy, assemble_exports
-from rlgraph.ops.nodes import NODES, OnSteps
+from rlgraph.ops.node_op import OnSteps
+from rlgraph.ops.nodes import NODES
 
 
 def run_once(loop: Loop) -> Frame:

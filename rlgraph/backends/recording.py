@@ -40,7 +40,8 @@ import torch
 
 from rlgraph.backends.engines.records import Generation
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.replayed import damaged_recording, drop_later_steps, step_file_stem, step_of, unwritable_recording
+from rlgraph.backends.recording_errors import damaged_recording, unwritable_recording
+from rlgraph.backends.replayed import drop_later_steps, step_file_stem, step_of
 from rlgraph.backends.rows import RowId, row_label
 from rlgraph.backends.step import Step
 from rlgraph.backends.versions import Runs

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlgraph.backends.executor import Executor, NodeOutput
+from rlgraph.backends.executor import Executor
 from rlgraph.backends.finish_order import FinishOrder
-from rlgraph.backends.frame import Frame, Places
+from rlgraph.backends.frame import Frame, NodeOutput, Places
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Ended, Step
 from rlgraph.ir.graph import Graph, Node

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlgraph.backends.batches import Surplus
 from rlgraph.backends.finish_order import FILE as ENDED
-from rlgraph.backends.frame import Surplus
 from rlgraph.backends.in_flight import Things
+from rlgraph.backends.recording_errors import damaged_recording, unwritable_recording
 from rlgraph.backends.step import Ended
-from rlgraph.errors import NO_SPAN, Diagnostic, RunError
+from rlgraph.errors import RunError
 
 _SUFFIX = ".surplus"
 
@@ -25,10 +27,17 @@ _SUFFIX = ".surplus"
 def drop_unfinished_steps(folder: Path, done: int, things: Things, attempt: int) -> None:
     """Take out all that begins after a step: the steps after it, and batches that it left under way on work that
     another attempt has lost. things: as that step left them. Raises RunError."""
-    try:
+    with _reporting(folder):
         drop_later_steps(folder, done)
         for data, batches in _lost_batches(things, attempt).items():
             _drop_batches(folder, data, batches)
+
+
+@contextmanager
+def _reporting(folder: Path) -> Iterator[None]:
+    """Raise RunError where a recording cannot be written, or no recorder wrote it."""
+    try:
+        yield
     except OSError as error:
         raise RunError(unwritable_recording(folder, error)) from None
     except (ValueError, LookupError) as error:
@@ -38,16 +47,12 @@ def drop_unfinished_steps(folder: Path, done: int, things: Things, attempt: int)
 def drop_resampled_rows(folder: Path, step: int, lost: Collection[str]) -> None:
     """Take out rows of a step that processes which are gone have written, where others have sampled the same rows, and
     lines that a gone process was writing when it ended. lost: the names of these processes. Raises RunError."""
-    try:
+    with _reporting(folder):
         paths = list(folder.glob(f"{step_file_stem(step)}.*.jsonl"))
         gone = [path for path in paths if _writer(path) in lost]
         present = {_key(line) for path in paths if path not in gone for _, line in _full_lines(path)} if gone else set()
         for path in gone:
             _filter_file(path, lambda line: _key(line) not in present)
-    except OSError as error:
-        raise RunError(unwritable_recording(folder, error)) from None
-    except (ValueError, LookupError) as error:
-        raise RunError(damaged_recording(folder, error)) from None
 
 
 def drop_later_steps(folder: Path, step: int) -> None:
@@ -66,22 +71,6 @@ def drop_later_steps(folder: Path, step: int) -> None:
 def step_file_stem(step: int) -> str:
     """Return the beginning of the names of a step's files."""
     return f"step-{step:06d}"
-
-
-def unwritable_recording(folder: Path, error: OSError) -> Diagnostic:
-    """Return the diagnostic for a folder that cannot be written."""
-    reason = error.strerror or str(error)
-    return Diagnostic(
-        "E0814",
-        f"`{folder}` cannot hold a recording: {reason[:1].lower()}{reason[1:]}",
-        NO_SPAN,
-        "take another folder with `--record`",
-    )
-
-
-def damaged_recording(folder: Path, error: Exception) -> Diagnostic:
-    """Return the diagnostic for a recording that is damaged."""
-    return Diagnostic("E0817", f"`{folder}` is damaged: {error}", NO_SPAN, "record again")
 
 
 def _lost_batches(things: Things, attempt: int) -> dict[str, set[Ended]]:

@@ -25,6 +25,7 @@ from typing import Protocol
 
 from rlgraph.digests import DamagedFile, Digests
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
+from rlgraph.files import cause
 
 MODELS = "models"
 """The part of a checkpoint in which each model has a folder."""
@@ -80,7 +81,7 @@ class NonFiniteWeights(ValueError):
 
 def damaged_checkpoint(checkpoint: Path, why: Exception) -> UsageMistake:
     """Return the error for a checkpoint that is not as it was written."""
-    reason = (why.strerror if isinstance(why, OSError) else None) or str(why) or type(why).__name__
+    reason = cause(why)
     if isinstance(why, OSError) and why.filename:
         reason = f"`{os.path.relpath(why.filename, checkpoint)}`: {reason}"
     if isinstance(why, DamagedFile):

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlgraph.backends.executor import NodeOutput
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Axis, Table, axes_of
 

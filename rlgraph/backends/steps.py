@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlgraph.backends.executor import Executor, NodeOutput
+from rlgraph.backends.executor import Executor
 from rlgraph.backends.finish_order import FinishOrder
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.in_flight import Coming, InFlightSteps, Things
 from rlgraph.backends.loops import LOOPS
 from rlgraph.backends.notes import TraceNotes
@@ -205,6 +205,12 @@ class StepRunner:
         """Return the value of a thing as the last step that is over left it, in this process."""
         assert self.left is not None
         return self.left[name]
+
+    def go_on_after(self, number: int, things: Things) -> None:
+        """Take a step for the last one that was run, which left these things."""
+        self.done, self.left = number, {**self.first, **things}
+        for name in self.versions.newest:
+            self.versions.newest[name] = self.versions.after(name, number)
 
     # What a backend defines
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from rlgraph import __version__
 from rlgraph.cli.shown import Format, show_diagnostics
 from rlgraph.errors import RlgraphError, RunError, UsageMistake
 from rlgraph.ir.plan import LARGEST
+
+if TYPE_CHECKING:
+    from rlgraph.api.compiled import Compiled
 
 FINE, WRONG, USAGE, BUG, FAILED, INTERRUPTED, PIPE = 0, 1, 2, 3, 4, 130, 141
 
@@ -116,6 +119,28 @@ def settings_of(given: tuple[str, ...]) -> dict[str, str]:
             raise click.BadParameter(f"`{name}` is set twice", param_hint="'--set'")
         settings[name] = value.strip()
     return settings
+
+
+def compile_or_load(
+    file: str,
+    settings: dict[str, str],
+    schedule: Path | str | None,
+    *,
+    advice: str = "",
+    devices: int = 1,
+    **options: Any,
+) -> Compiled:
+    """Compile a program, or load that of a plan file, which has been set and placed already. Raise UsageError. advice:
+    follows the message for what does not go with a plan file, whose name is put into it. options: of `compile`."""
+    from rlgraph.api import compile, load_plan
+
+    if not file.endswith(".json"):
+        return compile(Path(file), settings, schedule=schedule, devices=devices, **options)
+    for name, value in {"--set": settings, "SCHEDULE": schedule, "--devices": devices != 1}.items():
+        if value:
+            message = f"`{name}` does not go with a plan file: its program and its plan are fixed"
+            raise click.UsageError(message + advice.format(name))
+    return load_plan(file)
 
 
 @contextmanager

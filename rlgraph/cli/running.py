@@ -7,11 +7,20 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlgraph.cli.base import FINE, devices_option, message_format, reporting_errors, rlgraph, set_option, settings_of
+from rlgraph.cli.base import (
+    FINE,
+    compile_or_load,
+    devices_option,
+    message_format,
+    reporting_errors,
+    rlgraph,
+    set_option,
+    settings_of,
+)
 from rlgraph.cli.shown import Format, echo_text, show_diagnostics
 from rlgraph.runs.jsonlines import emit
 from rlgraph.runs.options import BACKENDS, KEEP, LOCAL, RESTARTS, Options, backend_spec
@@ -20,6 +29,8 @@ if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
     from rlgraph.runs.folder import RunFolder
 
+_ADVICE = ". Compile the program again, with `{}` and `--emit plan`"
+"""What to do where an option does not go with a plan file."""
 _PROCESSES = " or ".join(f"`--backend {spec.name}`" for spec in BACKENDS.values() if spec.processes)
 
 
@@ -125,33 +136,15 @@ changed_option = click.option(
 @click.pass_context
 def run(
     context: click.Context,
+    /,
     file: str,
     schedule: Path | None,
     settings: tuple[str, ...],
-    backend: str,
-    address: str | None,
     devices: int,
-    steps: int,
-    seed: int,
     out: Path | None,
     overwrite: bool,
-    device: str | None,
-    threads: int | None,
-    token_budget: int | None,
-    block: int | None,
-    record: Path | None,
-    replay: Path | None,
-    trace: Path | None,
-    timeout: float,
-    on_nonfinite: Literal["stop", "skip"] | None,
-    save_every: str | None,
-    keep: int | None,
-    keep_best: str | None,
-    restarts: int,
-    resume: Path | None,
-    changed: bool,
-    debug: bool,
     form: Format,
+    **given: Any,
 ) -> int:
     """Train: run a program here, or on Ray as a schedule (.rls) or a plan file (.json) says.
 
@@ -160,45 +153,25 @@ def run(
     """
     from rlgraph.runs.folder import RunFolder
 
-    if not backend_spec(backend).processes and (address or debug):
-        raise click.UsageError(f"`{'--address' if address else '--debug'}` goes with {_PROCESSES}")
-    options = Options(
-        steps,
-        seed,
-        threads,
-        block,
-        token_budget,
-        backend,
-        address,
-        debug,
-        record=record,
-        replay=replay,
-        trace=trace,
-        device=device,
-        timeout=timeout,
-        on_nonfinite=on_nonfinite,
-        save_every=save_every,
-        keep=keep,
-        keep_best=keep_best,
-        restarts=restarts,
-        resume=resume,
-        changed=changed,
-    )
-    if resume is None and changed:
+    # What is left are the fields of `Options`.
+    if not backend_spec(given["backend"]).processes and (given["address"] or given["debug"]):
+        raise click.UsageError(f"`{'--address' if given['address'] else '--debug'}` goes with {_PROCESSES}")
+    options = Options(**given)
+    if options.resume is None and options.changed:
         raise click.UsageError("`--changed` goes with `--resume`")
-    if resume is not None:
+    if options.resume is not None:
         conflicting = [f"`--{name}`" for name in ("out", "overwrite", "seed") if _was_given(context, name)]
         if conflicting:
             raise click.UsageError(
                 f"{conflicting[0]} does not go with `--resume`: a run goes on in its folder, with its seed"
             )
         if not _was_given(context, "steps"):
-            options = replace(options, steps=_steps_of(resume, form))
+            options = replace(options, steps=_steps_of(options.resume, form))
     with reporting_errors(form):
         options.need_installed()
-        compiled = _compiled(file, schedule, settings_of(settings), devices)
+        compiled = compile_or_load(file, settings_of(settings), schedule, advice=_ADVICE, devices=devices)
         show_diagnostics(compiled.diagnostics, form)
-        if resume is not None:
+        if options.resume is not None:
             return _resume_run(compiled, options, form)
         # Opened before the training, which would be lost if the folder could not be written.
         folder = RunFolder.at(out, overwrite) if out is not None else RunFolder.new(compiled.name)
@@ -218,13 +191,9 @@ def run(
 def resume(
     run: Path,
     steps: int | None,
-    save_every: str | None,
-    keep: int | None,
-    keep_best: str | None,
-    restarts: int,
-    changed: bool,
     trace: Path | None,
     form: Format,
+    **given: Any,
 ) -> int:
     """Go on with a run from its newest checkpoint, in its folder, as it was begun.
 
@@ -243,23 +212,18 @@ def resume(
             run = run.relative_to(Path.cwd())
         options = Options(
             steps or saved["steps"],
-            backend=saved["backend"],
-            address=saved["address"],
-            debug=saved["debug"],
-            timeout=saved["timeout"],
+            **{name: saved[name] for name in ("backend", "address", "debug", "timeout")},
             trace=trace,
-            save_every=save_every,
-            keep=keep,
-            keep_best=keep_best,
-            restarts=restarts,
             resume=run,
-            changed=changed,
+            **given,
         )
         options.need_installed()
         schedule = saved.get("schedule")
         if schedule and "\n" not in schedule:
             schedule = Path(schedule)
-        compiled = _compiled(saved["program"], schedule, saved["set"], saved.get("devices", 1))
+        compiled = compile_or_load(
+            saved["program"], saved["set"], schedule, advice=_ADVICE, devices=saved.get("devices", 1)
+        )
         show_diagnostics(compiled.diagnostics, form)
         return _resume_run(compiled, options, form)
 
@@ -297,18 +261,3 @@ def _run_in(folder: RunFolder, compiled: Compiled, options: Options, form: Forma
         lines = [*(f"wrote {path}" for path in written), *(f"saved {path}" for path in result.saved)]
         echo_text("\n".join(lines), err=True)
     return FINE
-
-
-def _compiled(file: str, schedule: Path | str | None, settings: dict[str, str], devices: int) -> Compiled:
-    """Compile a program, or load that of a plan file."""
-    from rlgraph.api import compile, load_plan
-
-    if not file.endswith(".json"):
-        return compile(Path(file), settings, schedule=schedule, devices=devices)
-    options = {"--set": settings, "SCHEDULE": schedule, "--devices": devices != 1}
-    for name in (name for name, value in options.items() if value):
-        raise click.UsageError(
-            f"`{name}` does not go with a plan file: its program and its plan are fixed. Compile the program again, "
-            f"with `{name}` and `--emit plan`"
-        )
-    return load_plan(file)

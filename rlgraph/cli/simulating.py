@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from rlgraph.cli.base import FINE, message_format, reporting_errors, rlgraph, set_option, settings_of, target_options
+from rlgraph.cli.base import (
+    FINE,
+    compile_or_load,
+    message_format,
+    reporting_errors,
+    rlgraph,
+    set_option,
+    settings_of,
+    target_options,
+)
 from rlgraph.cli.shown import Format, echo_text, show_diagnostics
 from rlgraph.runs.jsonlines import emit
-
-if TYPE_CHECKING:
-    from rlgraph.api.compiled import Compiled
-    from rlgraph.passes.cost.tasks import Workload
 
 
 @rlgraph.command()
@@ -80,8 +84,16 @@ def simulate(
         measured = read_calibration(calibration) if calibration is not None else None
         if trace is not None:
             check_writable(trace)
-        limits = search_seconds, search_gap
-        compiled = _compiled(file, schedule, settings_of(settings), cluster, rows, calibration, *limits)
+        compiled = compile_or_load(
+            file,
+            settings_of(settings),
+            schedule,
+            cluster=cluster,
+            workload=rows,
+            calibration=calibration,
+            search_seconds=search_seconds,
+            search_gap=search_gap,
+        )
         show_diagnostics(compiled.diagnostics, form)
         parsed_cluster = read_cluster(cluster) if cluster is not None else None
         has_lengths = prompt_tokens or response_tokens or lengths or kept != 1.0 or not is_plan_file
@@ -103,33 +115,3 @@ def simulate(
             if path:
                 echo_text(f"wrote {path}", err=True)
     return FINE
-
-
-def _compiled(
-    file: str,
-    schedule: Path | None,
-    settings: dict[str, str],
-    cluster: str | None,
-    rows: Workload,
-    calibration: Path | None,
-    search_seconds: float | None,
-    search_gap: float | None,
-) -> Compiled:
-    """Compile a program and plan it for a cluster, or load both from a plan file."""
-    from rlgraph.api import compile, load_plan
-
-    if not file.endswith(".json"):
-        return compile(
-            Path(file),
-            settings,
-            schedule=schedule,
-            cluster=cluster,
-            workload=rows,
-            calibration=calibration,
-            search_seconds=search_seconds,
-            search_gap=search_gap,
-        )
-    for name, value in (("--set", settings), ("SCHEDULE", schedule)):
-        if value:
-            raise click.UsageError(f"`{name}` does not go with a plan file: its program and its plan are fixed")
-    return load_plan(file)

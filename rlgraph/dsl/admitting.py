@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.scope import Reporter
-from rlgraph.dsl.tails import sampling_nodes
+from rlgraph.dsl.tails import generating_nodes
 from rlgraph.errors import did_you_mean
 from rlgraph.ir.graph import Program
 from rlgraph.ir.schedule import Admit
 from rlgraph.ir.types import Table
-from rlgraph.ops import NODES
 
 LONGEST = "longest"
 """Rows go by how long the answers to their prompts were before."""
@@ -17,10 +16,7 @@ LONGEST = "longest"
 
 def check_admit(reporter: Reporter, program: Program, line: tree.Admit, table: str, by: str) -> Admit:
     """Return what a line says of a table of the program."""
-    samplers = list(sampling_nodes(program, table))
-    if not samplers or not all(NODES[node.op].streams for node, _ in samplers):
-        message = f"`{table}` is no table that a model generates: there is no row of it to begin with"
-        raise reporter.stop("E0975", message, line.table.span, "leave the line out")
+    samplers = generating_nodes(reporter, program, line, "E0975", "there is no row of it to begin with")
     rule = next((option.value for option in line.options if option.name == "by"), None)
     quoted = isinstance(rule, tree.String)
     if rule is None or (by == LONGEST and not quoted):

@@ -10,8 +10,8 @@ from lark import Token, Transformer_NonRecursive
 from lark.tree import Tree
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.logical_lines import position, span
-from rlgraph.errors import Diagnostic, Related, Source, Span
+from rlgraph.dsl.logical_lines import Lines, position
+from rlgraph.errors import Diagnostic, Related, Span
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", '"': '"', "'": "'"}
@@ -29,9 +29,9 @@ class _Arguments:
 class Builder(Transformer_NonRecursive[Token, Any]):
     """Builds the node of every rule of the grammar from its children: tokens, and nodes already built."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, logical: Lines) -> None:
         super().__init__()
-        self.source = source
+        self.logical = logical
         self.diagnostics: list[Diagnostic] = []
 
     def build(self, found: Tree[Token]) -> Any:
@@ -44,7 +44,7 @@ class Builder(Transformer_NonRecursive[Token, Any]):
     # Spans
 
     def _at(self, child: Any) -> Span:
-        return span(self.source, child) if isinstance(child, Token) else child.span
+        return self.logical.span(child) if isinstance(child, Token) else child.span
 
     def _span(self, children: list[Any]) -> Span:
         return self._at(children[0]).to(self._at(children[-1]))
@@ -63,6 +63,8 @@ class Builder(Transformer_NonRecursive[Token, Any]):
 
     def expression(self, c: list[Any]) -> Any:
         return c[0]
+
+    word = expression
 
     def algorithm(self, c: list[Any]) -> tree.Algorithm:
         return tree.Algorithm(str(c[1]), self._line(c))
@@ -101,9 +103,6 @@ class Builder(Transformer_NonRecursive[Token, Any]):
     def parameters(self, c: list[Any]) -> _Parameters:
         return _Parameters(tuple(self._name(t) for t in c if t.type == "NAME"), self._span(c))
 
-    def recipe(self, c: list[Any]) -> tuple[tree.Stmt, ...]:
-        return tuple(c[2:-1])
-
     def result(self, c: list[Any]) -> tree.Return:
         return tree.Return(c[1], self._line(c))
 
@@ -121,6 +120,8 @@ class Builder(Transformer_NonRecursive[Token, Any]):
 
     def block(self, c: list[Any]) -> tuple[tree.Stmt, ...]:
         return tuple(c[2:-1])
+
+    recipe = block
 
     def assign(self, c: list[Any]) -> tree.Assign:
         return tree.Assign(str(c[0]), c[2], self._at(c[0]), self._line(c))
@@ -219,9 +220,8 @@ class Builder(Transformer_NonRecursive[Token, Any]):
     def name(self, c: list[Any]) -> tree.Name:
         return self._name(c[0])
 
-    def choice(self, c: list[Any]) -> tree.Name:
-        """Return a word of the language as the value of an option."""
-        return self._name(c[0])
+    choice = name
+    """A word of the language as the value of an option."""
 
     def attribute(self, c: list[Any]) -> tree.Attribute:
         return tree.Attribute(c[0], str(c[2]), self._at(c[2]), self._span(c))
@@ -255,7 +255,7 @@ class Builder(Transformer_NonRecursive[Token, Any]):
             return _ESCAPES[code]
         line, column = position(token)
         start = column + 1 + match.start()
-        where = Span(self.source, line, start, line, start + len(match[0]))
+        where = Span(self.logical.source, line, start, line, start + len(match[0]))
         self._fail("E0122", f"`{match[0]}` stands for no character", where, "write `\\\\` for a backslash")
         return ""
 
@@ -263,9 +263,6 @@ class Builder(Transformer_NonRecursive[Token, Any]):
         return tree.Bool(c[0] in ("true", "True"), self._at(c[0]))
 
     # Arguments
-
-    def word(self, c: list[Any]) -> Any:
-        return c[0]
 
     def option(self, c: list[Any]) -> tree.Option:
         return tree.Option(str(c[0]), c[2], self._at(c[0]), self._span(c))

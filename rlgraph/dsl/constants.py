@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rlgraph.dsl import tree
-from rlgraph.dsl.scope import Invalid, LiteralConstant, Meaning, Reporter, StatementError, describe
+from rlgraph.dsl.scope import LiteralConstant, Meaning, Reporter, StatementError, describe, meaning_of
 from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, Signature
 from rlgraph.dsl.words import KEYWORDS
-from rlgraph.errors import Related, Span, closest_match, count_phrase, did_you_mean
+from rlgraph.errors import Span, closest_match, count_phrase, did_you_mean
 from rlgraph.ir.attributes import Attribute, Required, has_attribute_type
 from rlgraph.ir.graph import Const, Constant, Record
 from rlgraph.ops import TENSOR
@@ -39,21 +39,13 @@ def evaluate(reporter: Reporter, expr: tree.Expr, scope: Mapping[str, Meaning]) 
 
 
 def _name(reporter: Reporter, expr: tree.Name, scope: Mapping[str, Meaning]) -> Constant:
-    meaning = scope.get(expr.id)
-    if isinstance(meaning, Invalid):
-        raise StatementError
+    meaning = meaning_of(scope, expr.id)
     if isinstance(meaning, Const):
         return meaning.value
     if isinstance(meaning, LiteralConstant):
         return meaning.value
     if meaning is None and expr.id in reporter.below:
-        raise reporter.stop(
-            "E0202",
-            f"`{expr.id}` is used before it is declared",
-            expr.span,
-            "move its line up",
-            (Related(reporter.below[expr.id], "it is declared here"),),
-        )
+        raise reporter.too_early(expr, reporter.below[expr.id])
     if meaning is None:
         constants = [name for name, candidate in scope.items() if isinstance(candidate, (Const, LiteralConstant))]
         advice = "" if expr.id in KEYWORDS else f"declare it: `param {expr.id} = ...`, or "

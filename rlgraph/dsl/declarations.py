@@ -14,13 +14,12 @@ from rlgraph.dsl.parse import parse
 from rlgraph.dsl.scope import (
     DefName,
     ExternalName,
-    Invalid,
     LiteralConstant,
     Meaning,
     ModelName,
-    StatementError,
     StateName,
     describe,
+    meaning_of,
 )
 from rlgraph.dsl.signatures import MODELS, OUTSIDE
 from rlgraph.errors import Related, Source, Span, did_you_mean
@@ -134,22 +133,14 @@ def _model(context: Context, item: tree.Declaration) -> Model:
             raise context.stop("E0405", "`frozen` takes one model", value.span, "`frozen(actor)`")
         value, frozen = value.args[0], True
     if isinstance(value, tree.Name):
-        meaning = context.scope.get(value.id)
-        if isinstance(meaning, Invalid):
-            raise StatementError
+        meaning = meaning_of(context.scope, value.id)
         if isinstance(meaning, ModelName):
             context.used.add(value.id)
             return replace(
                 meaning.model, name=item.name, source=None, copy_of=value.id, frozen=frozen, options=(), span=item.span
             )
         if meaning is None and value.id in context.below:
-            raise context.stop(
-                "E0202",
-                f"`{value.id}` is used before it is declared",
-                value.span,
-                "move its line up",
-                (Related(context.below[value.id], "it is declared here"),),
-            )
+            raise context.too_early(value, context.below[value.id])
         models = [name for name, candidate in context.scope.items() if isinstance(candidate, ModelName)]
         shown = f"`{value.id}` is {describe(meaning)}, not a model" if meaning else f"nothing is called `{value.id}`"
         hint = did_you_mean(value.id, models) or f"load one: `causal_lm({value.id})`"

@@ -9,7 +9,7 @@ from rlgraph.dsl.losses import loss_warnings
 from rlgraph.dsl.offpolicy import off_policy_warnings
 from rlgraph.dsl.truncated import truncation_warnings
 from rlgraph.errors import Diagnostic, Related
-from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, program_axes, used_names
+from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, operations_in, program_axes, used_names
 from rlgraph.ir.types import Axis, axes_of, axis_of
 from rlgraph.ops import NODES, TENSOR
 from rlgraph.ops.bases import changed_models, has_adapters
@@ -23,7 +23,7 @@ def lint(program: Program) -> list[Diagnostic]:
     axis_by_key = program_axes(program)
     warnings = [*_idle_adapters(program)]
     for phase in program.phases:
-        warnings += _groups_of_one(phase.graph, axis_by_key)
+        warnings += _groups_of_one(phase.graph)
         warnings += _broken_groups(phase.graph, axis_by_key)
         warnings += _short_groups(phase.graph)
         warnings += loss_warnings(phase)
@@ -58,7 +58,7 @@ def _idle_adapters(program: Program) -> Iterator[Diagnostic]:
 _STATISTICS = ("mean", "std", "var")
 
 
-def _groups_of_one(graph: Graph, axis_by_key: Mapping[str, Axis]) -> Iterator[Diagnostic]:
+def _groups_of_one(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.walk():
         for reduction in _reductions(node):
             source = reduction.args[0].type.axis
@@ -163,10 +163,4 @@ def _reductions(node: Node) -> Iterator[Apply]:
 
 
 def _reductions_in(expr: Expr) -> Iterator[Apply]:
-    pending = [expr]
-    while pending:
-        expr = pending.pop()
-        if isinstance(expr, Apply):
-            pending += expr.args
-            if TENSOR[expr.op].kind == "reduction":
-                yield expr
+    return (part for part in operations_in(expr) if TENSOR[part.op].kind == "reduction")

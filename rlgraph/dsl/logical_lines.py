@@ -48,19 +48,14 @@ class Lines:
 
     def span(self, first: Token, last: Token | None = None) -> Span:
         """Return the span from the start of `first` to the end of `last`."""
-        return span(self.source, first, last)
+        last = last or first
+        line, column = position(first)
+        end_line, end_column = position(last)
+        return Span(self.source, line, column, end_line, end_column + len(last))
 
     def fail(self, code: str, message: str, where: Span, hint: str = "", *related: Related) -> None:
         """Note a mistake."""
         self.diagnostics.append(Diagnostic(code, message, where, hint, related=related))
-
-
-def span(source: Source, first: Token, last: Token | None = None) -> Span:
-    """Return the span from the start of `first` to the end of `last`."""
-    last = last or first
-    line, column = position(first)
-    end_line, end_column = position(last)
-    return Span(source, line, column, end_line, end_column + len(last))
 
 
 def position(token: Token) -> tuple[int, int]:
@@ -274,7 +269,7 @@ def _set_levels(logical: Lines, text: list[str]) -> None:
         char = char or white[:1]
         if white.strip(char) and not confused:
             confused = True
-            _note_mixed(logical, first, white, char)
+            _note_mixed(logical, first, char)
         width = len(white.expandtabs(4))
         header = before is not None and _is_header(before)
         deeper = width > widths[-1]
@@ -316,7 +311,7 @@ def _note_stranded(logical: Lines, line: Line) -> None:
     line.bad = True
 
 
-def _note_mixed(logical: Lines, first: Token, white: str, char: str) -> None:
+def _note_mixed(logical: Lines, first: Token, char: str) -> None:
     line, column = position(first)
     where = Span(logical.source, line, 1, line, column)
     here, elsewhere = ("a tab", "spaces") if char == " " else ("spaces", "tabs")

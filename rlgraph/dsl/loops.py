@@ -9,13 +9,20 @@ from rlgraph.dsl.context import Block, Context
 from rlgraph.dsl.names import axis_named, model_named, names_used
 from rlgraph.dsl.nodes import emit, materialize, new_axis, next_version, unique_name
 from rlgraph.dsl.reports import report
-from rlgraph.dsl.scope import ExternalName, Invalid, Meaning, StatementError, TableValue, Unavailable, describe
+from rlgraph.dsl.scope import (
+    ExternalName,
+    Invalid,
+    Meaning,
+    StatementError,
+    TableValue,
+    Unavailable,
+    describe,
+    meaning_of,
+)
 from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.errors import Related, Span
 from rlgraph.ir.graph import (
-    Apply,
     Constant,
-    Expr,
     External,
     Graph,
     Let,
@@ -25,6 +32,7 @@ from rlgraph.ir.graph import (
     captured_names,
     substitute,
     tensor_node,
+    used_names,
 )
 from rlgraph.ir.types import Axis, Handle, Table, Tensor, axis_of
 
@@ -99,11 +107,9 @@ def minibatch(context: Context, statement: tree.Minibatch) -> None:
 def collect(context: Context, statement: tree.Collect) -> None:
     """Check `collect prompts(512):` and write its node."""
     name = statement.table.id
-    meaning = context.block.scope.get(name)
     if context.block.training or context.block.sliced:
         raise context.stop("E0505", "`collect` cannot stand here", statement.span, "move it to the top of the step")
-    if isinstance(meaning, Invalid):
-        raise StatementError
+    meaning = meaning_of(context.block.scope, name)
     if not isinstance(meaning, ExternalName) or meaning.outside.kind != "data":
         above = name in context.declared and isinstance(meaning, TableValue)
         shown = f"and this is {describe(meaning)}" if meaning else f"and nothing is called `{name}`"
@@ -275,7 +281,7 @@ def _region(
 def _names_written(context: Context, body: Sequence[tree.Stmt]) -> list[str]:
     """Return the things living across steps that a body changes, in the order of their declaration."""
     changed = set(_names_changed(body))
-    for statement in _loops(body):
+    for statement in tree.all_statements(body):
         if isinstance(statement, tree.OnSteps):
             changed |= set(_data_names(context, statement.body))
     return [name for name in context.block.versions if name in changed]
@@ -335,7 +341,7 @@ class _Exporter:
         """Return a number that is computed again from exported rows."""
         expr = next(let.expr for let in node.body if let.name == ref.name)
         # In the order in which they stand: a program is the same graph in every process.
-        expr = substitute(expr, {name: self.ref(Ref(name, kind)) for name, kind in dict(_ref_types(expr)).items()})
+        expr = substitute(expr, {name: self.ref(Ref(name, kind)) for name, kind in used_names(expr).items()})
         name = unique_name(self.context, ref.name)
         self.nodes.append(tensor_node((Let(name, expr),), (name,), node.span))
         return Ref(name, ref.type, ref.span)
@@ -346,32 +352,15 @@ class _Exporter:
         return self.exports[name]
 
 
-def _ref_types(expr: Expr) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(expr, Ref):
-        yield expr.name, expr.type
-    elif isinstance(expr, Apply):
-        for arg in expr.args:
-            yield from _ref_types(arg)
-
-
-def _loops(body: Sequence[tree.Stmt]) -> Iterator[tree.Loop]:
-    for statement in body:
-        if isinstance(statement, tree.Loop):
-            yield statement
-            yield from _loops(statement.body)
-
-
 def assigned_names(body: Sequence[tree.Stmt]) -> Iterator[tuple[str, Span]]:
     """Yield the names that a body assigns, with those of its loops' bodies."""
-    for statement in body:
+    for statement in tree.all_statements(body):
         if isinstance(statement, tree.Assign):
             yield statement.target, statement.target_span
-        elif isinstance(statement, tree.Loop):
-            yield from assigned_names(statement.body)
 
 
 def _names_changed(body: Sequence[tree.Stmt]) -> Iterator[str]:
-    for statement in body:
+    for statement in tree.all_statements(body):
         match statement:
             case tree.Train():
                 yield statement.model.id
@@ -384,5 +373,3 @@ def _names_changed(body: Sequence[tree.Stmt]) -> Iterator[str]:
             case tree.Collect():
                 yield statement.table.id
                 yield f"{statement.table.id}.surplus"
-        if isinstance(statement, tree.Loop):
-            yield from _names_changed(statement.body)

@@ -118,8 +118,7 @@ class _Losses:
                 Diagnostic(
                     "W0501",
                     "this term trains nothing: it is linear in the log-probabilities of the model's own samples, so "
-                    "its "
-                    "gradient is 0 on average",
+                    "its gradient is 0 on average",
                     span,
                     "in a loss use `k2` or `k3`; `k1` belongs into the reward",
                 )
@@ -232,8 +231,7 @@ class _Losses:
                             "correction is applied twice",
                             expr.span,
                             f"take the ratio against the policy before this update, `actor.logprobs({first.table})` "
-                            "above `train`, "
-                            "or leave the weight out",
+                            "above `train`, or leave the weight out",
                         )
                     )
                     return

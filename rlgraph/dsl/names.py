@@ -10,15 +10,14 @@ from rlgraph.dsl.context import Context
 from rlgraph.dsl.scope import (
     DefName,
     ExternalName,
-    Invalid,
     LiteralConstant,
     Meaning,
     ModelName,
-    StatementError,
     StateName,
     TableValue,
     Unavailable,
     describe,
+    meaning_of,
 )
 from rlgraph.errors import Related, Span, did_you_mean
 from rlgraph.ir.graph import Const, Expr, Model, Ref, State
@@ -70,9 +69,7 @@ def names_used(context: Context, body: object) -> set[str]:
 
 def look_up(context: Context, expr: tree.Name) -> Meaning:
     """Return the meaning of a name in an expression."""
-    meaning = context.block.scope.get(expr.id)
-    if isinstance(meaning, Invalid):
-        raise StatementError
+    meaning = meaning_of(context.block.scope, expr.id)
     if isinstance(meaning, Unavailable):
         raise context.stop("E0209", meaning.reason, expr.span, related=(Related(meaning.span, "it was made here"),))
     if isinstance(meaning, StateName):
@@ -90,13 +87,7 @@ def look_up(context: Context, expr: tree.Name) -> Meaning:
             return Const(meaning.value, Tensor("text"), expr.span)
         return meaning
     if expr.id in context.block.later:
-        place = context.block.later[expr.id]
-        raise context.stop(
-            "E0202",
-            f"`{expr.id}` is used before it is assigned",
-            expr.span,
-            related=(Related(place, "it is assigned here"),),
-        )
+        raise context.too_early(expr, context.block.later[expr.id], "assigned", "")
     names = [*context.block.scope, *FUNCTIONS]
     raise context.stop("E0201", f"nothing is called `{expr.id}`", expr.span, did_you_mean(expr.id, names))
 
@@ -117,9 +108,7 @@ def _state(context: Context, meaning: StateName, span: Span) -> Expr:
 
 def keyed_state(context: Context, expr: tree.Index) -> State:
     """Return the state of `base[rollout.agent]`."""
-    meaning = context.block.scope.get(expr.base.id) if isinstance(expr.base, tree.Name) else None
-    if isinstance(meaning, Invalid):
-        raise StatementError
+    meaning = meaning_of(context.block.scope, expr.base.id) if isinstance(expr.base, tree.Name) else None
     if isinstance(meaning, StateName) and not meaning.state.keyed:
         raise context.stop(
             "E0601",
@@ -140,9 +129,7 @@ def keyed_state(context: Context, expr: tree.Index) -> State:
 
 def model_named(context: Context, name: tree.Name) -> Model:
     """Return the model of a statement such as `train actor`."""
-    meaning = context.block.scope.get(name.id)
-    if isinstance(meaning, Invalid):
-        raise StatementError
+    meaning = meaning_of(context.block.scope, name.id)
     if not isinstance(meaning, ModelName):
         models = [word for word, candidate in context.block.scope.items() if isinstance(candidate, ModelName)]
         shown = f"`{name.id}` is {describe(meaning)}, not a model" if meaning else f"nothing is called `{name.id}`"

@@ -1,18 +1,16 @@
 """Warns about rows that older weights may have sampled: losses that do not correct for it, weights without a cap, and
-losses that take the sampler's log-probabilities for those of some weights.
-
-Everything is derived bottom up, from what each value is computed of.
-"""
+losses that take the sampler's log-probabilities for those of some weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from rlgraph.dsl.facts import FactWalk
 from rlgraph.errors import Diagnostic, Span
-from rlgraph.ir.graph import Apply, Expr, Graph, Node, Phase, Ref
+from rlgraph.ir.graph import Apply, Node, Phase
 from rlgraph.ir.steps import staleness_bound
-from rlgraph.ir.types import Type, is_model
+from rlgraph.ir.types import is_model
 from rlgraph.ops import NODES, chosen_from, model_of, table_of
 
 _CAPS = ("clip", "minimum", "sigmoid", "tanh")
@@ -36,9 +34,6 @@ class _Facts:
     """The places of the sampler's log-probabilities that are in no importance weight."""
 
 
-_NOTHING = _Facts()
-
-
 def _merged(parts: Iterable[_Facts]) -> _Facts:
     """Return what is known of a value that is computed from all of these."""
     facts = list(parts)
@@ -56,54 +51,40 @@ def off_policy_warnings(phase: Phase) -> list[Diagnostic]:
     """Return warnings about a phase that samples with older weights."""
     if not phase.staleness.steps:
         return []
-    walk = _LossWalk(phase.graph.values(), phase.staleness.exact)
-    walk.graph(phase.graph)
+    walk = _LossWalk(phase)
     return [warning for warning in walk.warnings if warning.code != "W0507" or warning.span not in walk.masked]
 
 
 def unweighted_logprobs(phase: Phase, model: str) -> list[Span]:
     """Return where a phase reads log-probabilities of a model that sampled and a loss does more with them than weight
     the trainer's: it takes them for a function of weights and tokens."""
-    walk = _LossWalk(phase.graph.values(), phase.staleness.exact)
-    walk.graph(phase.graph)
+    walk = _LossWalk(phase)
     spans = {span for sampling_model, span in walk.unweighted if sampling_model == model}
     return sorted(spans, key=lambda span: (span.line, span.column))
 
 
-@dataclass
-class _LossWalk:
+class _LossWalk(FactWalk[_Facts]):
     """Walks a phase and tracks what is known of each value."""
 
-    types: dict[str, Type]
-    exact: bool
-    """Whether the age of the weights is exact: `lag` asks for the weights of then."""
-    facts: dict[str, _Facts] = field(default_factory=dict)
-    masked: set[Span] = field(default_factory=set)
-    """Weights that are compared with something: a mask is a cap, too."""
-    unweighted: list[tuple[str, Span]] = field(default_factory=list)
-    """The model that sampled and the place where its log-probabilities are read that a loss uses in no weight."""
-    reads: dict[Span, str] = field(default_factory=dict)
-    """The model whose log-probabilities are read at each place."""
-    warnings: list[Diagnostic] = field(default_factory=list)
+    def __init__(self, phase: Phase) -> None:
+        super().__init__(phase.graph.values(), _Facts())
+        self.exact = phase.staleness.exact
+        """Whether the age of the weights is exact: `lag` asks for the weights of then."""
+        self.masked: set[Span] = set()
+        """Weights that are compared with something: a mask is a cap, too."""
+        self.unweighted: list[tuple[str, Span]] = []
+        """The model that sampled and the place where its log-probabilities are read that a loss uses in no weight."""
+        self.reads: dict[Span, str] = {}
+        """The model whose log-probabilities are read at each place."""
+        self.graph(phase.graph)
 
-    def graph(self, graph: Graph) -> None:
-        for node in graph.nodes:
-            self.node(node)
-
-    def node(self, node: Node) -> None:
-        op = NODES[node.op]
-        inputs = [self.facts.get(name, _NOTHING) for name in node.inputs]
-        for let in node.body:
-            self.facts[let.name] = self.expression(let.expr, {})
-        for region in node.regions:
-            self.graph(region)
-        if op.trains:
-            self.loss(node)
+    def made(self, node: Node) -> None:
+        op, inputs = NODES[node.op], [self.known(name) for name in node.inputs]
         if op.generates:
             self.facts[node.name] = _Facts(self.model(node) if staleness_bound(node) else "")
         elif op.chooses is not None and op.unit == "row":
             for source, value in zip(chosen_from(node), node.outputs, strict=True):
-                self.facts[value.name] = self.facts.get(source, _NOTHING)
+                self.facts[value.name] = self.known(source)
         elif op.selects and op.chooses is None:
             sampler = bool(inputs[0].sampled) and node.attr("name") == "logprobs"
             if sampler:
@@ -115,8 +96,6 @@ class _LossWalk:
                 self.facts[value.name] = replace(
                     _merged(inputs), current=current or any(fact.current for fact in inputs)
                 )
-        for inner, value in node.exported if node.regions else ():
-            self.facts[value.name] = self.facts.get(inner, _NOTHING)
 
     def model(self, node: Node) -> str:
         kind = self.types[model_of(node)]
@@ -124,31 +103,24 @@ class _LossWalk:
 
     def sampling_model(self, node: Node) -> str:
         """Return the model that sampled the rows which a node reads."""
-        return self.facts.get(table_of(node), _NOTHING).sampled
+        return self.known(table_of(node)).sampled
 
-    def expression(self, expr: Expr, cache: dict[int, _Facts]) -> _Facts:
-        if isinstance(expr, Ref):
-            return self.facts.get(expr.name, _NOTHING)
-        if not isinstance(expr, Apply):
-            return _NOTHING
-        if id(expr) not in cache:
-            args = [self.expression(arg, cache) for arg in expr.args]
-            facts = _merged(args)
-            if expr.op == "sub" and len(args) == 2 and any(a.current and b.sampler for a, b in (args, args[::-1])):
-                facts = replace(facts, unweighted=frozenset())
-            if expr.type.dtype == "bool":
-                self.masked |= facts.uncapped
-                facts = replace(facts, uncapped=frozenset())
-            elif expr.op in _CAPS:
-                facts = replace(facts, capped=True, uncapped=frozenset())
-            elif expr.op in ("exp", "expm1") and facts.sampler and facts.current and not facts.capped:
-                facts = replace(facts, uncapped=frozenset({expr.span}))
-            cache[id(expr)] = facts
-        return cache[id(expr)]
+    def applied(self, expr: Apply, args: list[_Facts]) -> _Facts:
+        facts = _merged(args)
+        if expr.op == "sub" and len(args) == 2 and any(a.current and b.sampler for a, b in (args, args[::-1])):
+            facts = replace(facts, unweighted=frozenset())
+        if expr.type.dtype == "bool":
+            self.masked |= facts.uncapped
+            return replace(facts, uncapped=frozenset())
+        if expr.op in _CAPS:
+            return replace(facts, capped=True, uncapped=frozenset())
+        if expr.op in ("exp", "expm1") and facts.sampler and facts.current and not facts.capped:
+            return replace(facts, uncapped=frozenset({expr.span}))
+        return facts
 
     def loss(self, node: Node) -> None:
         region, model = node.region, self.model(node)
-        facts = self.facts.get(region.outputs[0], _NOTHING)
+        facts = self.known(region.outputs[0])
         self.unweighted += [(self.reads[span], span) for span in facts.unweighted]
         for span in sorted(facts.uncapped, key=lambda span: (span.line, span.column)):
             self.warnings.append(

@@ -51,7 +51,7 @@ def _parse(logical: Lines, start: Literal["file", "expression"]) -> tree.File | 
     parsed = _feed(logical, start)
     if parsed is None:
         raise ProgramError(_in_order(logical.diagnostics))
-    builder = Builder(logical.source)
+    builder = Builder(logical)
     built: tree.File | tree.Expr = builder.build(parsed)
     # A `return` may be missing only because its line was left out.
     mistakes = [d for d in builder.diagnostics if not logical.diagnostics or d.code != "E0123"]
@@ -92,11 +92,10 @@ def _feed(logical: Lines, start: str) -> Tree[Token] | None:
         if len(logical.diagnostics) >= MAX_DIAGNOSTICS or start == "expression":
             return None
         has_block = after is not None and after.level > line.level
-        session = (_replace(before, _headers(line)) if has_block else None) or before
-        if has_block and session is before:
+        header = _replace(before, _headers(line)) if has_block else None
+        if has_block and header is None:
             skipped = level
-        if session is before:
-            session = _replace(before, _LINES) or before
+        session = header or _replace(before, _LINES) or before
     for kind in _indentation(level, 0):
         session.feed_token(Token(kind, ""))
     return session.feed_token(Token("$END", ""))  # type: ignore[no-any-return]

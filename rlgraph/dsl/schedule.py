@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
-from rlgraph.backends.enginespec.registry import engines, faults
-from rlgraph.backends.enginespec.spec import EngineSpec
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.admitting import check_admit
 from rlgraph.dsl.fusing import check_fuse
 from rlgraph.dsl.offpolicy import unweighted_logprobs
-from rlgraph.dsl.scope import Meaning, Reporter, StatementError
-from rlgraph.dsl.signatures import METHODS, STATEMENTS
+from rlgraph.dsl.placing import PlaceChecker
+from rlgraph.dsl.scope import Meaning, StatementError
+from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.dsl.tails import check_tail
-from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, count_phrase, did_you_mean, quoted_list
-from rlgraph.ir.graph import Program
-from rlgraph.ir.mesh import AXES, mesh
+from rlgraph.errors import Diagnostic, ProgramError, Related, Source, Span, did_you_mean
+from rlgraph.ir.graph import Constant, Program
 from rlgraph.ir.plan import HOST, LARGEST
-from rlgraph.ir.schedule import Admit, Fuse, Placement, Pool, Refresh, Schedule, Send, Stream, Tail, Work
+from rlgraph.ir.schedule import Admit, Fuse, Pool, Refresh, Schedule, Send, Stream, Tail
 from rlgraph.ir.types import Table, is_model
-from rlgraph.ops import MODEL_OPERATIONS, NODES
-from rlgraph.ops.work import code, operations
+from rlgraph.ops import NODES
 
 
 def check_schedule(
@@ -42,23 +41,14 @@ def _line_and_column(diagnostic: Diagnostic) -> tuple[int, int]:
     return diagnostic.span.line, diagnostic.span.column
 
 
-class _Checker(Reporter):
+class _Checker(PlaceChecker):
     """Checks the lines of a schedule against the program."""
 
     def __init__(self, program: Program, scope: Mapping[str, Meaning]) -> None:
-        super().__init__()
-        self.program, self.scope = program, scope
-        self.uses = operations(program)
-        self.code = code(program)
-        self.pools: dict[str, Pool] = {}
-        self.placed: dict[str, Work] = {}
-        self.streamed: dict[str, Span] = {}
-        self.tailed: dict[str, Span] = {}
-        self.admitted: dict[str, Span] = {}
-        self.sent: dict[tuple[str, str], Span] = {}
-        self.refreshed: dict[tuple[str, str], Span] = {}
-        self.invalid_pools: set[str] = set()
-        """Names of pools whose declarations are wrong."""
+        super().__init__(program, scope)
+        self.seen: dict[tuple[str, ...], Span] = {}
+        """Where a line says something that no other line may say again."""
+        self.fused: list[Fuse] = []
 
     def file(self, file: tree.File, source: Source) -> Schedule:
         schedules = [item for item in file.declarations if isinstance(item, tree.Schedule)]
@@ -94,69 +84,31 @@ class _Checker(Reporter):
             )
 
     def schedule(self, item: tree.Schedule) -> Schedule:
-        placements: list[Placement] = []
-        streams: list[Stream] = []
-        sends: list[Send] = []
-        refreshes: list[Refresh] = []
-        tails: list[Tail] = []
-        fuses: list[Fuse] = []
-        admits: list[Admit] = []
+        checks: dict[type, tuple[str, Callable[[Any], Any]]] = {
+            tree.Place: ("placements", lambda line: self.place(line, works[id(line)])),
+            tree.Stream: ("streams", self.stream),
+            tree.Admit: ("admits", self.admit),
+            tree.Tail: ("tails", partial(self.tail, lines=item.body)),
+            tree.Fuse: ("fuses", self.fuse),
+            tree.Send: ("sends", self.send),
+            tree.Refresh: ("refreshes", self.refresh),
+        }
         for line in item.body:
             if isinstance(line, tree.Pool):
                 try:
                     self.pool(line)
                 except StatementError:
                     self.invalid_pools.add(line.name)
-        places = [line for line in item.body if isinstance(line, tree.Place)]
-        works = [self.works(line) for line in places]
-        for line, placed_works in zip(places, works, strict=True):
-            try:
-                placements.append(self.place(line, placed_works))
-            except StatementError:
-                continue
-        for line in item.body:
-            if isinstance(line, tree.Stream):
-                try:
-                    streams.append(self.stream(line))
-                except StatementError:
-                    continue
-            if isinstance(line, tree.Admit):
-                try:
-                    admits.append(self.admit(line))
-                except StatementError:
-                    continue
-            if isinstance(line, tree.Tail):
-                try:
-                    tails.append(self.tail(line, item.body))
-                except StatementError:
-                    continue
-            if isinstance(line, tree.Fuse):
-                try:
-                    fuses.append(
-                        check_fuse(self, self.program, line, [self.trained(expr) for expr in line.work], fuses)
-                    )
-                except StatementError:
-                    continue
-            if isinstance(line, tree.Send):
-                try:
-                    sends.append(self.send(line))
-                except StatementError:
-                    continue
-            if isinstance(line, tree.Refresh):
-                try:
-                    refreshes.append(self.refresh(line))
-                except StatementError:
-                    continue
+        works = {id(line): self.works(line) for line in item.body if isinstance(line, tree.Place)}
+        lines: dict[str, list[Any]] = {kind: [] for kind, _ in checks.values()}
+        # Where there are too many errors to report, those about places are reported.
+        for line in sorted(item.body, key=lambda line: not isinstance(line, tree.Place)):
+            if type(line) in checks:
+                kind, check = checks[type(line)]
+                with suppress(StatementError):
+                    lines[kind].append(check(line))
         return Schedule(
-            tuple(self.pools.values()),
-            tuple(placements),
-            tuple(streams),
-            tuple(sends),
-            tuple(refreshes),
-            tuple(tails),
-            tuple(fuses),
-            tuple(admits),
-            item.span,
+            pools=tuple(self.pools.values()), span=item.span, **{kind: tuple(made) for kind, made in lines.items()}
         )
 
     # Pools
@@ -187,275 +139,10 @@ class _Checker(Reporter):
         counts = (0, count) if line.unit == "cpus" else (count, 0)
         self.pools[line.name] = Pool(line.name, *counts, line.span)
 
-    def pool_named(self, name: tree.Name) -> Pool:
-        if name.id in self.invalid_pools:
-            raise StatementError
-        if name.id not in self.pools:
-            hint = did_you_mean(name.id, self.pools) or f"declare it: `pool {name.id} = 8 devices`"
-            raise self.stop("E0903", f"no pool is called `{name.id}`", name.span, hint)
-        return self.pools[name.id]
+    # Tables
 
-    # Placements
-
-    def works(self, line: tree.Place) -> list[Work]:
-        """Return the work that a line places."""
-        works: list[Work] = []
-        for expr in line.work:
-            try:
-                works.append(self.work(expr))
-            except StatementError:
-                continue
-        return works
-
-    def work(self, expr: tree.Expr) -> Work:
-        base = expr.base if isinstance(expr, tree.Attribute) else expr
-        assert isinstance(base, tree.Name)
-        used = set() if base.id in self.code else self.model(base, self.code)
-        work = Work(base.id, None, expr.span)
-        if isinstance(expr, tree.Attribute):
-            work = replace(work, operation=self.operation(expr, base.id))
-        elif not used and base.id not in self.code:
-            raise self.stop("E0904", f"the program computes nothing with `{base.id}`", expr.span, "leave it out")
-        if str(work) in self.placed:
-            first = Related(self.placed[str(work)].span, "the first place")
-            raise self.stop("E0905", f"`{work}` is placed twice", expr.span, "keep one of them", (first,))
-        self.placed[str(work)] = work
-        return work
-
-    def model(self, name: tree.Name, functions: Collection[str] = ()) -> set[str]:
-        """Return what the program does with a model that the schedule names, where functions can be named, too."""
-        names = (*self.uses, *functions)
-        if name.id not in self.uses:
-            hint = (
-                did_you_mean(name.id, names)
-                or f"it has {', '.join(f'`{known_name}`' for known_name in names) or 'none'}"
-            )
-            expected = "model and no function" if functions else "model"
-            raise self.stop("E0904", f"the program has no {expected} `{name.id}`", name.span, hint)
-        return self.uses[name.id]
-
-    def operation(self, expr: tree.Attribute, model: str) -> str:
-        if model in self.code:
-            hint = f"`place {model} on ...`"
-            raise self.stop("E0904", f"`{model}` is placed as a whole", expr.name_span, hint)
-        used = sorted(self.uses[model], key=MODEL_OPERATIONS.index)
-        if expr.name in used:
-            return expr.name
-        kind = self.program.model(model).kind
-        legal = {*METHODS[kind], *(name for name in MODEL_OPERATIONS if NODES[name].trains)}
-        shown = (
-            f"the program does not use `{model}.{expr.name}`"
-            if expr.name in legal
-            else f"`{model}` cannot `{expr.name}`"
-        )
-        hint = (
-            did_you_mean(expr.name, used)
-            or f"it uses {', '.join(f'`{model}.{name}`' for name in used) or 'none of its work'}"
-        )
-        raise self.stop("E0904", shown, expr.name_span, hint)
-
-    def place(self, line: tree.Place, works: Sequence[Work]) -> Placement:
-        options = tuple(self.quote_engine(option) for option in line.options)
-        given = constants.options(self, STATEMENTS["place"], options, line.span, self.scope)
-        spans = {option.name: option for option in line.options}
-        pool = self.pools.get(line.pool.id)
-        self.check_pool_kind(line, works, pool)
-        if pool is not None and pool.cpus:
-            return Placement(tuple(work for work in works if work.model in self.code), pool.name, span=line.span)
-        works = [work for work in works if work.model in self.uses]
-        splits = {axis.name: value for axis in AXES if isinstance(value := given[axis.name], int)}
-        engine = given["engine"]
-        assert engine is None or isinstance(engine, str)
-        self.check_ways(given, spans, works)
-        if engine is not None:
-            self.check_engine(engine, spans, splits, works)
-        else:
-            self.check_any_engine(spans, splits, works)
-        pool = self.pool_named(line.pool)
-        split = mesh(**splits)
-        if pool.devices % split.size:
-            split_names = [name for name in splits if name in dict(split.spread)]
-            shown = " * ".join(f"{name}={splits[name]}" for name in split_names)
-            first, size = spans[split_names[0]], split.size
-            total = f", {size} devices," if "*" in shown else ""
-            raise self.stop(
-                "E0907",
-                f"{shown}{total} does not divide the {count_phrase(pool.devices, 'device')} of `{pool.name}`",
-                first.span,
-                "choose numbers whose product divides the pool",
-                (Related(pool.span, "it is declared here"),),
-            )
-        places = tuple((name, option.span) for name, option in spans.items())
-        recompute, attention = given["recompute"], given["attention"]
-        assert recompute is None or isinstance(recompute, bool)
-        adapters, gather = given["adapters"], given["gather"]
-        assert attention is None or isinstance(attention, str)
-        assert adapters is None or isinstance(adapters, str)
-        assert gather is None or isinstance(gather, str)
-        return Placement(
-            tuple(works),
-            pool.name,
-            engine,
-            tuple(splits.items()),
-            recompute,
-            attention,
-            adapters,
-            gather,
-            line.span,
-            places,
-        )
-
-    def check_ways(self, given: Mapping[str, object], spans: Mapping[str, tree.Option], works: Sequence[Work]) -> None:
-        """Check how models are worked with: the engine can do it, and there is something to do."""
-        name, attention = given["engine"], given["attention"]
-        engine = engines().get(str(name))
-        trains = any(
-            NODES[operation].trains
-            for work in works
-            for operation in ({work.operation} if work.operation else self.unplaced_operations(work.model))
-            if operation
-        )
-        if given["recompute"] and not trains:
-            message = "layers are computed again where a model is trained, and nothing is trained here"
-            self.say("E0908", message, spans["recompute"].span, "leave it out")
-        elif given["recompute"] and engine is not None and "recompute" not in engine.settings:
-            recomputing = [spec.name for spec in engines().values() if "recompute" in spec.settings]
-            message = f"`{name}` computes no layer again"
-            self.say(
-                "E0908", message, spans["recompute"].span, f"leave it out, or take {quoted_list(recomputing, 'or')}"
-            )
-        if (adapters := given["adapters"]) is not None:
-            self.check_choice(
-                given, spans["adapters"], "adapters are held", f"holds no adapters that way: `{adapters}`"
-            )
-        if attention is not None:
-            selectable = engine is None or bool(engine.attention)
-            cannot = f"computes no attention by `{attention}`" if selectable else "does not let `attention` be chosen"
-            self.check_choice(given, spans["attention"], "attention is computed", cannot)
-        if given["gather"] is not None and not trains:
-            message = "how parameters are gathered is said where a model is trained, and nothing is trained here"
-            self.say("E0908", message, spans["gather"].span, "leave it out")
-        elif given["gather"] is not None:
-            self.check_choice(given, spans["gather"], "parameters are gathered", f"gathers none by `{given['gather']}`")
-
-    def check_choice(self, given: Mapping[str, object], option: tree.Option, activity: str, cannot: str) -> None:
-        """Check a way in which engines do something: an engine is named, and lists the way under the option's name."""
-
-        def choices(spec: EngineSpec) -> Collection[str]:
-            ways: Collection[str] = getattr(spec, option.name)
-            return ways
-
-        choice, name = str(given[option.name]), given["engine"]
-        engine, capable = (
-            engines().get(str(name)),
-            [spec.name for spec in engines().values() if choice in choices(spec)],
-        )
-        if name is None:
-            message = f"how {activity} is a matter of the engine, and none is named"
-            self.say("E0908", message, option.span, f"`engine={capable[0]}, {option.name}={choice}`")
-        elif engine is not None and choice not in choices(engine):
-            others = [f"`{option.name}={other}`" for other in choices(engine)]
-            hint = f"it takes {', '.join(others)}" if others else f"leave it out; {quoted_list(capable, 'and')} can"
-            self.say("E0908", f"`{name}` {cannot}", option.span, hint)
-
-    def check_pool_kind(self, line: tree.Place, works: Sequence[Work], pool: Pool | None) -> None:
-        """Check that models are on devices, and the user's Python on cpus, which are not split in any way."""
-        if pool is None:
-            return
-        declared = (Related(pool.span, "it is declared here"),)
-        for work in works:
-            if pool.cpus and work.model in self.uses:
-                hint = f"place `{work.model}` on a pool of devices"
-                message = f"`{pool.name}` has cpus, on which functions run: `{work.model}` is a model"
-                self.say("E0916", message, work.span, hint, declared)
-            elif pool.devices and work.model in self.code:
-                hint = "place it on a pool of cpus, as in `pool judges = 8 cpus`, or leave it out"
-                message = f"`{pool.name}` has devices, on which models run: `{work.model}` is the user's Python"
-                self.say("E0916", message, work.span, hint, declared)
-        if pool.cpus and line.options:
-            message = f"`{pool.name}` has cpus, and each of them is a worker: there is nothing to choose"
-            self.say("E0916", message, line.options[0].span, "leave the options out", declared)
-
-    def quote_engine(self, option: tree.Option) -> tree.Option:
-        """Return the option with the name of an engine as a text: it needs no quotes."""
-        if option.name == "engine" and isinstance(option.value, tree.Name):
-            return replace(option, value=tree.String(option.value.id, option.value.span))
-        return option
-
-    def check_engine(
-        self, name: str, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[Work]
-    ) -> None:
-        """Check that the named engine can do the work, split as it is said."""
-        specs = engines()
-        if name not in specs:
-            broken = next((str(fault) for fault in faults() if fault.name == name), None)
-            if broken is not None:
-                raise self.stop("E0906", broken, spans["engine"].value.span, "mend the package, or name another engine")
-            hint = did_you_mean(name, specs) or f"there are {', '.join(f'`{other}`' for other in specs)}"
-            raise self.stop("E0906", f"no engine is called `{name}`", spans["engine"].value.span, hint)
-        engine = specs[name]
-        for split in splits:
-            if split not in engine.splits:
-                legal = ", ".join(f"`{axis}`" for axis in engine.splits)
-                self.say(
-                    "E0908", f"`{name}` does not split models by `{split}`", spans[split].span, f"it takes {legal}"
-                )
-        split_axes = [axis for axis, size in splits.items() if size > 1 and axis in engine.splits]
-        model_axes = [axis for axis in split_axes if axis != "dp"]
-        for work in works:
-            needed = {work.operation} if work.operation else self.unplaced_operations(work.model)
-            missing = sorted(op for op in needed if op and op not in engine.operations)
-            unsplit = sorted(op for op in needed if op and engine.does(op) and not engine.does(op, split_axes))
-            if unsplit:
-                shown = " and ".join(f"`{axis}`" for axis in model_axes if not engine.does(unsplit[0], [axis]))
-                self.say(
-                    "E0908",
-                    f"`{name}` cannot do the `{unsplit[0]}` of `{work.model}` split by {shown}",
-                    spans[model_axes[0]].span,
-                    f"leave out {shown}" if work.operation else f"place `{work.model}.{unsplit[0]}` by itself",
-                )
-            if missing:
-                others = [other for other, spec in specs.items() if spec.operations.issuperset(missing)]
-                advice = "" if work.operation else f"place `{work.model}.{missing[0]}` by itself, on "
-                self.say(
-                    "E0908",
-                    f"`{name}` cannot do the `{missing[0]}` of `{work.model}`",
-                    work.span,
-                    f"{advice}{' or '.join(f'`{other}`' for other in others)}{'' if advice else ' can'}",
-                )
-
-    def check_any_engine(
-        self, spans: Mapping[str, tree.Option], splits: Mapping[str, int], works: Sequence[Work]
-    ) -> None:
-        """Check that, where no engine is named, one can do each kind of work, split as it is said."""
-        split_axes = [name for name, size in splits.items() if size > 1]
-        capable = [engine for engine in engines().values() if set(split_axes) <= set(engine.splits)]
-        for work in works:
-            needed = {work.operation} if work.operation else self.unplaced_operations(work.model)
-            missing = sorted(op for op in needed if op and not any(engine.does(op, split_axes) for engine in capable))
-            if missing:
-                shown = " and ".join(f"`{name}`" for name in split_axes)
-                legal = (
-                    f"`{engine.name}` takes {', '.join(f'`{axis}`' for axis in takes)}"
-                    for engine in engines().values()
-                    if (takes := [axis for axis in engine.splits if engine.does(missing[0], [axis])])
-                )
-                advice = ", ".join(legal) if work.operation else f"place `{work.model}.{missing[0]}` by itself"
-                self.say(
-                    "E0908",
-                    f"no engine can do the `{missing[0]}` of `{work.model}` split by {shown}",
-                    spans[split_axes[-1]].span,
-                    advice,
-                )
-
-    def unplaced_operations(self, model: str) -> set[str]:
-        """Return the model's work that is not placed by itself."""
-        return {operation for operation in self.uses[model] if f"{model}.{operation}" not in self.placed}
-
-    # Streams
-
-    def table(self, line: tree.Stream | tree.Admit | tree.Tail, seen: Mapping[str, Span], happens: str) -> str:
-        """Return the table that a line is about."""
+    def table_line(self, line: tree.TableLine, keyword: str, happens: str) -> tuple[str, Mapping[str, Constant]]:
+        """Return the table that a line is about, and what its options say."""
         tables = {
             name.split(".")[0]: None
             for phase in self.program.phases
@@ -466,30 +153,31 @@ class _Checker(Reporter):
         if name not in tables:
             hint = did_you_mean(name, tables) or f"it makes {', '.join(f'`{table}`' for table in tables) or 'none'}"
             raise self.stop("E0909", f"the program makes no table `{name}`", line.table.span, hint)
-        if name in seen:
-            first = Related(seen[name], "the first time")
+        if (keyword, name) in self.seen:
+            first = Related(self.seen[keyword, name], "the first time")
             raise self.stop("E0905", f"`{name}` {happens} twice", line.table.span, "keep one of them", (first,))
-        return name
+        values = constants.options(self, STATEMENTS[keyword], line.options, line.span, self.scope)
+        self.seen[keyword, name] = line.table.span
+        return name, values
 
     def stream(self, line: tree.Stream) -> Stream:
-        name = self.table(line, self.streamed, "is streamed")
-        values = constants.options(self, STATEMENTS["stream"], line.options, line.span, self.scope)
+        name, values = self.table_line(line, "stream", "is streamed")
         block = values["block"]
         assert block is None or isinstance(block, int)
-        self.streamed[name] = line.table.span
         return Stream(name, block, values["deal"] == "free", line.span)
 
     def admit(self, line: tree.Admit) -> Admit:
-        name = self.table(line, self.admitted, "is admitted")
-        by = constants.options(self, STATEMENTS["admit"], line.options, line.span, self.scope)["by"]
-        self.admitted[name] = line.table.span
-        return check_admit(self, self.program, line, name, str(by))
+        name, values = self.table_line(line, "admit", "is admitted")
+        return check_admit(self, self.program, line, name, str(values["by"]))
 
-    def tail(self, line: tree.Tail, lines: Sequence[tree.Placed]) -> Tail:
-        name = self.table(line, self.tailed, "has a tail")
-        values = constants.options(self, STATEMENTS["tail"], line.options, line.span, self.scope)
-        self.tailed[name] = line.table.span
+    def tail(self, line: tree.Tail, lines: Sequence[tree.ScheduleLine]) -> Tail:
+        name, values = self.table_line(line, "tail", "has a tail")
         return check_tail(self, self.program, line, name, values, lines)
+
+    def fuse(self, line: tree.Fuse) -> Fuse:
+        fuse = check_fuse(self, self.program, line, [self.trained(expr) for expr in line.work], self.fused)
+        self.fused.append(fuse)
+        return fuse
 
     def trained(self, expr: tree.Expr) -> str:
         """Return the model whose training a line names."""
@@ -506,39 +194,37 @@ class _Checker(Reporter):
 
     # Weights
 
-    def model_and_pool(
-        self, line: tree.Send | tree.Refresh, seen: dict[tuple[str, str], Span], happens: str
-    ) -> tuple[str, str]:
-        """Return the model and the pool that a line is about."""
+    def weights_line(
+        self, line: tree.WeightsLine, keyword: str, happens: str
+    ) -> tuple[str, str, Mapping[str, Constant]]:
+        """Return the model and the pool that a line is about, and what its options say."""
         self.model(line.model)
-        pair = line.model.id, self.pool_named(line.pool).name
-        if pair in seen:
-            first = Related(seen[pair], "the first time")
-            message = f"two lines say how `{pair[0]}` is {happens} `{pair[1]}`"
+        model, pool = line.model.id, self.pool_named(line.pool).name
+        if (keyword, model, pool) in self.seen:
+            first = Related(self.seen[keyword, model, pool], "the first time")
+            message = f"two lines say how `{model}` is {happens} `{pool}`"
             raise self.stop("E0905", message, line.span, "keep one of them", (first,))
-        seen[pair] = line.span
-        return pair
+        self.seen[keyword, model, pool] = line.span
+        return model, pool, constants.options(self, STATEMENTS[keyword], line.options, line.span, self.scope)
 
     def send(self, line: tree.Send) -> Send:
-        pair = self.model_and_pool(line, self.sent, "sent to")
-        delta = constants.options(self, STATEMENTS["send"], line.options, line.span, self.scope)["delta"]
-        return Send(*pair, delta=bool(delta), span=line.span)
+        model, pool, values = self.weights_line(line, "send", "sent to")
+        return Send(model, pool, delta=bool(values["delta"]), span=line.span)
 
     def refresh(self, line: tree.Refresh) -> Refresh:
-        pair = self.model_and_pool(line, self.refreshed, "refreshed on")
-        values = constants.options(self, STATEMENTS["refresh"], line.options, line.span, self.scope)
+        model, pool, values = self.weights_line(line, "refresh", "refreshed on")
         by = str(values["by"])
         where = next((option.value.span for option in line.options if option.name == "by"), line.span)
-        if by != "drain" and not self.spans_versions(pair[0]):
+        if by != "drain" and not self.spans_versions(model):
             raise self.stop(
                 "E0917",
-                f"`by={by}` gives unfinished rows new weights, and each row of `{pair[0]}` is of one version",
+                f"`by={by}` gives unfinished rows new weights, and each row of `{model}` is of one version",
                 where,
                 "the program grants it: `step async(staleness=2, span=token)`",
             )
         if by == "keep":
-            self.check_logprobs(pair[0], where)
-        return Refresh(*pair, by, values["each"] == "replica", line.span)
+            self.check_logprobs(model, where)
+        return Refresh(model, pool, by, values["each"] == "replica", line.span)
 
     def check_logprobs(self, model: str, where: Span) -> None:
         """Check that losses only weight by the log-probabilities of a model's tokens: with `by=keep` no weights give

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlgraph.dsl import tree
@@ -89,6 +90,14 @@ Meaning = (
 )
 
 
+def meaning_of(scope: Mapping[str, Meaning], name: str) -> Meaning | None:
+    """Return what a name means, None for nothing. Raises StatementError if its statement was wrong."""
+    meaning = scope.get(name)
+    if isinstance(meaning, Invalid):
+        raise StatementError
+    return meaning
+
+
 def describe(meaning: Meaning) -> str:
     """Return a meaning in the user's words: `a model`."""
     if isinstance(meaning, TableValue):
@@ -125,7 +134,7 @@ class Reporter:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     below: dict[str, Span] = field(default_factory=dict)
     """Names that are declared further down."""
-    errors: int = 0
+    error_count: int = 0
     """How many of the diagnostics are errors; after MAX_ERRORS checking ends."""
     call_site: Span | None = None
     """The place where the user called the def whose body is being checked."""
@@ -134,8 +143,8 @@ class Reporter:
         """Add a diagnostic. Raises ProgramError at the last error allowed."""
         self.diagnostics.append(Diagnostic(code, message, span, hint, related))
         if not code.startswith("W"):
-            self.errors += 1
-            if self.errors == MAX_ERRORS:
+            self.error_count += 1
+            if self.error_count == MAX_ERRORS:
                 raise ProgramError(sorted_diagnostics(self.diagnostics))
 
     def stop(
@@ -149,3 +158,10 @@ class Reporter:
             related, span = (*related, Related(span, "it arises in this def")), self.call_site
         self.say(code, message, span, hint, related)
         return StatementError()
+
+    def too_early(
+        self, name: tree.Name, place: Span, done: str = "declared", hint: str = "move its line up"
+    ) -> StatementError:
+        """Add the error that a name is used above the line that gives it a meaning: `raise context.too_early(...)`."""
+        related = (Related(place, f"it is {done} here"),)
+        return self.stop("E0202", f"`{name.id}` is used before it is {done}", name.span, hint, related)

@@ -13,7 +13,7 @@ from rlgraph.ir.attributes import REQUIRED, Attribute
 from rlgraph.ir.graph import SPANS
 from rlgraph.ir.mesh import LISTED
 from rlgraph.ops import NODES
-from rlgraph.ops.nodes import UNITS
+from rlgraph.ops.records import UNITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,7 @@ from rlgraph.dsl.context import Context
 from rlgraph.dsl.expressions import key_column
 from rlgraph.dsl.names import AXES, keyed_state, look_up, model_named
 from rlgraph.dsl.nodes import differentiable, emit, materialize, new_axis, next_version, unique_name
-from rlgraph.dsl.scope import (
-    ExternalName,
-    Invalid,
-    ModelName,
-    StatementError,
-    StateName,
-    TableValue,
-    Unavailable,
-    describe,
-)
+from rlgraph.dsl.scope import ExternalName, ModelName, StateName, TableValue, Unavailable, describe, meaning_of
 from rlgraph.dsl.signatures import STATEMENTS
 from rlgraph.dsl.values import evaluate_number, evaluate_table
 from rlgraph.errors import Related, did_you_mean
@@ -64,9 +55,7 @@ def store(context: Context, statement: tree.Store) -> None:
         _store_keyed(context, target, statement)
         return
     assert isinstance(target, tree.Name)
-    meaning = context.block.scope.get(target.id)
-    if isinstance(meaning, Invalid):
-        raise StatementError
+    meaning = meaning_of(context.block.scope, target.id)
     if not isinstance(meaning, StateName):
         states = [name for name, candidate in context.block.scope.items() if isinstance(candidate, StateName)]
         hint = did_you_mean(target.id, states) or f"declare it: `state {target.id} = 0.0`, or assign with `=`"

@@ -19,7 +19,7 @@ def check_tail(
     line: tree.Tail,
     table: str,
     options: Mapping[str, Constant],
-    lines: Sequence[tree.Placed],
+    lines: Sequence[tree.ScheduleLine],
 ) -> Tail:
     """Return what a line says of a table of the program; it has to fit the schedule's other lines."""
     under, on = options["under"], options["on"]
@@ -29,10 +29,7 @@ def check_tail(
         where = next(option.value.span for option in line.options if option.name == "under")
         message = "`under` is a number of rows, at least 2, or a share of all between 0 and 1"
         raise reporter.stop("E0971", message, where, "`under=0.2` moves the last fifth")
-    samplers = list(sampling_nodes(program, table))
-    if not samplers or not all(NODES[node.op].streams for node, _ in samplers):
-        message = f"`{table}` is no table that a model generates: its rows do not end one by one"
-        raise reporter.stop("E0971", message, line.table.span, "leave the line out")
+    samplers = generating_nodes(reporter, program, line, "E0971", "its rows do not end one by one")
     stream = next((other for other in lines if isinstance(other, tree.Stream) and other.table.id == table), None)
     deal = next((option.value for option in stream.options if option.name == "deal"), None) if stream else None
     if not (isinstance(deal, tree.Name) and deal.id == "free"):
@@ -47,8 +44,20 @@ def check_tail(
     return Tail(table, under, on, line.span)
 
 
-def sampling_nodes(program: Program, table: str) -> Iterator[tuple[Node, str]]:
-    """Yield the nodes that sample a table, each with its model."""
+def generating_nodes(
+    reporter: Reporter, program: Program, line: tree.TableLine, code: str, why: str
+) -> list[tuple[Node, str]]:
+    """Return the nodes that sample the table of a line, each with its model; an error with this code and reason says
+    if not all of them generate row by row."""
+    table = line.table.id
+    samplers = list(_sampling_nodes(program, table))
+    if not samplers or not all(NODES[node.op].streams for node, _ in samplers):
+        message = f"`{table}` is no table that a model generates: {why}"
+        raise reporter.stop(code, message, line.table.span, "leave the line out")
+    return samplers
+
+
+def _sampling_nodes(program: Program, table: str) -> Iterator[tuple[Node, str]]:
     for phase in program.phases:
         types = phase.graph.values()
         for node in phase.graph.walk():

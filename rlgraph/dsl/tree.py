@@ -6,6 +6,7 @@ same.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -245,6 +246,14 @@ Loop = Train | Minibatch | Collect | OnSteps
 Stmt = Assign | Store | Minimize | Report | Keep | Push | Update | Return | Loop
 
 
+def all_statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
+    """Yield the statements of a body, those of a loop after the loop."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, Loop):
+            yield from all_statements(statement.body)
+
+
 # Declarations
 
 
@@ -345,30 +354,30 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class TableLine:
+    """A line about the rows of a table."""
+
+    table: Name
+    options: tuple[Option, ...]
+    span: Span = _span()
+
+
+class Stream(TableLine):
     """The line `stream TABLE(block=64)`."""
 
-    table: Name
-    options: tuple[Option, ...]
-    span: Span = _span()
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Admit:
+class Admit(TableLine):
     """The line `admit TABLE(by=longest)`."""
 
-    table: Name
-    options: tuple[Option, ...]
-    span: Span = _span()
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
+class Tail(TableLine):
     """The line `tail TABLE(under=0.2, on=8)`."""
 
-    table: Name
-    options: tuple[Option, ...]
-    span: Span = _span()
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,26 +389,28 @@ class Fuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class WeightsLine:
+    """A line about the weights of a model that a pool gets."""
+
+    model: Name
+    pool: Name
+    options: tuple[Option, ...]
+    span: Span = _span()
+
+
+class Send(WeightsLine):
     """The line `send MODEL to POOL(delta=true)`."""
 
-    model: Name
-    pool: Name
-    options: tuple[Option, ...]
-    span: Span = _span()
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Refresh:
+class Refresh(WeightsLine):
     """The line `refresh MODEL on POOL(by=reread)`."""
 
-    model: Name
-    pool: Name
-    options: tuple[Option, ...]
-    span: Span = _span()
+    __slots__ = ()
 
 
-Placed = Pool | Place | Stream | Admit | Tail | Fuse | Send | Refresh
+ScheduleLine = Pool | Place | Stream | Admit | Tail | Fuse | Send | Refresh
 """A line of a schedule."""
 
 
@@ -409,7 +420,7 @@ class Schedule:
     `name`."""
 
     name: str
-    body: tuple[Placed, ...]
+    body: tuple[ScheduleLine, ...]
     span: Span = _span()
 
 

@@ -1,15 +1,13 @@
-"""Warns about losses with ratios that take rows from a truncated distribution for samples of the whole one.
-
-Everything is derived bottom up, from what each value is computed from.
-"""
+"""Warns about losses with ratios that take rows from a truncated distribution for samples of the whole one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from rlgraph.dsl.facts import FactWalk
 from rlgraph.errors import Diagnostic, Related, Span
-from rlgraph.ir.graph import Apply, Expr, Graph, Node, Phase, Ref
+from rlgraph.ir.graph import Apply, Node, Phase
 from rlgraph.ir.types import Handle, Type
 from rlgraph.ops import NODES, attribute_value, chosen_from, model_of, table_of
 
@@ -30,14 +28,11 @@ class _Facts:
     ratios: frozenset[tuple[str, Span]] = frozenset()
 
 
-_NOTHING = _Facts()
-
-
 def truncation_warnings(phase: Phase) -> list[Diagnostic]:
     """Return warnings about a phase that trains on rows from truncated distributions."""
     if not any(NODES[node.op].generates and truncating_options(node) for node in phase.graph.walk()):
         return []
-    walk = _RatioWalk(phase.graph.values())
+    walk = _RatioWalk(phase)
     # A second walk: rows pushed into a buffer at the end of a step are sampled at the beginning of the next.
     walk.graph(phase.graph)
     walk.warnings.clear()
@@ -56,63 +51,42 @@ def truncating_options(node: Node) -> str:
     return ", ".join([*cuts, *(["temperature=0"] if attribute_value(node, "temperature") == 0 else [])])
 
 
-@dataclass
-class _RatioWalk:
+class _RatioWalk(FactWalk[_Facts]):
     """Walks a phase and tracks what is known of each value."""
 
-    types: Mapping[str, Type]
-    samplers: dict[str, Node] = field(default_factory=dict)
-    facts: dict[str, _Facts] = field(default_factory=dict)
-    pushed: dict[Type, str] = field(default_factory=dict)
-    """The table whose rows are in each buffer."""
-    warnings: list[Diagnostic] = field(default_factory=list)
+    def __init__(self, phase: Phase) -> None:
+        super().__init__(phase.graph.values(), _Facts())
+        self.samplers: dict[str, Node] = {}
+        self.pushed: dict[Type, str] = {}
+        """The table whose rows are in each buffer."""
 
-    def graph(self, graph: Graph) -> None:
-        for node in graph.nodes:
-            self.node(node)
-
-    def node(self, node: Node) -> None:
+    def made(self, node: Node) -> None:
         op = NODES[node.op]
-        for let in node.body:
-            self.facts[let.name] = self.expression(let.expr, {})
-        for region in node.regions:
-            self.graph(region)
-        if op.trains:
-            self.loss(node)
         if op.generates and truncating_options(node):
             self.samplers[node.name] = node
             self.facts[node.name] = _Facts(node.name)
         elif op.chooses is not None and node.outputs:
             for source, value in zip(chosen_from(node), node.outputs, strict=True):
-                self.facts[value.name] = self.facts.get(source, _NOTHING)
+                self.facts[value.name] = self.known(source)
         elif op.scores or (op.selects and op.chooses is None):
-            table = self.facts.get(table_of(node), _NOTHING).table
+            table = self.known(table_of(node)).table
             if table and (node.attr("name") == "logprobs" or (node.op == "logprobs" and self.sampled_by(node, table))):
                 self.facts[node.name] = _Facts(logprobs=frozenset({table}))
         elif node.op == "push":
-            table = self.facts.get(table_of(node), _NOTHING).table
+            table = self.known(table_of(node)).table
             if table:
                 self.pushed[self.types[node.inputs[0]]] = table
         elif node.op == "sample":
             self.facts[node.name] = _Facts(self.pushed.get(self.types[node.inputs[0]], ""))
-        for inner, value in node.exported if node.regions else ():
-            self.facts[value.name] = self.facts.get(inner, _NOTHING)
 
     def sampled_by(self, node: Node, table: str) -> bool:
         model, sampler = (self.types[model_of(reader)] for reader in (node, self.samplers[table]))
         return isinstance(model, Handle) and isinstance(sampler, Handle) and model.name == sampler.name
 
-    def expression(self, expr: Expr, cache: dict[int, _Facts]) -> _Facts:
-        if isinstance(expr, Ref):
-            return self.facts.get(expr.name, _NOTHING)
-        if not isinstance(expr, Apply) or expr.type.dtype == "bool":
-            # A mask selects entries, and weights nothing.
-            return _NOTHING
-        if id(expr) not in cache:
-            cache[id(expr)] = self.applied(expr, [self.expression(arg, cache) for arg in expr.args])
-        return cache[id(expr)]
-
     def applied(self, expr: Apply, args: list[_Facts]) -> _Facts:
+        if expr.type.dtype == "bool":
+            # A mask selects entries, and weights nothing.
+            return self.nothing
         gaps = frozenset().union(*(arg.gaps for arg in args))
         logprobs = frozenset().union(*(arg.logprobs for arg in args))
         ratios = frozenset().union(*(arg.ratios for arg in args))
@@ -124,7 +98,7 @@ class _RatioWalk:
         return _Facts("", logprobs, gaps, ratios)
 
     def loss(self, node: Node) -> None:
-        for table, spans in _by_table(self.facts.get(node.region.outputs[0], _NOTHING).ratios):
+        for table, spans in _by_table(self.known(node.region.outputs[0]).ratios):
             sampler = self.samplers[table]
             options = truncating_options(sampler)
             self.warnings.append(

@@ -7,7 +7,7 @@ statements of the used steps that have the same target.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
@@ -93,8 +93,7 @@ def _open(path: str, source: Source, read: Read | None) -> tuple[str, str]:
     """Return path and text of a file: beside the file that uses it, else among the algorithms that ship."""
     if read is not None:
         return path, read(path)
-    folder = Path(source.path).parent if not source.path.startswith("<") else Path()
-    candidate = folder / path
+    candidate = _beside(source, path)
     if not candidate.exists() and "/" not in path:
         shipped = files("rlgraph") / "algorithms" / path
         if shipped.is_file():
@@ -107,11 +106,15 @@ def _open(path: str, source: Source, read: Read | None) -> tuple[str, str]:
         raise ValueError("it is no UTF-8 text") from None
 
 
+def _beside(source: Source, path: str) -> Path:
+    """Return a path that is given in a file, from the folder of that file."""
+    return (Path() if source.path.startswith("<") else Path(source.path).parent) / path
+
+
 def _suggestion(path: str, source: Source) -> str:
-    folder = Path(source.path).parent if not source.path.startswith("<") else Path()
     names = [entry.name for entry in files("rlgraph").joinpath("algorithms").iterdir()]
     with suppress(OSError, ValueError):
-        names += [entry.name for entry in (folder / path).parent.iterdir() if entry.suffix == ".rlf"]
+        names += [entry.name for entry in _beside(source, path).parent.iterdir() if entry.suffix == ".rlf"]
     stems = {Path(name).stem for name in names if name.endswith(".rlf")} - {Path(source.path).stem}
     return did_you_mean(Path(path).stem, sorted(stems), "{}.rlf")
 
@@ -165,7 +168,7 @@ def _apply_change(base: list[tree.Decl], change: tree.Change, reporter: Reporter
             s
             for item in base
             if isinstance(item, tree.Phase)
-            for s in _all_statements(item.body)
+            for s in tree.all_statements(item.body)
             if _target(s) == wanted
         ]
         if wanted is None or len(places) != 1:
@@ -196,13 +199,6 @@ def _report_no_target(statement: tree.Stmt, wanted: str | None, places: list[Spa
         "write the whole `step:` instead",
         related=related,
     )
-
-
-def _all_statements(body: Sequence[tree.Stmt]) -> Iterator[tree.Stmt]:
-    for statement in body:
-        yield statement
-        if isinstance(statement, tree.Loop):
-            yield from _all_statements(statement.body)
 
 
 def _swap(body: Sequence[tree.Stmt], old: tree.Stmt, new: tree.Stmt) -> tuple[tree.Stmt, ...]:

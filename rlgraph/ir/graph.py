@@ -356,6 +356,17 @@ def used_names(expr: Expr) -> dict[str, Tensor]:
     return types
 
 
+def operations_in(expr: Expr) -> Iterator[Apply]:
+    """Yield every operation in an expression once, even where parts are shared."""
+    pending, seen = [expr], set[int]()
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Apply) and id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            pending += part.args
+
+
 def substitute(expr: Expr, names: Mapping[str, Expr]) -> Expr:
     """Return the expression with names replaced; shared parts stay shared."""
     results: dict[int, Expr] = {}

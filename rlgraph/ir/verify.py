@@ -17,7 +17,8 @@ UNIT, FUSED = "unit", "fused"
 
 
 class DeclaredOperation(Protocol):
-    """The properties of an operation that verification needs."""
+    """The properties of an operation that verification needs; `rlgraph.ops`, which declares them, is built on this
+    package."""
 
     @property
     def signature(self) -> str: ...

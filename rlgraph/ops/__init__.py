@@ -1,10 +1,10 @@
 """Declares the operations of tensor mathematics (`tensor`) and of nodes (`nodes`): types, traits and reference
 implementations by name."""
 
+from rlgraph.ops.node_op import NodeOp
 from rlgraph.ops.nodes import (
     MODEL_OPERATIONS,
     NODES,
-    NodeOp,
     attribute_value,
     chosen_from,
     code_of,

@@ -257,63 +257,6 @@ def beside(x: Number, other: Number) -> Number:
     return x.double() if other_is_float and is_integer and isinstance(x, Tensor) else x
 
 
-def within(exact: Tensor, near: Tensor) -> Tensor:
-    """Return the integers `exact`, after a check against the same result in double precision, `near`.
-
-    Raises OverflowError where 64 bits are too few: then they are off by at least 2**64, and rounding in double
-    precision is much less."""
-    if not exact.is_floating_point() and bool(((near - exact.double()).abs() > _OVERFLOW).any()):
-        raise OverflowError("whole numbers of more than 64 bits")
-    return exact
-
-
-_OVERFLOW = 2.0**62
-
-
-def whole_add(a: Number, b: Number) -> Tensor:
-    """Return `a + b` for data columns, checked as in `within`."""
-    return within(torch.as_tensor(a + b), torch.as_tensor(_double(a) + _double(b)))
-
-
-def whole_sub(a: Number, b: Number) -> Tensor:
-    """Return `a - b` for data columns, checked as in `within`."""
-    return within(torch.as_tensor(a - b), torch.as_tensor(_double(a) - _double(b)))
-
-
-def whole_mul(a: Number, b: Number) -> Tensor:
-    """Return `a * b` for data columns, checked as in `within`."""
-    return within(torch.as_tensor(a * b), torch.as_tensor(_double(a) * _double(b)))
-
-
-def whole_sum(x: Tensor, index: Tensor | None, size: int) -> Tensor:
-    """Return the sum of a data column, checked as in `within`."""
-    return within(sum_(x, index, size), _total(x.double(), index, size))
-
-
-def whole_neg(x: Tensor) -> Tensor:
-    """Return `-x` for a data column, checked as in `within`."""
-    return within(-x, -x.detach().double())
-
-
-def whole_abs(x: Tensor) -> Tensor:
-    """Return `abs(x)` for a data column, checked as in `within`."""
-    return within(x.abs(), x.detach().double().abs())
-
-
-def whole_floordiv(a: Number, b: Number) -> Tensor:
-    """Return `a // b` for data columns, checked as in `within`."""
-    return within(floordiv(a, b), floordiv(_double(a), _double(b)))
-
-
-def whole_cumsum(x: Tensor, index: Tensor) -> Tensor:
-    """Return cumulative sums of a data column along tokens, checked as in `within`."""
-    return within(cumsum(x, index), cumsum(x.detach().double(), index))
-
-
-def _double(x: Number) -> Number:
-    return x.detach().double() if isinstance(x, Tensor) else float(x)
-
-
 def constant(value: float, dtype: torch.dtype | None) -> Tensor:
     """Return a Python number as a 0-d tensor; dtype None: int64 or bool, as it is."""
     return torch.tensor(value, dtype=dtype)
@@ -391,19 +334,6 @@ def _tensors(*values: Number) -> tuple[Tensor, ...]:
         for value in values
     )
 
-
-OF_COLUMNS: Mapping[str, Callable[..., Any]] = {
-    "add": whole_add,
-    "sub": whole_sub,
-    "mul": whole_mul,
-    "neg": whole_neg,
-    "abs": whole_abs,
-    "floordiv": whole_floordiv,
-    "sum": whole_sum,
-    "cumsum": whole_cumsum,
-}
-"""The replacements of operations whose result is a number of a data column: they raise where integers become too large,
-which numbers of a program never do."""
 
 REFERENCE: Mapping[str, Callable[..., Any]] = {
     "add": operator.add,

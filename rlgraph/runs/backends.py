@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -92,10 +93,11 @@ def open_local(
     # Without a cluster the device decides the dtypes that are still open.
     program = with_dtypes(compiled.program, settings.device != "cpu")
     backend = LocalBackend(program, settings, observer)
-    engines = {name: cast("Embedded", state.engine) for name, state in backend.session.models.items()}
-    return backend, {
-        name: TrainedModel(name, 0, LocalWeights(backend, name, engine)) for name, engine in engines.items()
+    weights = {
+        name: LocalWeights(partial(backend.save, name), cast("Embedded", state.engine))
+        for name, state in backend.session.models.items()
     }
+    return backend, {name: TrainedModel(name, 0, held) for name, held in weights.items()}
 
 
 def open_ray(
@@ -129,8 +131,7 @@ def open_ray(
     models = {
         # A model that no worker owns stays as its source is, as a frozen one does.
         model.name: RemoteWeights(
-            backend,
-            model.name,
+            partial(backend.save, model.name),
             model_spec(program, model, compiled.folders),
             model.frozen or model.name not in dict(compiled.plan.owners),
         )

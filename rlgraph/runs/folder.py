@@ -23,7 +23,9 @@ from typing import IO, Any, Protocol
 
 from rlgraph.catalog.models.adapters import rename_base
 from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, UsageMistake
+from rlgraph.files import cause, reason
 from rlgraph.runs.checkpoint.disk import replace_text, to_disk
+from rlgraph.runs.event_files import EventFile
 from rlgraph.runs.jsonlines import finite, numbers
 
 METRICS, TRACE, GRAPH = "metrics.jsonl", "trace.jsonl", "graph.txt"
@@ -54,7 +56,7 @@ class RunFolder:
         self._trace: IO[str] | None = None
         self._made = made
         self._first = 1
-        self._board: _Board | None = None
+        self._board: EventFile | None = None
 
     @classmethod
     def new(cls, name: str) -> RunFolder:
@@ -74,7 +76,7 @@ class RunFolder:
                     raise _unusable(DEFAULT_PARENT, "it is a file") from None
                 number += 1
             except OSError as error:
-                raise _unusable(path, error.strerror) from None
+                raise _unusable(path, reason(error)) from None
 
     @classmethod
     def at(cls, path: Path, overwrite: bool = False) -> RunFolder:
@@ -93,10 +95,9 @@ class RunFolder:
                 raise UsageMistake(Diagnostic("E0810", f"the folder `{path}` is not empty", NO_SPAN, hint))
             return cls._claimed(path, made)
         except FileExistsError:
-            reason = "another run has just begun in it" if path.is_dir() else "it is a file"
-            raise _unusable(path, reason) from None
+            raise _unusable(path, "another run has just begun in it" if path.is_dir() else "it is a file") from None
         except OSError as error:
-            raise _unusable(path, error.strerror) from None
+            raise _unusable(path, reason(error)) from None
 
     @classmethod
     def _claimed(cls, path: Path, made: bool) -> RunFolder:
@@ -113,7 +114,7 @@ class RunFolder:
             _lock(metrics, path)
             return cls(path, metrics, False)
         except OSError as error:
-            raise _unusable(path, error.strerror) from None
+            raise _unusable(path, reason(error)) from None
 
     def cut(self, step: int) -> list[dict[str, Any]]:
         """Cut metrics and trace after this step, and return the metrics that stay."""
@@ -123,7 +124,7 @@ class RunFolder:
                 self._trace = _lines(self.path / TRACE)
                 cut_lines(self._trace, step)
         except OSError as error:
-            raise _unusable(self.path, error.strerror) from None
+            raise _unusable(self.path, reason(error)) from None
         self._first = step + 1
         return [numbers(record) for record in records]
 
@@ -136,7 +137,7 @@ class RunFolder:
                 replace_text(self.path / name, text)
             self._texts = written
         except OSError as error:
-            raise _unusable(self.path, error.strerror) from None
+            raise _unusable(self.path, reason(error)) from None
 
     def look(self) -> None:
         """Make the folder again if it was removed or moved away, so that a run of a day is not lost with it. What was
@@ -152,7 +153,7 @@ class RunFolder:
             replace_text(self.path / name, text)
         if self._board is not None:
             self._board.close()
-            self._board = _Board.open(self.path / "tensorboard", 1)
+            self._board = EventFile.open(self.path / "tensorboard", 1)
             for record in _records(self._metrics):
                 self._board.step(record)
         self.note(
@@ -171,7 +172,7 @@ class RunFolder:
             self._metrics.write(json.dumps(finite(record), allow_nan=False) + "\n")
             self._metrics.flush()
             if self._board is None:
-                self._board = _Board.open(self.path / "tensorboard", self._first)
+                self._board = EventFile.open(self.path / "tensorboard", self._first)
             self._board.step(record)
         except OSError as error:
             raise RunError(
@@ -374,67 +375,12 @@ def _remove(path: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-def _unusable(path: Path, reason: str | None) -> UsageMistake:
-    text = reason or "it is not writable"
-    return UsageMistake(
-        Diagnostic(
-            "E0811",
-            f"`{path}` cannot hold a run: {text[:1].lower()}{text[1:]}",
-            NO_SPAN,
-            "take another folder with `--out`",
-        )
-    )
+def _unusable(path: Path, why: str) -> UsageMistake:
+    message, hint = f"`{path}` cannot hold a run: {why}", "take another folder with `--out`"
+    return UsageMistake(Diagnostic("E0811", message, NO_SPAN, hint))
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, RlgraphError):
         return error.diagnostics[0].message
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-
-
-class _Board:
-    """A writer of TensorBoard event files. TensorBoard's own writer would hide a full disk in a thread."""
-
-    def __init__(self, writer: Any) -> None:
-        self.writer = writer
-
-    @classmethod
-    def open(cls, folder: Path, first: int) -> _Board:
-        """Open the event file; nothing is written if tensorboard is not installed. first: the first step to be written;
-        what earlier files have from there on no longer counts."""
-        try:
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-            from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError:
-            return cls(None)
-        import time
-
-        folder.mkdir(exist_ok=True)
-        # Files are read in the order of their names.
-        file = (folder / f"events.out.tfevents.{int(time.time())}.{first:09d}.rlgraph").open("wb")
-        board = cls(RecordWriter(file))
-        board.write(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        if first > 1:
-            board.write(Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START)))
-        return board
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        if self.writer is None:
-            return
-        import time
-
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        numbers = {key: value for key, value in record.items() if isinstance(value, (int, float)) and key != "step"}
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
-        self.write(Event(wall_time=time.time(), step=record["step"], summary=Summary(value=values)))
-
-    def write(self, event: Any) -> None:
-        self.writer.write(event.SerializeToString())
-        self.writer.flush()
-
-    def close(self) -> None:
-        if self.writer is not None:
-            with suppress(OSError):
-                self.writer.close()
+    return cause(error)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from rlgraph.errors import escape_controls
 from rlgraph.ir.graph import Node
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rlgraph.backends.steps import StepResult
 
 
-class Display(Protocol):
-    """A display of a run; its first four methods are those of the backend's observer."""
+class Display:
+    """A display of a run, which by itself shows nothing; its first four methods are those of the backend's observer."""
 
     def opening(self, what: str) -> None: ...
     def firing(self, node: Node, pool: str = "") -> None: ...
@@ -33,32 +33,19 @@ class Display(Protocol):
     ) -> None: ...
     def begin(self, phases: Mapping[str, int]) -> None:
         """Begin the run, with the number of steps of each phase."""
-        ...
 
     def step(self, done: StepResult) -> None:
         """Show a finished step."""
-        ...
 
     def note(self, text: str) -> None: ...
     def close(self) -> None: ...
 
 
-class Quiet:
+class Quiet(Display):
     """A display that shows nothing."""
 
-    def opening(self, what: str) -> None: ...
-    def firing(self, node: Node, pool: str = "") -> None: ...
-    def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None: ...
-    def synced(
-        self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
-    ) -> None: ...
-    def begin(self, phases: Mapping[str, int]) -> None: ...
-    def step(self, done: StepResult) -> None: ...
-    def note(self, text: str) -> None: ...
-    def close(self) -> None: ...
 
-
-class Json(Quiet):
+class Json(Display):
     """A display that prints a line of JSON on stdout for each step."""
 
     def step(self, done: StepResult) -> None:
@@ -114,19 +101,10 @@ def shown_bytes(count: int) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
-class Lines:
-    """A display that prints a line for each step."""
+class Counting(Display):
+    """A display that counts tokens and transfers."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        self.stream = stream
-        self.count: Count | None = None
-
-    def opening(self, what: str) -> None:
-        # Later openings are about the rounds of a `collect`.
-        if self.count is None:
-            self.note(what)
-
-    def firing(self, node: Node, pool: str = "") -> None: ...
+    count: Count | None = None
 
     def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
         if self.count is not None:
@@ -142,6 +120,18 @@ class Lines:
     def begin(self, phases: Mapping[str, int]) -> None:
         self.count = Count(phases)
 
+
+class Lines(Counting):
+    """A display that prints a line for each step."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream = stream
+
+    def opening(self, what: str) -> None:
+        # Later openings are about the rounds of a `collect`.
+        if self.count is None:
+            self.note(what)
+
     def step(self, done: StepResult) -> None:
         assert self.count is not None
         self.note(self.count.line(done))
@@ -151,8 +141,6 @@ class Lines:
         with suppress(OSError):
             self.stream.write(f"{escape_controls(text)}\n")
             self.stream.flush()
-
-    def close(self) -> None: ...
 
 
 class Cell(Lines):

@@ -8,19 +8,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from rlgraph.errors import escape_controls
 from rlgraph.ir.graph import Node
-from rlgraph.runs.progress import Count, shown_rate
+from rlgraph.runs.progress import Counting, shown_rate
 
 if TYPE_CHECKING:
     from rlgraph.backends.steps import StepResult
@@ -35,7 +28,7 @@ class _Pool:
     """The text about the last rows that it generated."""
 
 
-class Bar:
+class Bar(Counting):
     """A progress bar over all steps, with the node at work, and the metrics of finished steps above it; a line for each
     pool if there are several."""
 
@@ -52,7 +45,6 @@ class Bar:
         )
         self.task = self.bar.add_task("opening", total=None, doing="")
         self.pools: dict[str, _Pool] = {}
-        self.count: Count | None = None
         self.live = Live(get_renderable=self._drawn, console=self.console, refresh_per_second=10)
         self.live.start()
 
@@ -76,22 +68,15 @@ class Bar:
             self.bar.update(self.task, doing=_called(node))
 
     def fired(self, node: Node, seconds: float, tokens: int, pool: str = "") -> None:
-        if self.count is not None:
-            self.count.tokens += tokens
+        super().fired(node, seconds, tokens, pool)
         if pool:
             self.pools[pool].at_work.remove(_called(node))
             if tokens:
                 self.pools[pool].last = shown_rate(tokens, seconds)
 
-    def synced(
-        self, model: str, source: str, destination: str, seconds: float, sent_bytes: int, peak_bytes: int
-    ) -> None:
-        if self.count is not None:
-            self.count.synced_s += seconds
-            self.count.synced_bytes += sent_bytes
-
     def begin(self, phases: Mapping[str, int]) -> None:
-        self.count = Count(phases)
+        super().begin(phases)
+        assert self.count is not None
         self.bar.update(self.task, description=next(iter(phases)), total=self.count.total, doing="")
 
     def step(self, done: StepResult) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.backends.step import Ended
+from rlgraph.backends.versions import Runs
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
+from rlgraph.files import reason
 from rlgraph.ir.graph import Program
 from rlgraph.ir.steps import trains_on_stale_rows
 from rlgraph.ir.text.parse import parse_program
@@ -25,9 +27,6 @@ Row = tuple[Any, ...]
 
 Batch = tuple[str, int, int]
 """A batch of a `collect`: the data, the step that began it, its number there."""
-
-Runs = tuple[tuple[int, int], ...]
-"""The versions that made a row's tokens: each with its number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,7 @@ def read_trace(folder: Path) -> Trace:
     try:
         *lines, rest = path.read_text("utf-8", errors="replace").split("\n")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise _none(f"`{path}` cannot be read: {reason}", "a run writes it with its first step") from None
+        raise _none(f"`{path}` cannot be read: {reason(error)}", "a run writes it with its first step") from None
     keys = {phase.name: {node.attr("key") for node in phase.graph.walk()} for phase in program.phases}
     steps = []
     for number, line in enumerate(lines, 1):

@@ -18,10 +18,11 @@ from typing import Any
 
 from rlgraph.backends.rows import row_label
 from rlgraph.backends.step import Ended
+from rlgraph.backends.versions import Runs
 from rlgraph.errors import NO_SPAN, Diagnostic, count_phrase
 from rlgraph.ir.graph import Node, program_axes
 from rlgraph.ops.nodes import attribute_value, rows_per_input
-from rlgraph.runs.trace import Batch, Row, Runs, Trace, TracedStep, read_trace
+from rlgraph.runs.trace import Batch, Row, Trace, TracedStep, read_trace
 from rlgraph.runs.trace_ways import LATE, RowPaths, Training, data_of
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from rlgraph.backends.engines.roles import Embedded
     from rlgraph.backends.engines.sources import ModelSpec
-    from rlgraph.runs.backends import Backend
+
+
+Save = Callable[[Path], None]
+"""Writes a model to a folder that `from_pretrained` reads, while its processes live."""
 
 
 class Weights(Protocol):
@@ -33,14 +36,14 @@ class Weights(Protocol):
 class LocalWeights:
     """Weights that are in this process."""
 
-    def __init__(self, backend: Backend, name: str, engine: Embedded) -> None:
-        self._backend, self._name, self._engine = backend, name, engine
+    def __init__(self, save: Save, engine: Embedded) -> None:
+        self._save, self._engine = save, engine
 
     def engine(self) -> Embedded:
         return self._engine
 
     def save(self, folder: Path) -> None:
-        self._backend.save(self._name, folder)
+        self._save(folder)
 
     def leave(self, saved: Path | None) -> None:
         """Do nothing: the weights stay in this process."""
@@ -49,9 +52,9 @@ class LocalWeights:
 class RemoteWeights:
     """Weights in other processes; once those have ended, in a folder, from which they are loaded on first use."""
 
-    def __init__(self, backend: Backend, name: str, spec: ModelSpec, frozen: bool) -> None:
-        self._backend: Backend | None = backend
-        self._name, self._spec, self._frozen = name, spec, frozen
+    def __init__(self, save: Save, spec: ModelSpec, frozen: bool) -> None:
+        self._save: Save | None = save
+        self._spec, self._frozen = spec, frozen
         """`spec` says where the weights came from; a frozen model's weights are still there."""
         self._engine: Embedded | None = None
         self._folder: TemporaryDirectory[str] | None = None
@@ -66,8 +69,8 @@ class RemoteWeights:
         return self._engine
 
     def save(self, folder: Path) -> None:
-        if self._backend is not None:
-            self._backend.save(self._name, folder)
+        if self._save is not None:
+            self._save(folder)
         else:
             self.engine().save(folder)
 
@@ -82,7 +85,7 @@ class RemoteWeights:
                 self._spec = replace(self._spec, source=place)
             else:
                 self._spec = replace(self._spec, adapters=replace(adapters, start=place))
-        self._backend = None
+        self._save = None
 
 
 @dataclass(frozen=True)

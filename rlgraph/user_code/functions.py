@@ -21,15 +21,7 @@ from typing import Any
 from rlgraph.errors import Diagnostic, ProgramError, RunError, did_you_mean
 from rlgraph.user_code.conventions import missing_hint, raised_hint
 from rlgraph.user_code.files import Folders
-from rlgraph.user_code.report import (
-    BAD_SIGNATURE,
-    Signature,
-    Target,
-    describe,
-    failed_call,
-    parse_target,
-    user_options,
-)
+from rlgraph.user_code.report import BAD_SIGNATURE, Signature, Target, describe, failed_call, parse_target, user_options
 from rlgraph.user_code.spec import (
     BAD_ARGUMENT,
     Spec,

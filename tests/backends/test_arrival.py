@@ -17,8 +17,8 @@ from tiny import EPS, Run, Seen, compile_text, data_folder, weights
 
 from rlgraph.backends.blocks import BlockSizes
 from rlgraph.backends.clocks import ThreadClock
-from rlgraph.backends.executor import Executor, Part
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.executor import Executor
+from rlgraph.backends.frame import Frame, Part
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node, Program

@@ -20,7 +20,7 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.api.summary import summary
 from rlgraph.backends.clocks import InlineClock, ThreadClock
 from rlgraph.backends.distributed.transport import NodeRequest
-from rlgraph.backends.executor import NodeOutput
+from rlgraph.backends.frame import NodeOutput
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.dispatch import Dispatcher
 from rlgraph.backends.steps import SilentObserver

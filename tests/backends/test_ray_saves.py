@@ -12,11 +12,11 @@ import pytest
 from scheduled import compiled
 from tiny import EPS, data_folder, weights
 
-from rlgraph.backends.clocks import VirtualClock
 from rlgraph.backends.ray import backend
 from rlgraph.backends.ray.processes import InlineProcesses
 from rlgraph.backends.ray.remote import Address
 from rlgraph.backends.ray.worker import Worker
+from rlgraph.backends.virtual_clock import VirtualClock
 from rlgraph.runs.checkpoint import disk
 from rlgraph.runs.trace_check import check_trace
 

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from test_exactness import PROGRAMS, close, same, sampled
 from tiny import EPS, Run, Seen, compile_text, data_folder, shipped, weights
 
-from rlgraph.backends.batches import CollectBatch
+from rlgraph.backends.batches import CollectBatch, Surplus
 from rlgraph.backends.engines.base import Generation
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
-from rlgraph.backends.frame import Frame, Surplus
+from rlgraph.backends.frame import Frame
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.recording import HEADER, Recorder, Replay, recording
 from rlgraph.backends.replayed import drop_resampled_rows, drop_unfinished_steps

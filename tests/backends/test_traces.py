@@ -15,15 +15,15 @@ from test_transport import Here, HereBackend
 from tiny import EPS, data_folder, weights
 
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.clocks import VirtualClock
 from rlgraph.backends.distributed.transport import NodeRequest
-from rlgraph.backends.executor import NodeOutput
 from rlgraph.backends.finish_order import FinishOrder
+from rlgraph.backends.frame import NodeOutput
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.recording import recording
 from rlgraph.backends.steps import SilentObserver, StepResult
+from rlgraph.backends.virtual_clock import VirtualClock
 from rlgraph.backends.worker.choosing import chosen_places
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.ir.graph import with_node_ids

@@ -20,7 +20,7 @@ from rlgraph.backends.clocks import InlineClock, ThreadClock
 from rlgraph.backends.distributed.backend import DistributedBackend
 from rlgraph.backends.distributed.transport import Coming, NodeRequest, TransferCost, WeightTransfer
 from rlgraph.backends.exchange.link import LinkError
-from rlgraph.backends.executor import NodeOutput, Part
+from rlgraph.backends.frame import NodeOutput, Part
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.step import Step
 from rlgraph.backends.steps import SilentObserver, Things

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -102,9 +103,8 @@ def test_a_model_outlives_its_processes(tmp_path: Path, to: str | None, frozen: 
     if not frozen:
         list(backend.steps(2))
     expected = backend.session.models["actor"].engine.state()
-    weights = RemoteWeights(
-        backend, "actor", model_spec(compiled.program, compiled.program.model("actor"), Folders(tmp_path)), frozen
-    )
+    spec = model_spec(compiled.program, compiled.program.model("actor"), Folders(tmp_path))
+    weights = RemoteWeights(partial(backend.save, "actor"), spec, frozen)
     saved = tmp_path / to if to else None
     if saved:
         weights.save(saved)

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlgraph.backends.batches import last_settled_step
 from rlgraph.backends.blocks import BlockSizes, cuts
 from rlgraph.backends.clocks import Clock
 from rlgraph.backends.distributed.transport import NodeRequest, RemoteRows, Transport
 from rlgraph.backends.distributed.weights import WeightLedger
 from rlgraph.backends.enginespec.registry import engine
-from rlgraph.backends.executor import Executor, FusedTrainings, NodeOutput, Part
-from rlgraph.backends.frame import Frame, last_settled_step
+from rlgraph.backends.executor import Executor, FusedTrainings
+from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.selection import select_rows
 from rlgraph.backends.step import Step
@@ -114,24 +116,10 @@ class DistributedBackend(StepRunner):
         return runner.mesh.size if runner else 1
 
     def parts(self, node: Node, frame: Frame, sizes: Sequence[int]) -> Iterator[Part]:
-        group, model = self._group(node, frame), frame.values[model_of(node)]
-        refreshes = self._refreshes(node, model, group)
-        together = self._together(node, frame, group)
-        with self.weights.lent(model, group, node, frame.step, refreshes, together=together) as lent:
-            yield from self.transport.parts(
-                NodeRequest(
-                    node,
-                    frame,
-                    group,
-                    lent.version,
-                    lent.sampling,
-                    arrived=lent.arrived,
-                    key=lent.key,
-                    shifting=self.weights.beds.shifting(model, group),
-                    tail=None if lent.sampling else self._tail(node, group),
-                ),
-                sizes,
-            )
+        with ExitStack() as stack:
+            request = self._request(node, frame, stack)
+            tail = None if request.sampling else self._tail(node, request.group)
+            yield from self.transport.parts(replace(request, tail=tail), sizes)
 
     def work(self, node: Node, frame: Frame) -> NodeOutput:
         op = NODES[node.op]

@@ -10,8 +10,7 @@ import numpy as np
 
 from rlgraph.backends.distributed.admission import balance_rows
 from rlgraph.backends.distributed.transport import NodeRequest
-from rlgraph.backends.executor import NodeOutput
-from rlgraph.backends.frame import Frame, Places
+from rlgraph.backends.frame import Frame, NodeOutput, Places
 from rlgraph.ir.graph import Node
 from rlgraph.ir.layout import share
 from rlgraph.ir.types import Axis, Table, axes_of, axis_of

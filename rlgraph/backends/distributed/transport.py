@@ -19,8 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from rlgraph.backends.distributed.offload import Shifting, no_offload_change
-from rlgraph.backends.executor import NodeOutput, Part
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.rows import RemoteEntries
 from rlgraph.backends.step import Step

@@ -7,10 +7,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
-from rlgraph.backends.clocks import Clock, Lock
+from rlgraph.backends.clocks import Clock
+from rlgraph.backends.distributed.lending import LentWeights, Place, WeightArrival, WeightUser
 from rlgraph.backends.distributed.offload import OffloadedModels, OffloadedReplica
 from rlgraph.backends.distributed.transport import RefreshState, TransferCost, Transport, WeightTransfer
 from rlgraph.backends.step import Step
@@ -20,57 +21,6 @@ from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.steps import oldest
 from rlgraph.ir.types import is_model
-
-
-@dataclass(frozen=True)
-class LentWeights:
-    """The weights that a request works with."""
-
-    version: int
-    sampling: RefreshState | None = None
-    """Given where newer weights may come meanwhile."""
-    arrived: Callable[[], None] = lambda: None
-    """Waits until the weights have come: what is requested before that is done after it."""
-    key: Hashable = None
-    """A key, the same for all who sample with the same weights in the same place, where they may do so together."""
-
-
-Place = tuple[str, str, int]
-"""Where weights are: a model, a group, and a replica of it."""
-
-
-@dataclass(eq=False)
-class _User:
-    """A request that works with weights of a group."""
-
-    move: WeightTransfer
-    """The transfer of its weights; the version is set when they go."""
-    lock: Lock
-    """A lock for newer weights on their way, and for the note that the group's work has ended."""
-    versions: dict[Place, int] = field(default_factory=dict)
-    """The version with which it began, in each place that it has."""
-
-    @property
-    def at_work(self) -> bool:
-        """Whether newer weights may come, and it has been sent."""
-        return self.move.sampling is not None and self.move.sampling.sent.done()
-
-
-@dataclass(eq=False)
-class _Arrival:
-    """The arrival of weights. All who work with them wait for it, not only who had them brought: one of these may be
-    queued behind another, and nobody would report a transfer that fails."""
-
-    wait: Callable[[], None]
-    lock: Lock
-    over: bool = False
-
-    def __call__(self) -> None:
-        with self.lock.take():
-            if not self.over:
-                self.wait()
-                self.over = True
-
 
 _NONE = -1
 """The count where there are no weights."""
@@ -122,11 +72,11 @@ class WeightLedger:
         }
         self._lenders = Counter[Place]()
         """How many work with the weights of a place, or are about to."""
-        self._users: list[_User] = []
+        self._users: list[WeightUser] = []
         """Users of groups to which newer weights can come now."""
         self._coming: dict[Place, int] = {}
         """Versions that are on their way to each place."""
-        self._arrivals: dict[Place, _Arrival] = {}
+        self._arrivals: dict[Place, WeightArrival] = {}
         """The arrival of the weights that were brought to each place last."""
         self._new_lock = clock.lock
         self._moved: dict[int, list[TransferCost]] = {}
@@ -202,7 +152,7 @@ class WeightLedger:
             yield LentWeights(version, key=self._key(together, model, group, version if oldest(node) else None))
             return
         sampling = RefreshState() if refreshes else None
-        user = _User(
+        user = WeightUser(
             WeightTransfer(model, owner, model, group, node, step, copy=copy, sampling=sampling), self._new_lock()
         )
         places, key = self._places(model, group, copy), refreshes if together else None
@@ -257,10 +207,9 @@ class WeightLedger:
 
     def _key(self, together: bool, model: str, group: Group, version: int | None, refreshes: bool = False) -> Hashable:
         """Return the key of the present weights, or of a version of them, or of those that newer ones follow."""
-        count = self._changes[model] if version is None else self._count(model, version)
-        return (model, group.name, None if refreshes else count) if together else None
+        return (model, group.name, None if refreshes else self._count(model, version)) if together else None
 
-    def _may_join(self, user: _User, place: Place) -> bool:
+    def _may_join(self, user: WeightUser, place: Place) -> bool:
         """Whether the weights that others work with in a place are those that this user would be given there: the
         newest version that it may have; where newer ones come meanwhile any that it may have."""
         move = user.move
@@ -278,7 +227,7 @@ class WeightLedger:
                 self._users.append(user)
             return True
 
-    def _give(self, user: _User) -> None:
+    def _give(self, user: WeightUser) -> None:
         """Bring the weights that are lacking where nobody else works with them."""
         move = user.move
         places = [place for place in self._places(move.target, move.receiver, move.copy) if place not in user.versions]
@@ -305,7 +254,7 @@ class WeightLedger:
                     return
             self._bring(replace(move, version=newest, sampling=None), places)
 
-    def _end_refreshes(self, user: _User) -> None:
+    def _end_refreshes(self, user: WeightUser) -> None:
         """Let no more newer weights come to a user."""
         if user.move.sampling is None:
             return
@@ -325,7 +274,7 @@ class WeightLedger:
                 for place in self._places(model, move.receiver, move.copy):
                     self._lent[place].again()
 
-    def _behind(self, model: str) -> tuple[_User, WeightTransfer] | None:
+    def _behind(self, model: str) -> tuple[WeightUser, WeightTransfer] | None:
         """Return a user who samples with weights that there are newer ones of, and where these go."""
         with self._lock:
             # How soon those begin that are not at work yet is unknown: they come last.
@@ -339,7 +288,7 @@ class WeightLedger:
             )
             return next(behind, None)
 
-    def _stale(self, user: _User) -> list[int]:
+    def _stale(self, user: WeightUser) -> list[int]:
         """Return the replicas of a user for which there are newer weights."""
         copies = [place[-1] for place in user.versions]
         moves = [replace(user.move, copy=replica) for replica in copies]
@@ -350,7 +299,7 @@ class WeightLedger:
         ]
 
     @contextmanager
-    def _going(self, user: _User, move: WeightTransfer) -> Iterator[int | None]:
+    def _going(self, user: WeightUser, move: WeightTransfer) -> Iterator[int | None]:
         """Yield the version that goes now: until it has come, the group's request is not over."""
         places = self._places(move.target, move.receiver, move.copy)
         with user.lock.take():
@@ -385,10 +334,10 @@ class WeightLedger:
         """Bring weights to those of the replicas in these places that lack them: to all of them together, or else to
         one after the other."""
         model, group = move.target, move.receiver
-        wanted = self._changes[model] if move.version is None else self._count(model, move.version)
+        wanted = self._count(model, move.version)
         lacking = [replica for replica in self._lacking(move, wanted) if (model, group.name, replica) in places]
         for part in self._to(move, lacking):
-            arrival = _Arrival(self._move(part), self._new_lock())
+            arrival = WeightArrival(self._move(part), self._new_lock())
             self._arrivals |= dict.fromkeys(self._places(model, group, part.copy), arrival)
             self._hold(model, group, part.copy, wanted)
 
@@ -418,10 +367,12 @@ class WeightLedger:
 
     def _wanted(self, move: WeightTransfer, version: int) -> int:
         """Return the count of the weights that a node works with, which are of this version."""
-        return self._count(move.target, version) if oldest(move.node) else self._changes[move.target]
+        return self._count(move.target, version if oldest(move.node) else None)
 
-    def _count(self, model: str, version: int) -> int:
-        """Return the count of changes at the end of a version."""
+    def _count(self, model: str, version: int | None) -> int:
+        """Return the count of changes at the end of a version; None: by now."""
+        if version is None:
+            return self._changes[model]
         if version < self._oldest.get(model, 0):
             return _GONE
         return self._ends.get((model, version), self._changes[model])

@@ -13,9 +13,9 @@ import torch
 from rlgraph.backends.blocks import BlockSizes
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.roles import Saves
-from rlgraph.backends.executor import Executor, NodeOutput, Part
+from rlgraph.backends.executor import Executor
 from rlgraph.backends.finish_order import FinishOrder
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.saved import NonFiniteWeights, PendingSave, SavedModel
 from rlgraph.backends.step import Step
@@ -87,9 +87,7 @@ class LocalBackend(StepRunner):
         for name, saved in models.items():
             check_same([model_part(self.session.models[name]).weights], saved)
             read_part(self.session.models[name], saved)
-        self.done, self.left = number, {**self.first, **things}
-        for name in self.versions.newest:
-            self.versions.newest[name] = self.versions.after(name, number)
+        self.go_on_after(number, things)
 
     def save(self, model: str, folder: Path) -> None:
         """Write a folder that a model source can name. Raises EngineError for a model that is only half updated."""

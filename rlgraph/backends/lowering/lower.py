@@ -19,6 +19,7 @@ from rlgraph.ir.types import Axis, DType
 from rlgraph.ir.types import Tensor as Type
 from rlgraph.ops import reference
 from rlgraph.ops.tensor import TENSOR
+from rlgraph.ops.whole_numbers import OF_COLUMNS
 
 _CONSTANTS = (bool, int, float, str)
 _TEXT = {"eq": reference.same_text, "ne": reference.other_text}
@@ -134,7 +135,7 @@ class _Lowering:
         else:
             args = self.numbers(expr, args)
             if expr.type.dtype == "number":
-                function = reference.OF_COLUMNS.get(expr.op, function)
+                function = OF_COLUMNS.get(expr.op, function)
         if kind == "elementwise":
             operands = [
                 self.broadcast(arg, of.type.axis, expr.type.axis) for arg, of in zip(args, expr.args, strict=True)

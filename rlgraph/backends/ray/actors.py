@@ -282,7 +282,7 @@ class Actors(Processes):
             return process_gone_error(who, self.gone[who], request, self.logs, link_error)
         if error is not None and link_error is None:
             return error_of(error, self._names.get(actor_of(error), request.who[0]), request, self.logs)
-        waits, slow = self._waits(silent), self._unanswered(waiting, request, 0.0)
+        waits, slow = self._waits(silent), self._unanswered(waiting, request)
         if link_error is not None:
             mute = next((who for who in request.who if who in silent), None)
             return broken_link_error(mute, link_error, request, self.logs, waits.notes(slow))
@@ -320,10 +320,10 @@ class Actors(Processes):
                     self.gone[asked[reference]] = why_gone(error)
         return {asked[reference] for reference in silent}
 
-    def _unanswered(self, references: Sequence[Any], request: CallContext, seconds: float) -> set[Address]:
+    def _unanswered(self, references: Sequence[Any], request: CallContext) -> set[Address]:
         import ray
 
-        _, waiting = ray.wait(list(references), num_returns=len(references), timeout=seconds)
+        _, waiting = ray.wait(list(references), num_returns=len(references), timeout=0)
         asked = zip(request.answering, references, strict=True)
         return {who for answering, reference in asked if reference in waiting for who in answering}
 
@@ -332,7 +332,7 @@ class Actors(Processes):
         them then fail, and can be asked for what they have."""
         import ray
 
-        silent = self._find_gone() & self._unanswered(references, request, 0.0)
+        silent = self._find_gone() & self._unanswered(references, request)
         if silent:
             # A busy machine may answer late, so they get a second chance.
             silent &= self._find_gone()

@@ -195,6 +195,4 @@ class RayBackend(DistributedBackend):
         if HISTORY in things:
             self.saves.remember(things.pop(HISTORY))
         placed = {name: self.saves.placed(name, value, self.first[name]) for name, value in things.items()}
-        self.done, self.left = number, {**self.first, **placed}
-        for name in self.versions.newest:
-            self.versions.newest[name] = self.versions.after(name, number)
+        self.go_on_after(number, placed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -13,8 +12,7 @@ import numpy as np
 
 from rlgraph.backends.distributed.sharding import RequestNeeds, needs, shard_rows
 from rlgraph.backends.distributed.transport import NodeRequest
-from rlgraph.backends.executor import NodeOutput, Part
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.ray.batching import BatchPlace, SharedBatches
 from rlgraph.backends.ray.calls import Calls, Copy, copies
@@ -22,7 +20,6 @@ from rlgraph.backends.ray.failures import doing
 from rlgraph.backends.ray.losses import LostReplicas
 from rlgraph.backends.ray.offload import OffloadCoordinator
 from rlgraph.backends.ray.orders import ControllerValue, RankRequest, Receipt, pickled, unpickled_receipt
-from rlgraph.backends.ray.parts import AbandonedParts, PartwiseRequest, sampled_model, wait_for_weights
 from rlgraph.backends.ray.processes import Losing, Processes, Reference
 from rlgraph.backends.ray.remote import Address, PieceRef, RowRefs, ValueRef
 from rlgraph.backends.ray.rows import Delivery, RowLedger
@@ -51,6 +48,16 @@ class RankMessage:
     speaks: bool
     """Whether they are for the rank that returns the results."""
     delivery: Delivery
+
+
+@dataclass(frozen=True)
+class AbandonedParts:
+    """Parts of a request that other replicas have begun and given up."""
+
+    before: tuple[int, ...]
+    """The number that each part had there."""
+    left: tuple[Reference[Any], ...]
+    """What each of these replicas has made of its parts."""
 
 
 class Dispatcher:
@@ -297,12 +304,6 @@ class Dispatcher:
             order.race is not None,
         )
 
-    def parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
-        """Run a node part by part, with the parts distributed over the group's replicas."""
-        with self.queues.turn(order.seats, rank=order.step.number, key=order.key) as turn, ExitStack() as places:
-            self.sleeping.shift(order.shifting, order.node, order.step)
-            yield from PartwiseRequest(self, order, sizes, turn, places).told()
-
     def needs(self, order: NodeRequest) -> RequestNeeds:
         """Return what a request needs, whichever replica does it."""
         return needs(order.node, order.frame, self.axes, notes=self.notes.wanted)
@@ -389,3 +390,16 @@ def _trained_model(node: Node) -> str:
     kind = node.region.inputs[0].type
     assert isinstance(kind, Handle)
     return kind.name
+
+
+def wait_for_weights(order: NodeRequest) -> float:
+    """Wait for the weights that were sent before a request, and return the seconds that this took."""
+    began = time.perf_counter()
+    order.arrived()
+    return time.perf_counter() - began
+
+
+def sampled_model(order: NodeRequest) -> str:
+    """Return the name of the model that samples."""
+    name: str = order.frame.values[model_of(order.node)]
+    return name

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rlgraph.backends.distributed.sharding import shard_rows
 from rlgraph.backends.distributed.transport import NodeRequest
-from rlgraph.backends.executor import NodeOutput
+from rlgraph.backends.frame import NodeOutput
 from rlgraph.backends.ray.calls import Calls
+from rlgraph.backends.ray.dispatch import Dispatcher, RankMessage
 from rlgraph.backends.ray.failures import CallContext
 from rlgraph.backends.ray.orders import Receipt, pickled, unpickled_receipt
 from rlgraph.backends.ray.time_sharing import pipeline_seats
@@ -19,9 +19,6 @@ from rlgraph.backends.ray.worker import Worker
 from rlgraph.errors import quoted_list
 from rlgraph.ir.plan import Group
 from rlgraph.ops.nodes import model_of
-
-if TYPE_CHECKING:
-    from rlgraph.backends.ray.dispatch import Dispatcher, RankMessage
 
 
 @dataclass(frozen=True, slots=True)

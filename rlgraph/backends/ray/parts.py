@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,31 +17,19 @@ from rlgraph.backends.distributed.race import LengthLimit
 from rlgraph.backends.distributed.sharding import shard_axis, slice_rows
 from rlgraph.backends.distributed.tails import TailMoves
 from rlgraph.backends.distributed.transport import NodeRequest
-from rlgraph.backends.executor import Part
+from rlgraph.backends.frame import Part
 from rlgraph.backends.ray.batching import BatchPlace
 from rlgraph.backends.ray.calls import Calls
+from rlgraph.backends.ray.dispatch import AbandonedParts, Dispatcher, sampled_model, wait_for_weights
 from rlgraph.backends.ray.orders import Receipt
 from rlgraph.backends.ray.processes import Reference
 from rlgraph.backends.ray.rows import Delivery
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.turns import HeldDevices, seats
-from rlgraph.ops.nodes import model_of, rows_per_input
-
-if TYPE_CHECKING:
-    from rlgraph.backends.ray.dispatch import Dispatcher
+from rlgraph.ops.nodes import rows_per_input
 
 Asked = tuple[Calls[bytes], list[Delivery]]
 """Calls, and the rows that were sent with them."""
-
-
-@dataclass(frozen=True)
-class AbandonedParts:
-    """Parts of a request that other replicas have begun and given up."""
-
-    before: tuple[int, ...]
-    """The number that each part had there."""
-    left: tuple[Reference[Any], ...]
-    """What each of these replicas has made of its parts."""
 
 
 @dataclass(eq=False)
@@ -58,6 +46,13 @@ class _Share:
     silent: list[Asked] = field(default_factory=list)
     """Calls to the other ranks of the replica, whose results nobody reads: they answer at the end, or at once on
     failure."""
+
+
+def fire_parts(dispatch: Dispatcher, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
+    """Run a node part by part, with the parts distributed over the group's replicas."""
+    with dispatch.queues.turn(order.seats, rank=order.step.number, key=order.key) as turn, ExitStack() as places:
+        dispatch.sleeping.shift(order.shifting, order.node, order.step)
+        yield from PartwiseRequest(dispatch, order, sizes, turn, places).told()
 
 
 class PartwiseRequest:
@@ -231,16 +226,3 @@ class PartwiseRequest:
             if len(self.ending.here) > 1:
                 self.ending.here.remove(copy)
                 self.turn.leave(seats(self.order.group, copy))
-
-
-def wait_for_weights(order: NodeRequest) -> float:
-    """Wait for the weights that were sent before a request, and return the seconds that this took."""
-    began = time.perf_counter()
-    order.arrived()
-    return time.perf_counter() - began
-
-
-def sampled_model(order: NodeRequest) -> str:
-    """Return the name of the model that samples."""
-    name: str = order.frame.values[model_of(order.node)]
-    return name

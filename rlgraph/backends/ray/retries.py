@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Set
 
-from rlgraph.backends.frame import Surplus
+from rlgraph.backends.batches import Surplus
 from rlgraph.backends.in_flight import Coming, Things
 from rlgraph.backends.ray.rows import live_pieces
 from rlgraph.ir.plan import HOST, Plan

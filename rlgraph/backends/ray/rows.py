@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from rlgraph.backends.batches import Surplus
 from rlgraph.backends.distributed.sharding import RequestNeeds
-from rlgraph.backends.frame import Frame, Surplus
+from rlgraph.backends.frame import Frame
 from rlgraph.backends.ray.orders import AxisRows, ControllerValue, PieceRows, WantedRows, WholePiece
 from rlgraph.backends.ray.processes import Processes, Reference
 from rlgraph.backends.ray.remote import Address, Key, PieceRef, RowRefs, ValueRef, column_key

@@ -3,24 +3,23 @@ fetched."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlgraph.backends.batches import CollectBatch
-from rlgraph.backends.frame import Frame, Surplus
+from rlgraph.backends.batches import CollectBatch, Surplus
+from rlgraph.backends.frame import Frame
 from rlgraph.backends.history import Known
 from rlgraph.backends.ray.failures import CallContext, process_name
 from rlgraph.backends.ray.processes import Processes, Reference
+from rlgraph.backends.ray.rank_rows import add_piece
 from rlgraph.backends.ray.remote import Address, PieceRef, RowRefs, ValueRef
-from rlgraph.backends.ray.store import Piece, Wire, Wish, as_range, from_wire, inner_axes, to_wire
+from rlgraph.backends.ray.store import Piece, Wire, Wish, as_range, from_wire, to_wire
 from rlgraph.backends.ray.transfers import ranks_of
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.saved import HalfUpdatedModel, NonFiniteWeights, PendingSave, SavedModel
-from rlgraph.backends.worker.sampling import inner_rows
 from rlgraph.backends.worker.saving import ModelPart, WrittenBoxes, WrittenFiles, check_same, parts
 from rlgraph.ir.plan import HOST, Group, Plan
 from rlgraph.ir.types import Handle, axes_of, axis_of
@@ -113,14 +112,10 @@ class ClusterCheckpoints:
                 ids = None if rows.ids is None else self.fetched(rows.ids)
                 fetched.add_rows(Rows(rows.axis, rows.size, rows.parent, ids))
         for name, value in frame.values.items():
-            if not isinstance(value, RowRefs):
+            if isinstance(value, RowRefs):
+                add_piece(fetched, name, self._rows(value))
+            else:
                 fetched.values[name] = self.fetched(value)
-                continue
-            piece = self._rows(value)
-            fetched.values[name] = piece.value
-            for axis, counts in inner_axes(frame.types[name], piece.counts):
-                if axis.key not in fetched.rows:
-                    fetched.add_rows(inner_rows(axis, counts))
         return fetched
 
     def _value(self, value: ValueRef) -> Any:
@@ -151,7 +146,7 @@ class ClusterCheckpoints:
         """Give a value that lives across steps to the host, and return its remote form. first: that form before the
         first step."""
         if isinstance(first, ValueRef):
-            return self._put([(name, Piece(Handle("buffer", name), value))])[0]
+            return self._put(name, Piece(Handle("buffer", name), value))
         if isinstance(value, Surplus):
             rows = None if value.rows is None else self._placed_frame(name, value.rows)
             going = [self._placed_frame(f"{name}/{index}", batch.given) for index, batch in enumerate(value.going)]
@@ -166,26 +161,24 @@ class ClusterCheckpoints:
             ids: Any = None
             if rows.ids is not None:
                 piece = Piece(TensorType("any", rows.axis), rows.ids, (None,))
-                [ids] = self._put([(f"{name}/ids:{rows.axis.key}", piece)])
+                ids = self._put(f"{name}/ids:{rows.axis.key}", piece)
             placed.add_rows(Rows(rows.axis, rows.size, rows.parent, ids))
         for value, content in frame.values.items():
             kind = frame.types[value]
             if isinstance(kind, Handle) and kind.name == content:
                 placed.values[value] = content  # A model is known by its name.
                 continue
-            [placed.values[value]] = self._put([(f"{name}/{value}", Piece(kind, content, tuple(_counts(frame, kind))))])
+            piece = Piece(kind, content, tuple(map(frame.entries_per_row, axes_of(kind))))
+            placed.values[value] = self._put(f"{name}/{value}", piece)
         return placed
 
-    def _put(self, pieces: list[tuple[str, Piece]]) -> list[Any]:
-        refs = [
-            PieceRef((0, 0, name), _HOST, 0 if axis_of(piece.kind) is None else piece.rows) for name, piece in pieces
-        ]
-        wire: Wire = [(ref.key, range(0), to_wire(piece)) for ref, (_, piece) in zip(refs, pieces, strict=True)]
+    def _put(self, name: str, piece: Piece) -> ValueRef | RowRefs:
+        """Give a piece to the host, and return its remote form."""
+        alone = axis_of(piece.kind) is None
+        ref = PieceRef((0, 0, name), _HOST, 0 if alone else piece.rows)
+        wire: Wire = [(ref.key, range(0), to_wire(piece))]
         self.processes.ask(CallContext((_HOST,), "going on"), Worker.put, wire)
-        return [
-            ValueRef(ref) if axis_of(piece.kind) is None else RowRefs.of(ref)
-            for ref, (_, piece) in zip(refs, pieces, strict=True)
-        ]
+        return ValueRef(ref) if alone else RowRefs.of(ref)
 
 
 class _Kept:
@@ -222,9 +215,8 @@ class _Kept:
                 if not (self.place / name).is_file() or (self.place / name).stat().st_size != file.bytes:
                     raise OSError(
                         0,
-                        f"`{name}`, which {process_name(who)} has written, is not here: all "
-                        f"machines need the run's folder on "
-                        "a file system that they share",
+                        f"`{name}`, which {process_name(who)} has written, is not here: all machines need the run's "
+                        "folder on a file system that they share",
                     )
             if part.odd:
                 raise NonFiniteWeights(part.odd)
@@ -236,12 +228,3 @@ class _Kept:
         if not self.calls:
             calls = [self.processes.call(who, Worker.free, self.model) for who in self.request.who]
             self.processes.get(calls, self.request, alone=True)
-
-
-def _counts(frame: Frame, kind: Any) -> Iterator[np.ndarray | None]:
-    """Yield for each axis of a value how many entries each row has; None for an axis of rows."""
-    for axis in axes_of(kind):
-        if not axis.inner:
-            yield None
-        else:
-            yield np.bincount(frame.index(axis.key, axis.row.key), minlength=frame.size(axis.row.key))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rlgraph.backends.batches import last_settled_step
 from rlgraph.backends.distributed.transport import Coming, NodeRequest, TransferCost, WeightTransfer
-from rlgraph.backends.executor import NodeOutput, Part
-from rlgraph.backends.frame import last_settled_step
+from rlgraph.backends.frame import NodeOutput, Part
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.notes import TraceNotes
 from rlgraph.backends.ray.calls import Calls, copies
@@ -19,6 +19,7 @@ from rlgraph.backends.ray.folders import ModelFolders
 from rlgraph.backends.ray.fused import fire_together
 from rlgraph.backends.ray.losses import LostReplicas
 from rlgraph.backends.ray.offload import OffloadCoordinator
+from rlgraph.backends.ray.parts import fire_parts
 from rlgraph.backends.ray.processes import Processes
 from rlgraph.backends.ray.rows import live_pieces
 from rlgraph.backends.ray.transfers import Transfers
@@ -62,7 +63,7 @@ class RayTransport:
         return fire_together(self.dispatch, orders)
 
     def parts(self, order: NodeRequest, sizes: Sequence[int]) -> Iterator[Part]:
-        return self.dispatch.parts(order, sizes)
+        return fire_parts(self.dispatch, order, sizes)
 
     def choose(self, order: NodeRequest) -> np.ndarray:
         return self.dispatch.choose(order)

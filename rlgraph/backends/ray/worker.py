@@ -11,60 +11,35 @@ from functools import partial
 from itertools import islice
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from rlgraph.backends.engines.offload import MemoryCounters
 from rlgraph.backends.engines.process_groups import LOOPBACK, RendezvousStore, listen
 from rlgraph.backends.engines.records import Admission, PartialRow
 from rlgraph.backends.engines.roles import Admits
-from rlgraph.backends.executor import NodeOutput
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.history import Known
 from rlgraph.backends.notes import TraceNote
 from rlgraph.backends.ray import shards
 from rlgraph.backends.ray.activity import ActivityReport
 from rlgraph.backends.ray.arrivals import ArrivedRequests
 from rlgraph.backends.ray.failures import doing
-from rlgraph.backends.ray.models import RankModels
-from rlgraph.backends.ray.orders import (
-    AxisRows,
-    ControllerValue,
-    RankRequest,
-    Receipt,
-    WantedRows,
-    WholePiece,
-    pickled,
-    unpickled_request,
-)
-from rlgraph.backends.ray.remote import Key, column_key, recording_name
-from rlgraph.backends.ray.store import (
-    Piece,
-    Places,
-    Store,
-    Wire,
-    Wish,
-    as_array,
-    from_sendable,
-    from_wire,
-    inner_axes,
-    size,
-    to_wire,
-)
+from rlgraph.backends.ray.orders import RankRequest, Receipt, pickled, unpickled_request
+from rlgraph.backends.ray.rank_rows import RankRows
+from rlgraph.backends.ray.remote import Key, recording_name
+from rlgraph.backends.ray.store import Piece, Wire, as_array, from_wire, size
 from rlgraph.backends.ray.time_sharing import PipelineTurns, Seat
-from rlgraph.backends.rows import Rows
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.choosing import chosen_places
-from rlgraph.backends.worker.nodes import column_of, do_work
-from rlgraph.backends.worker.sampling import generate_parts, inner_rows, longest_answers, sampled_tokens
+from rlgraph.backends.worker.nodes import do_work
+from rlgraph.backends.worker.sampling import generate_parts, longest_answers, sampled_tokens
 from rlgraph.backends.worker.session import Session, Settings
 from rlgraph.backends.worker.training import TRAINING, train_together
 from rlgraph.errors import quoted_list
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import HOST, Group
 from rlgraph.ir.plan import Holding as Held
-from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of, is_model
-from rlgraph.ir.types import Tensor as TensorType
+from rlgraph.ir.types import Handle
 from rlgraph.ops.nodes import NODES, model_of
 
 ROWS = "rows"
@@ -97,15 +72,12 @@ class WorkerSpec:
     """Whether all processes of the run are on one machine."""
 
 
-class Worker(RankModels):
+class Worker(RankRows):
     """Holds models and rows. Every public method may be called by the controller."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        super().__init__(spec.program, spec.seconds, spec.settings.saves)
+        super().__init__(spec.program, spec.rank, spec.seconds, spec.settings.saves)
         self.spec = spec
-        self.types = {phase.name: phase.graph.values() for phase in spec.program.phases}
-        self.axes = _axes(self.types)
-        self.store = Store()
         self.parts: dict[int, Iterator[Receipt]] = {}
         """For each request by number, the receipts of parts that it has not reported yet."""
         self.begun: dict[int, Sequence[PartialRow]] = {}
@@ -220,22 +192,6 @@ class Worker(RankModels):
         return True
 
     # Rows
-
-    def pack(self, *parcels: Sequence[Wish]) -> list[Wire] | Wire:
-        """Return the rows that others want of the pieces here. Ray returns several results one by one, but a single one
-        as it is."""
-        wires = [self.parcel(wanted) for wanted in parcels]
-        return wires if len(wires) > 1 else wires[0]
-
-    def parcel(self, wanted: Sequence[Wish]) -> Wire:
-        wire: Wire = []
-        for key, places, column in wanted:
-            if places is None:
-                wire.append((key, range(0), to_wire(self.store.get(key))))
-            else:
-                name = key if column is None else column_key(key, column)
-                wire.append((name, places, to_wire(self.part(key, places, column))))
-        return wire
 
     def retain(self, step: Step, keys: Sequence[Key]) -> None:
         """Forget all rows of a finished step but these."""
@@ -448,74 +404,7 @@ class Worker(RankModels):
         if order.joins is not None:
             begun = self.begun.pop(order.number, None)
             admission = Admission(order.number, order.joins, leaves=bool(order.parts), begun=begun)
-        frame = Frame(self.types[phase], order.step, version=order.version, admission=admission)
-        number = order.step.number
-        for axis_rows in order.rows:
-            parent = (
-                None if axis_rows.counts is None else np.repeat(np.arange(axis_rows.counts.shape[0]), axis_rows.counts)
-            )
-            ids = None if axis_rows.ids is None else self.wanted(axis_rows.ids, number).value
-            frame.add_rows(Rows(self.axes[axis_rows.axis], axis_rows.size, parent, ids))
-        for name, source in order.inputs.items():
-            if isinstance(source, ControllerValue):
-                frame.values[name] = from_sendable(source.value)
-                continue
-            piece = (
-                self.store.get(source.key, number) if isinstance(source, WholePiece) else self.wanted(source, number)
-            )
-            frame.values[name] = piece.value
-            for axis, counts in inner_axes(frame.types[name], piece.counts):
-                if axis.key not in frame.rows:
-                    frame.add_rows(inner_rows(axis, counts))
-        return frame
-
-    def wanted(self, wanted: WantedRows, step: int) -> Piece:
-        piece = Piece.join([self.part(*part, step) for part in wanted.parts])
-        return piece if wanted.order is None else piece.take(wanted.order)
-
-    def part(self, key: Key, places: Places, column: int | None, step: int | None = None) -> Piece:
-        """Return rows of a piece that was made here or sent for a step, or a column of them."""
-        piece = self.store.take(key, as_array(places), step)
-        if column is None:
-            return piece
-        _, node = self.nodes[column]
-        assert isinstance(piece.kind, Table)
-        value = column_of(node, piece.value, self.session)
-        column_type = piece.kind.columns().get(node.attr("name"))
-        column_axis = column_type.axis if column_type and column_type.axis else piece.kind.axis
-        counts = next(
-            axis_counts
-            for axis, axis_counts in zip(axes_of(piece.kind), piece.counts, strict=True)
-            if axis.key == column_axis.key
-        )
-        return Piece(TensorType("any", column_axis), value, (counts,))
-
-    def keep(
-        self, number: int, node: Node, frame: Frame, made: NodeOutput
-    ) -> tuple[tuple[AxisRows, ...], tuple[str, ...], dict[str, int | None]]:
-        """Put what was made into the store, and count it."""
-        new_rows, named = [], []
-        for rows in made.rows:
-            frame.add_rows(rows)
-            if rows.axis.inner:
-                continue
-            counts = None
-            if rows.parent is not None and rows.axis.parent is not None:
-                counts = np.bincount(rows.parent, minlength=frame.size(rows.axis.parent.key))
-            new_rows.append(AxisRows(rows.axis.key, rows.size, counts, None))
-            if rows.ids is not None:
-                named.append(rows.axis.key)
-                ids = Piece(TensorType("any", rows.axis), rows.ids, (None,))
-                self.store.put(frame.step.number, (number, self.spec.rank, f"ids:{rows.axis.key}"), ids)
-        sizes: dict[str, int | None] = {}
-        for value in node.outputs:
-            made_value = made.values[value.name]
-            if is_model(value.type):
-                continue
-            piece = Piece(value.type, made_value, tuple(_counts(axis, frame) for axis in axes_of(value.type)))
-            self.store.put(frame.step.number, (number, self.spec.rank, value.name), piece)
-            sizes[value.name] = None if axis_of(value.type) is None else piece.rows
-        return tuple(new_rows), tuple(named), sizes
+        return self.filled(Frame(self.types[phase], order.step, version=order.version, admission=admission), order)
 
     # Values that live across steps
 
@@ -534,26 +423,3 @@ class Worker(RankModels):
     def remember(self, known: Known) -> None:
         """Set how long they were in earlier steps."""
         self.session.history.known = known
-
-    def put(self, pieces: Wire) -> None:
-        """Store values as they were before the next step."""
-        for key, _, sent in pieces:
-            self.store.put(0, key, from_wire(sent))
-
-
-def _axes(types: Mapping[str, Mapping[str, Type]]) -> dict[str, Axis]:
-    return {
-        axis.key: axis
-        for kinds in types.values()
-        for kind in kinds.values()
-        for innermost in axes_of(kind)
-        for axis in innermost.path()
-    }
-
-
-def _counts(axis: Axis, frame: Frame) -> np.ndarray | None:
-    """Return the entries of an inner axis in each row; None for an axis of rows."""
-    if not axis.inner:
-        return None
-    assert axis.parent is not None
-    return np.bincount(frame.index(axis.key, axis.parent.key), minlength=frame.size(axis.parent.key))

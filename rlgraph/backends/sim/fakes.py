@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlgraph.backends.distributed.transport import NodeRequest
-from rlgraph.backends.executor import NodeOutput
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import Rows
 from rlgraph.backends.sim.fake_rows import FakeRows, length_at, normal_scores, normal_shares
 from rlgraph.backends.step import Step

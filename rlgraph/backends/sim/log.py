@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlgraph.backends.clocks import VirtualClock
 from rlgraph.backends.sim.works import TimelineWriter, Work
 from rlgraph.backends.steps import Observer
+from rlgraph.backends.virtual_clock import VirtualClock
 from rlgraph.ir.plan import Group
 from rlgraph.passes.cost.fusing import Fusion
 from rlgraph.passes.cost.sampled import SamplingResult

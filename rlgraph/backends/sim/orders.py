@@ -9,8 +9,7 @@ import numpy as np
 
 from rlgraph.backends.distributed.sharding import rows_by_replica
 from rlgraph.backends.distributed.transport import NodeRequest
-from rlgraph.backends.executor import NodeOutput
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.sim.fake_rows import FakeRows
 from rlgraph.backends.sim.log import WorkLog
 from rlgraph.ir.graph import Node

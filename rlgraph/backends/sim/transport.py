@@ -16,8 +16,7 @@ from rlgraph.backends.distributed.admission import blocks_by_replica
 from rlgraph.backends.distributed.race import LengthLimit
 from rlgraph.backends.distributed.tails import TailMoves
 from rlgraph.backends.distributed.transport import Coming, NodeRequest, TransferCost, WeightTransfer
-from rlgraph.backends.executor import NodeOutput, Part
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.sim.batching import BatchedRequest, Ends, ReplicaRows, SharedBatches
 from rlgraph.backends.sim.fake_rows import FakeRows, no_rows

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from rlgraph.backends.executor import NodeOutput
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.selection import select_rows
 from rlgraph.backends.worker.columns import Who, numbers_of
 from rlgraph.backends.worker.sampling import rows_inside, table_type

@@ -10,8 +10,7 @@ import torch
 
 from rlgraph.backends.engines.records import State
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.executor import NodeOutput
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import RowId, TableData, row_label
 from rlgraph.backends.versions import Runs, merge_runs
 from rlgraph.backends.worker.columns import finite_numbers

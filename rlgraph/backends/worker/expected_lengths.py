@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from rlgraph.backends.executor import NodeOutput
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import TableData, row_label
 from rlgraph.backends.worker.columns import function_columns, numbers_of
 from rlgraph.backends.worker.prompts import asked_rows, data_column

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.executor import NodeOutput
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.lowering.lower import LoweredNode, lower
 from rlgraph.backends.rows import Rows, TableData, pick, row_label
 from rlgraph.backends.step import Step

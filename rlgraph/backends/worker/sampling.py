@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.executor import NodeOutput
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import RowId, Rows, TableData
 from rlgraph.backends.versions import Runs
 from rlgraph.backends.worker.prompts import asked_rows, encoded_prompts, sample_ids

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.ragged import ragged_places
-from rlgraph.backends.executor import NodeOutput
-from rlgraph.backends.frame import Frame
+from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import Rows, TableData, join
 from rlgraph.backends.worker.columns import numbers_of
 from rlgraph.backends.worker.sampling import inner_rows, table_type

@@ -18,8 +18,7 @@ from rlgraph.backends.engines.errors import EngineError, NoRows, NotFinite, Part
 from rlgraph.backends.engines.records import MicroBatch, ModelCall, TrainOptions
 from rlgraph.backends.engines.roles import Accumulates, FusesPipelines, PipelineNeighbours
 from rlgraph.backends.exchange.link import LinkError
-from rlgraph.backends.executor import NodeOutput
-from rlgraph.backends.frame import Frame, Places
+from rlgraph.backends.frame import Frame, NodeOutput, Places
 from rlgraph.backends.regions import assemble_exports, region_output, run_region
 from rlgraph.backends.rows import row_label
 from rlgraph.backends.step import Step

@@ -20,19 +20,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from rlgraph.ir.graph import (
-    Const,
-    Constant,
-    Expr,
-    Graph,
-    Node,
-    Program,
-    Record,
-    Ref,
-    Staleness,
-    Value,
-    program_axes,
-)
+from rlgraph.ir.graph import Const, Constant, Expr, Graph, Node, Program, Record, Ref, Staleness, Value, program_axes
 from rlgraph.ir.types import Handle, Tensor, Type
 from rlgraph.ops.tensor import TENSOR, TensorOp
 

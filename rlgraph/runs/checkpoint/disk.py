@@ -27,22 +27,22 @@ _LONGEST = 1 << 10
 def draft(folder: Path, step: int) -> Iterator[Path]:
     """Yield an empty folder, which becomes the checkpoint of a step when the context ends. Raise OSError; then, or if
     an exception leaves the context, nothing of the folder is left, and earlier checkpoints are as they were."""
-    final, draft = folder / name(step), folder / f".{name(step)}"
+    final, unfinished = folder / name(step), folder / f".{name(step)}"
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir()
-        yield draft
-        to_disk(draft)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        yield unfinished
+        to_disk(unfinished)
         if final.exists():
             remove(final)
-        draft.rename(final)
+        unfinished.rename(final)
         _synced(folder)
         if made:
             _synced(folder.parent)
     except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise
     replace_text(folder / LATEST, f"{final.name}\n")
 

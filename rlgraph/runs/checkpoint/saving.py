@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rlgraph.backends.saved import MODELS, HalfUpdatedModel, NonFiniteWeights
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
+from rlgraph.files import cause
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.checkpoint import disk, document, outside
 from rlgraph.runs.checkpoint.best import BEST, REPORTED, read_best
@@ -233,14 +234,13 @@ class Saver:
     def _told(self, number: int, error: BaseException) -> RunError:
         if isinstance(error, RunError):
             return error
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         hint = "make room, or go on in another folder"
         if type(error).__name__ == "Unsavable":
             hint = "keep such values out of the data, as a text or a number"
         previous = self._before().removeprefix(", ")
         hint = f"{hint}; {previous}" if previous else hint
         return RunError(
-            Diagnostic("E0828", f"the checkpoint of step {number} cannot be written: {reason}", NO_SPAN, hint)
+            Diagnostic("E0828", f"the checkpoint of step {number} cannot be written: {cause(error)}", NO_SPAN, hint)
         )
 
 

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.batches import CollectBatch
+from rlgraph.backends.batches import CollectBatch, Surplus
 from rlgraph.backends.engines.sequences import Sequences
-from rlgraph.backends.frame import Frame, Surplus
+from rlgraph.backends.frame import Frame
 from rlgraph.backends.rows import Rows, TableData
 from rlgraph.backends.step import Step
 from rlgraph.backends.worker.state import BufferRows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -29,9 +29,7 @@ def problems(plan: Plan, program: Program, sections: Mapping[str, Mapping[str, A
         for number, group in enumerate(plan.groups):
             yield from _group(group, plan, ("plan", "groups", number))
         yield from _holdings(plan)
-        yield from _tails(plan, program)
-        yield from _fused(plan, program)
-        yield from _admits(plan, program)
+        yield from _lines(plan, program)
         yield from _work(plan, program)
         yield from _owners(plan, program)
 
@@ -140,22 +138,18 @@ def _holdings(plan: Plan) -> Iterator[Problem]:
                 )
 
 
-def _tails(plan: Plan, program: Program) -> Iterator[Problem]:
+def _lines(plan: Plan, program: Program) -> Iterator[Problem]:
+    """Yield the faults of what lines of a schedule can say of a table or of trainings."""
     for number, tail in enumerate(plan.tails):
-        for message, hint in tail_faults(tail, plan, program):
-            yield ("plan", "tails", number), "E0970", message, hint
-
-
-def _fused(plan: Plan, program: Program) -> Iterator[Problem]:
+        yield from _faults(tail_faults(tail, plan, program), ("plan", "tails", number), "E0970")
     for number, fused in enumerate(plan.fused):
-        for message, hint in fuse_faults(fused, plan, program):
-            yield ("plan", "fused", number), "E0973", message, hint
-
-
-def _admits(plan: Plan, program: Program) -> Iterator[Problem]:
+        yield from _faults(fuse_faults(fused, plan, program), ("plan", "fused", number), "E0973")
     for number, admit in enumerate(plan.admits):
-        for message, hint in admit_faults(admit, plan, program):
-            yield ("plan", "admits", number), "E0976", message, hint
+        yield from _faults(admit_faults(admit, plan, program), ("plan", "admits", number), "E0976")
+
+
+def _faults(faults: Iterable[tuple[str, str]], path: tuple[str | int, ...], code: str) -> Iterator[Problem]:
+    return ((path, code, message, hint) for message, hint in faults)
 
 
 # Devices

@@ -1,0 +1,147 @@
+"""The rows that one rank has and gives to others, beside its models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rlgraph.backends.frame import Frame, NodeOutput
+from rlgraph.backends.ray.models import RankModels
+from rlgraph.backends.ray.orders import AxisRows, ControllerValue, RankRequest, WantedRows, WholePiece
+from rlgraph.backends.ray.remote import Key, column_key
+from rlgraph.backends.ray.store import (
+    Piece,
+    Places,
+    Store,
+    Wire,
+    Wish,
+    as_array,
+    from_sendable,
+    from_wire,
+    inner_axes,
+    to_wire,
+)
+from rlgraph.backends.rows import Rows
+from rlgraph.backends.worker.nodes import column_of
+from rlgraph.backends.worker.sampling import inner_rows
+from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.types import Axis, Table, Type, axes_of, axis_of, is_model
+from rlgraph.ir.types import Tensor as TensorType
+
+
+class RankRows(RankModels):
+    """Models and rows of one rank."""
+
+    def __init__(self, program: Program, rank: int, seconds: float, saves: bool) -> None:
+        super().__init__(program, seconds, saves)
+        self.rank = rank
+        self.types = {phase.name: phase.graph.values() for phase in program.phases}
+        self.axes = _axes(self.types)
+        self.store = Store()
+
+    def pack(self, *parcels: Sequence[Wish]) -> list[Wire] | Wire:
+        """Return the rows that others want of the pieces here. Ray returns several results one by one, but a single one
+        as it is."""
+        wires = [self.parcel(wanted) for wanted in parcels]
+        return wires if len(wires) > 1 else wires[0]
+
+    def parcel(self, wanted: Sequence[Wish]) -> Wire:
+        wire: Wire = []
+        for key, places, column in wanted:
+            if places is None:
+                wire.append((key, range(0), to_wire(self.store.get(key))))
+            else:
+                name = key if column is None else column_key(key, column)
+                wire.append((name, places, to_wire(self.part(key, places, column))))
+        return wire
+
+    def put(self, pieces: Wire) -> None:
+        """Store values as they were before the next step."""
+        for key, _, sent in pieces:
+            self.store.put(0, key, from_wire(sent))
+
+    def filled(self, frame: Frame, order: RankRequest) -> Frame:
+        """Return the frame with the rows and values that a request names."""
+        number = order.step.number
+        for axis_rows in order.rows:
+            parent = (
+                None if axis_rows.counts is None else np.repeat(np.arange(axis_rows.counts.shape[0]), axis_rows.counts)
+            )
+            ids = None if axis_rows.ids is None else self.wanted(axis_rows.ids, number).value
+            frame.add_rows(Rows(self.axes[axis_rows.axis], axis_rows.size, parent, ids))
+        for name, source in order.inputs.items():
+            if isinstance(source, ControllerValue):
+                frame.values[name] = from_sendable(source.value)
+                continue
+            piece = (
+                self.store.get(source.key, number) if isinstance(source, WholePiece) else self.wanted(source, number)
+            )
+            add_piece(frame, name, piece)
+        return frame
+
+    def wanted(self, wanted: WantedRows, step: int) -> Piece:
+        piece = Piece.join([self.part(*part, step) for part in wanted.parts])
+        return piece if wanted.order is None else piece.take(wanted.order)
+
+    def part(self, key: Key, places: Places, column: int | None, step: int | None = None) -> Piece:
+        """Return rows of a piece that was made here or sent for a step, or a column of them."""
+        piece = self.store.take(key, as_array(places), step)
+        if column is None:
+            return piece
+        _, node = self.nodes[column]
+        assert isinstance(piece.kind, Table)
+        value = column_of(node, piece.value, self.session)
+        column_type = piece.kind.columns().get(node.attr("name"))
+        column_axis = column_type.axis if column_type and column_type.axis else piece.kind.axis
+        counts = next(
+            axis_counts
+            for axis, axis_counts in zip(axes_of(piece.kind), piece.counts, strict=True)
+            if axis.key == column_axis.key
+        )
+        return Piece(TensorType("any", column_axis), value, (counts,))
+
+    def keep(
+        self, number: int, node: Node, frame: Frame, made: NodeOutput
+    ) -> tuple[tuple[AxisRows, ...], tuple[str, ...], dict[str, int | None]]:
+        """Put what was made into the store, and count it."""
+        new_rows, named = [], []
+        for rows in made.rows:
+            frame.add_rows(rows)
+            if rows.axis.inner:
+                continue
+            counts = None
+            if rows.parent is not None and rows.axis.parent is not None:
+                counts = np.bincount(rows.parent, minlength=frame.size(rows.axis.parent.key))
+            new_rows.append(AxisRows(rows.axis.key, rows.size, counts, None))
+            if rows.ids is not None:
+                named.append(rows.axis.key)
+                ids = Piece(TensorType("any", rows.axis), rows.ids, (None,))
+                self.store.put(frame.step.number, (number, self.rank, f"ids:{rows.axis.key}"), ids)
+        sizes: dict[str, int | None] = {}
+        for value in node.outputs:
+            made_value = made.values[value.name]
+            if is_model(value.type):
+                continue
+            piece = Piece(value.type, made_value, tuple(frame.entries_per_row(axis) for axis in axes_of(value.type)))
+            self.store.put(frame.step.number, (number, self.rank, value.name), piece)
+            sizes[value.name] = None if axis_of(value.type) is None else piece.rows
+        return tuple(new_rows), tuple(named), sizes
+
+
+def add_piece(frame: Frame, name: str, piece: Piece) -> None:
+    """Add a piece to a frame as a value, with the rows of the axes inside it."""
+    frame.values[name] = piece.value
+    for axis, counts in inner_axes(frame.types[name], piece.counts):
+        if axis.key not in frame.rows:
+            frame.add_rows(inner_rows(axis, counts))
+
+
+def _axes(types: Mapping[str, Mapping[str, Type]]) -> dict[str, Axis]:
+    return {
+        axis.key: axis
+        for kinds in types.values()
+        for kind in kinds.values()
+        for innermost in axes_of(kind)
+        for axis in innermost.path()
+    }

@@ -1,0 +1,19 @@
+"""This module has the diagnostics of a recording that cannot be written or read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlgraph.errors import NO_SPAN, Diagnostic
+from rlgraph.files import reason
+
+
+def unwritable_recording(folder: Path, error: OSError) -> Diagnostic:
+    """Return the diagnostic for a folder that cannot be written."""
+    message = f"`{folder}` cannot hold a recording: {reason(error)}"
+    return Diagnostic("E0814", message, NO_SPAN, "take another folder with `--record`")
+
+
+def damaged_recording(folder: Path, error: Exception) -> Diagnostic:
+    """Return the diagnostic for a recording that is damaged."""
+    return Diagnostic("E0817", f"`{folder}` is damaged: {error}", NO_SPAN, "record again")

@@ -1,0 +1,173 @@
+"""Says what is wrong with what a column of the data holds, where a program uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlgraph.columns import EVERY_ROW, NO_KEYS, NUMBERS, WORDS, Column
+from rlgraph.errors import Diagnostic, Span
+from rlgraph.ir.graph import Apply, Const
+
+_MANY = {
+    "text": "texts",
+    "whole": "whole numbers",
+    "real": "real numbers",
+    "truth": "true or false",
+    "messages": "lists of messages",
+    "nested": "lists or objects",
+    "other": "what is neither text nor number",
+    "large": "whole numbers of more than 64 bits",
+    "wide": "numbers that 32 bits cannot hold",
+    "odd": "numbers that are not finite",
+}
+
+_REMEDIES = {
+    "text": "write numbers without quotes in the data",
+    "null": "write a number in every row, or keep the rows that have one in a file of their own",
+    "odd": "write a number in every row: NaN and infinity go on into every sum",
+    "wide": "divide by what makes it of the size of others",
+    "large": "write it as a text: whole numbers have 64 bits",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnUse:
+    """A column at the place where the program uses it."""
+
+    source: str
+    """The name of the data source."""
+    name: str
+    column: Column
+    span: Span
+    """The place where the column is named."""
+
+    @property
+    def shown(self) -> str:
+        """The use as the program writes it, if its text is at hand."""
+        text = self.span.text if self.span.line else ""
+        return f"`{text}`" if text and "\n" not in text and len(text) < 40 else f"the column `{self.name}`"
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of values that the column holds, without those that it lacks."""
+        return [kind for kind in self.column.first if kind not in ("missing", "null")]
+
+    @property
+    def many(self) -> str:
+        """The kinds of values for a message, with the place of the first of each."""
+        parts = [f"{_MANY[kind]}{self._place(kind)}" for kind in self.kinds]
+        return " and ".join(parts)
+
+    @property
+    def side(self) -> str:
+        """The kind of the column as a side of a comparison: `texts`, `numbers`, `mixed`, `neither`, or "" if it is
+        unknown."""
+        kinds = set(self.kinds)
+        if not kinds:
+            return ""
+        if kinds == {"text"}:
+            return "texts"
+        if kinds <= {*NUMBERS, "odd", "wide", "large"}:
+            return "numbers"
+        return "mixed" if "text" in kinds else "neither"
+
+    def _place(self, kind: str) -> str:
+        place = self.column.first[kind]
+        return f" ({place})" if place else ""
+
+    def odd_kind(self, wanted: Sequence[str]) -> str | None:
+        """Return the first kind of value that is none of these; rows that lack the column are another matter."""
+        return next((kind for kind in self.column.first if kind not in (*wanted, "missing")), None)
+
+
+def missing_column(use: ColumnUse) -> Diagnostic | None:
+    """Return the diagnostic where some rows do not have the column."""
+    if "missing" not in use.column.first:
+        return None
+    message = f"{use.column.first['missing']} has no column `{use.name}`, which other rows have"
+    return Diagnostic("E0711", message, use.span, EVERY_ROW)
+
+
+def no_key(use: ColumnUse) -> Diagnostic | None:
+    """Return the diagnostic for a value that cannot be a key."""
+    odd = next((kind for kind in NO_KEYS if kind in use.column.first), None)
+    if odd is None:
+        return None
+    message = f"{use.shown} is {WORDS[odd]} in {use.column.first[odd] or 'a row'}, and no key"
+    return Diagnostic("E0735", message, use.span, "write a text or a whole number in every row")
+
+
+def no_number(use: ColumnUse, span: Span, in_double: bool) -> Diagnostic | None:
+    """Return the diagnostic for a value that is calculated with and is no number. in_double: the run calculates in 64
+    bits."""
+    odd = use.odd_kind(NUMBERS)
+    if odd is None or (odd == "wide" and in_double):
+        return None
+    message = f"{use.shown} holds {use.column.where(odd)}, and one calculates with it"
+    return Diagnostic("E0735", message, span if span.line else use.span, _REMEDIES.get(odd, ""))
+
+
+def no_prompt(use: ColumnUse, wanted: Sequence[str], span: Span) -> Diagnostic | None:
+    """Return the diagnostic for a value that is read as tokens and is none of the kinds that can be."""
+    odd = use.odd_kind(wanted)
+    if odd is None:
+        return None
+    needed = "a text or a list of messages" if "messages" in wanted else "a text"
+    message = f"the column `{use.name}` holds {use.column.where(odd)}, and {needed} is needed here"
+    hint = "write it as a text in the data, in quotes" if odd in ("whole", "real", "truth") else ""
+    hint = "leave such rows out of the data" if odd == "null" else hint
+    hint = 'a message is `{"role": "user", "content": "..."}`' if odd == "nested" else hint
+    return Diagnostic("E0732", message, span, hint)
+
+
+def incomparable(use: ColumnUse, side: str, other: str, expr: Apply) -> Diagnostic | None:
+    """Return the diagnostic for a column that cannot be compared, or not with the other side; see `ColumnUse.side`."""
+    null_place = use.column.first.get("null")
+    if null_place is not None:
+        message = f"{use.shown} is null in {null_place or 'a row'}, which is equal to no value"
+        hint = "write a value in every row, or compare in a function, which is given `None`"
+        return Diagnostic("E0735", message, expr.span, hint)
+    if side == "mixed":
+        message = f"{use.shown} holds {use.many}, and is compared: a text is equal to no number"
+        hint = "write the whole column as texts, or the whole column as numbers"
+        return Diagnostic("E0304", message, expr.span, hint)
+    if side == "neither":
+        message = f"{use.shown} holds {use.many}, which is compared with nothing here"
+        hint = "compare texts with texts and numbers with numbers; a function is given the rest as it is"
+        return Diagnostic("E0304", message, expr.span, hint)
+    return _mismatch(expr, use, side) if {side, other} == {"texts", "numbers"} else None
+
+
+def _mismatch(expr: Apply, use: ColumnUse, side: str) -> Diagnostic:
+    """Return the diagnostic for a column of numbers compared with a text, or of texts with a number."""
+    constant = next((arg for arg in expr.args if isinstance(arg, Const)), None)
+    if side == "numbers":
+        message = f"{use.shown} holds {use.many}, and is compared with a text: they are never equal"
+        hint = f'write texts in the data, as "{use.name}": "4"'
+        if constant is None:
+            hint += '; or compare numbers, in a function: `python("rlgraph.rewards:exact_match")` does'
+        elif str(constant.value).lstrip("-").replace(".", "", 1).isdecimal():
+            hint += f"; or compare with a number: `{constant.value}`"
+        return Diagnostic("E0304", message, expr.span, hint)
+    message = f"{use.shown} holds {use.many}, and is compared with a number: they are never equal"
+    shown = (
+        str(constant.value).lower()
+        if constant is not None and isinstance(constant.value, bool)
+        else constant and constant.value
+    )
+    hint = f'compare with a text: `"{shown}"`' if constant is not None else "compare with a column of texts"
+    return Diagnostic("E0304", message, expr.span, f'{hint}; or write numbers in the data, as "{use.name}": 4')
+
+
+def mixed_keys(state: str, uses: Sequence[ColumnUse]) -> Diagnostic | None:
+    """Return the diagnostic where not all keys of a state are texts, or all numbers: 4 is another key than "4"."""
+    kinds = [{"texts" if kind == "text" else "numbers" for kind in use.kinds} for use in uses]
+    odd = next((use for use, use_kinds in zip(uses, kinds, strict=True) if len(use_kinds | kinds[0]) > 1), None)
+    if odd is None:
+        return None
+    message = f"{odd.shown} holds {odd.many}, and the keys of `{state}` would be texts and numbers"
+    if odd is not uses[0] and uses[0].many != odd.many:
+        message = f"{odd.shown} holds {odd.many}, and {uses[0].shown}, by which `{state}` is kept too, {uses[0].many}"
+    hint = 'write all of them as texts, or all as numbers: 4 and "4" are two keys'
+    return Diagnostic("E0304", message, odd.span, hint)
