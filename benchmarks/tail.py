@@ -44,9 +44,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
+    from rlgraph.passes.cost.batch import Batch
+    from rlgraph.passes.cost.cost import Cost
     from rlgraph.passes.cost.lengths import Lengths
     from rlgraph.passes.cost.sampled import SamplingResult
-    from rlgraph.passes.cost.time import Batch, Cost
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -113,7 +114,7 @@ def _step(rows: int) -> float:
 
 
 def _cost(seconds: float) -> Cost:
-    from rlgraph.passes.cost.time import Cost
+    from rlgraph.passes.cost.cost import Cost
 
     return Cost(compute=seconds)
 

@@ -43,10 +43,11 @@ from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import Handle
 from rlgraph.ops.nodes import NODES, code_of, model_of, read_inputs, rows_per_input
+from rlgraph.passes.cost.batch import Batch
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.sampled import NOTHING, SamplingResult
 from rlgraph.passes.cost.tasks import Workload, turns_of
-from rlgraph.passes.cost.time import Batch, Cost
 
 
 @dataclass

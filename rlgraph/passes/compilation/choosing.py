@@ -21,6 +21,7 @@ from rlgraph.ops.work import operations
 from rlgraph.passes.compilation.hosts import fullest_node, host_memory_shortage, offloaded_by_node
 from rlgraph.passes.compilation.planning import find_shapes, unused_lines
 from rlgraph.passes.compilation.target import Target
+from rlgraph.passes.cost.batch import total_rows
 from rlgraph.passes.cost.fusing import Fusion
 from rlgraph.passes.cost.peak import Peak, peaks
 from rlgraph.passes.cost.predict import Predictor
@@ -298,9 +299,7 @@ def fusion_timetables(choice: PlacementChoice) -> dict[str, Fusion]:
         works = []
         for model in fused.models:
             tasks = [task for task in choice.problem.tasks if task.model == model and work_of(task.op) == "trains"]
-            works.append(
-                (model, max((task.batches for task in tasks), key=lambda batches: sum(batch.rows for batch in batches)))
-            )
+            works.append((model, max((task.batches for task in tasks), key=total_rows)))
         timetables[", ".join(fused.models)] = predictor.fused(works)
     return timetables
 

@@ -4,7 +4,7 @@ schedules."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -219,7 +219,7 @@ def _shape(model: Model, folders: Folders) -> Shape | UnsupportedModel | None:
     try:
         if not isinstance(source, Record) and (saved := find_adapter(_local(str(source), folders))):
             source, adapters = saved
-        config = _random(source, folders) if isinstance(source, Record) else _named(str(source), folders)
+        config = _random(source, folders) if isinstance(source, Record) else find_config(_local(str(source), folders))
         return replace(shape_of(config), adapters=adapters) if config is not None else None
     except UnsupportedModel as error:
         return error
@@ -255,11 +255,6 @@ def _tokens(tokenizer: Constant, folders: Folders) -> int | None:
         return None
     vocabulary = json.loads(file.read_text("utf-8"))
     return len({*vocabulary["model"]["vocab"], *(token["content"] for token in vocabulary["added_tokens"])})
-
-
-def _named(source: str, folders: Folders) -> Mapping[str, Any] | None:
-    """Return the configuration of a folder of the program, or of a name on the hub."""
-    return find_config(_local(source, folders))
 
 
 def _local(source: str, folders: Folders) -> str:

@@ -12,9 +12,12 @@ from rlgraph.catalog.models.families import linear_layers
 from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.passes.cost import latent, work
 from rlgraph.passes.cost.activations import layer_bytes
+from rlgraph.passes.cost.batch import POINTS, Batch
 from rlgraph.passes.cost.constants import Constants
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.time import POINTS, Batch, Cost, held_adapter_bytes, slowdown
+from rlgraph.passes.cost.time import slowdown
+from rlgraph.passes.cost.weights import held_adapter_bytes
 from rlgraph.passes.cost.work import Tokens
 
 SLOTS = 256

@@ -24,8 +24,8 @@ from rlgraph.ops.nodes import (
     read_inputs,
     rows_per_input,
 )
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.time import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,7 +464,7 @@ class _TaskList:
             kind = node.outputs[0].type
             assert isinstance(kind, Table) and kind.token
             self.rows[kind.axis.key] = float(node.attr("rows"))
-            stored = [lengths for lengths in self.lengths.values()]
+            stored = list(self.lengths.values())
             self.lengths[kind.token.key] = stored[-1] if stored else (self.workload.prompt, self.workload.answers(512))
 
     def replace_axes(self, old: Type, new: Type, share: float) -> None:

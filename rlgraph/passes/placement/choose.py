@@ -124,7 +124,7 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
         fuse = fuse_mode(problem, question)
         try:
             only, bound = partitions_worth_offloading(
-                problem, _candidates(problem, question, ()), awake.found, ASLEEP, seconds, fuse
+                problem, candidate_partitions(problem, question), awake.found, ASLEEP, seconds, fuse
             )
         except OutOfTime:
             # Nothing is proven of them.
@@ -161,7 +161,7 @@ def _choose(
     questions, problems = decomposed_problems(question)
     first, gap, spare = problems[0], _gap(problems[0], question), _spare(question)
     together = Decompositions(problems) if len(problems) > 1 else None
-    searched = only or _candidates(problems[-1], question, together.readers if together else ())
+    searched = only or candidate_partitions(problems[-1], question, together.readers if together else ())
     to_beat = None if incumbent is None else incumbent.found
     fuse, patience = fuse_mode(first, question), _patience(question)
     search = Search(first, searched, gap, seconds, spare, together, fuse, to_beat, patience)
@@ -392,12 +392,8 @@ def _spare(question: PlacementQuery) -> float:
     return SPARE if question.search_gap is None else min(SPARE, question.search_gap)
 
 
-def candidate_partitions(problem: Problem, question: PlacementQuery) -> list[Blocks]:
-    """Return every partition that the schedule allows."""
-    return _candidates(problem, question, ())
-
-
-def _candidates(problem: Problem, question: PlacementQuery, unplaced: Collection[int]) -> list[Blocks]:
+def candidate_partitions(problem: Problem, question: PlacementQuery, unplaced: Collection[int] = ()) -> list[Blocks]:
+    """Return every partition that the schedule allows. unplaced: components that get no pool yet."""
     fixed = [(pool.name, pool.devices) for pool in question.schedule.pools if pool.devices]
     over = is_small(problem, question) and len(problem.components) <= JOINED
     every = partitions(problem.components, question.cluster, fixed, unplaced, over)

@@ -15,7 +15,7 @@ from rlgraph.ir.mesh import mesh
 from rlgraph.ir.transfer import Topology
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.time import sync_cost
+from rlgraph.passes.cost.weights import sync_cost
 from rlgraph.passes.resharding.assignment import assign
 from rlgraph.passes.resharding.reshard import reshard
 

@@ -22,7 +22,7 @@ from rlgraph.explain.critical import critical_path
 from rlgraph.explain.simulate import simulate
 from rlgraph.passes.compilation.choosing import peak_memory, plan_prediction
 from rlgraph.passes.compilation.target import workload
-from rlgraph.passes.cost.time import sync_cost
+from rlgraph.passes.cost.weights import sync_cost
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.decompositions import Decompositions
 from rlgraph.passes.placement.search.incumbent import SearchResult

@@ -23,13 +23,13 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import ProgramError
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.schedule import Placement
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.fusing import estimated_seconds
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.peak import TIGHT, usable
 from rlgraph.passes.cost.tasks import ReadValue, Task
-from rlgraph.passes.cost.time import Batch
 from rlgraph.passes.cost.timetable import TaskOrder
 from rlgraph.passes.placement.search import caches, progress
 from rlgraph.passes.placement.search.bounds import Bounds

@@ -19,6 +19,7 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, mesh
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost import work
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.decoding import at_once, cached_token_bytes
 from rlgraph.passes.cost.deployment import Deployment
@@ -26,7 +27,7 @@ from rlgraph.passes.cost.memory import MemoryModel
 from rlgraph.passes.cost.peak import lodges, usable
 from rlgraph.passes.cost.predict import memory_model, onload, task_model
 from rlgraph.passes.cost.tasks import Task, stays
-from rlgraph.passes.cost.time import Batch, sync_cost
+from rlgraph.passes.cost.weights import sync_cost
 from rlgraph.passes.placement.search.caches import Caches
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Key, Option, Ranks, SeparateOption, Split, Strategy, undominated

@@ -10,12 +10,13 @@ from types import MappingProxyType
 from typing import Literal
 
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
-from rlgraph.passes.cost import time
+from rlgraph.passes.cost.batch import total_rows
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.peak import usable
 from rlgraph.passes.cost.predict import host, node_groups_cost
 from rlgraph.passes.cost.tasks import Task
-from rlgraph.passes.cost.time import Cost
 from rlgraph.passes.cost.timetable import Chains, Pools, TaskOrder, lower_bound, makespan, pool_chains
+from rlgraph.passes.cost.weights import sync_cost
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.fusing import Pieces, Taken, exact_seconds, pipeline_sharing
 from rlgraph.passes.placement.search.option import Option, SeparateOption
@@ -213,7 +214,7 @@ class Problem:
         seconds = {}
         for number, task in enumerate(self.tasks):
             if task.turns and task.code in self.code:
-                rows = sum(batch.rows for batch in task.batches)
+                rows = total_rows(task.batches)
                 _, cpus = self.code[task.code]
                 seconds[number] = task.times * host(task.op, task.turns * ceil(rows / cpus), self.constants).seconds
         return seconds
@@ -296,7 +297,7 @@ class Problem:
         if together and source.split.shared and source.split == target.split:
             return Cost()
         config, apart = self.components[component].config, self.cluster.apart(source.island, target.island)
-        return time.sync_cost(config, source.deployment, target.deployment, together, self.constants, apart)
+        return sync_cost(config, source.deployment, target.deployment, together, self.constants, apart)
 
     def trips(self, colocation: Colocation, copies: Copies) -> dict[int, float]:
         """Return the least seconds that requests and rows of tasks travel between node groups."""
