@@ -26,8 +26,8 @@ from rlgraph.passes.cost.time import latency
 from rlgraph.passes.cost.weights import sync_cost
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
-from rlgraph.passes.placement.search.options import MICROS
 from rlgraph.passes.placement.search.problem import Block, Blocks, Problem
+from rlgraph.passes.placement.search.strategies import MICROS
 
 WIDTH = 2049
 """Tokens of the longest row, and one."""

@@ -20,7 +20,7 @@ from rlgraph.passes.cost.decoding import DecodeStep
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import footprint
-from rlgraph.passes.placement.search.options import legal_meshes
+from rlgraph.passes.placement.search.meshes import legal_meshes
 
 ISLAND = read_cluster("1x8:h100-80gb").islands[0]
 BATCH = Batch(64.0, Lengths((300.0,)), Lengths((500.0,)))
