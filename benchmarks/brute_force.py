@@ -43,22 +43,19 @@ from rlgraph.passes.compilation.finalists import refine
 from rlgraph.passes.compilation.overlap import make_simulator as in_time
 from rlgraph.passes.compilation.target import workload
 from rlgraph.passes.cost.predict import Predictor
-from rlgraph.passes.cost.tasks import Workload
-from rlgraph.passes.placement.choose import (
-    PlacementChoice,
-    PlacementQuery,
-    candidate_partitions,
-    choose,
-    decomposed_problems,
-    make_plan,
-)
+from rlgraph.passes.cost.workload import Workload
+from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, choose
+from rlgraph.passes.placement.found_plan import make_plan
+from rlgraph.passes.placement.question import PlacementQuery, decomposed_problems
 from rlgraph.passes.placement.search import caches
 from rlgraph.passes.placement.search import options as searched
+from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult
-from rlgraph.passes.placement.search.option import Option, Strategy
+from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.partitions import packed, sizes, used
-from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.strategy import Strategy
 from rlgraph.passes.placement.tails import sampling_replicas
 
 MOST = 400

@@ -221,7 +221,7 @@ def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, fl
     from rlgraph.passes.cost.lengths import Lengths
     from rlgraph.passes.cost.predict import Predictor
     from rlgraph.passes.cost.sampled import SamplingResult
-    from rlgraph.passes.cost.tasks import Workload
+    from rlgraph.passes.cost.workload import Workload
     from rlgraph.profiles.calibration import read_calibration
 
     calibration, tokenizer = read_calibration(options.calibration), make_tokenizer()

@@ -180,7 +180,7 @@ class _Case:
     def seconds(self, made: Compiled, scoring: float, seed: int) -> tuple[float, float]:
         from rlgraph.backends.sim.backend import SimBackend
         from rlgraph.passes.cost.lengths import Lengths
-        from rlgraph.passes.cost.tasks import Workload
+        from rlgraph.passes.cost.workload import Workload
 
         rows = Workload(Lengths((float(PROMPT),)), self.lengths, foresight=self.asked.foresight)
         backend = SimBackend(made.program, made.plan, Toy(scoring, self.asked.slots), rows, seed)

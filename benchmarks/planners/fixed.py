@@ -24,9 +24,10 @@ from rlgraph.passes.cost.peak import usable
 from rlgraph.passes.cost.predict import footprint
 from rlgraph.passes.cost.time import latency
 from rlgraph.passes.cost.weights import sync_cost
+from rlgraph.passes.placement.search.colocation import Block, Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
-from rlgraph.passes.placement.search.problem import Block, Blocks, Problem
+from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.strategies import MICROS
 
 WIDTH = 2049

@@ -14,7 +14,7 @@ from rlgraph.runs.jsonlines import emit
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
-    from rlgraph.passes.cost.tasks import Workload
+    from rlgraph.passes.cost.workload import Workload
 
 
 @rlgraph.command()

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from rlgraph.ops import work_of
 from rlgraph.passes.cost.predict import task_model
-from rlgraph.passes.cost.tasks import Task
+from rlgraph.passes.cost.task import Task
 from rlgraph.passes.cost.timetable import Pools, TaskOrder, start_times
 from rlgraph.passes.cost.weights import sync_cost
 from rlgraph.passes.placement.search.components import Component

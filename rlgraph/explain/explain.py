@@ -20,14 +20,9 @@ from rlgraph.passes.compilation.blocks import streaming_gains
 from rlgraph.passes.compilation.choosing import HostWork, host_work, tokens
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.finalists import choose_simulated
-from rlgraph.passes.placement.choose import (
-    SPARE,
-    PlacementChoice,
-    candidate_partitions,
-    fuse_mode,
-    make_plan,
-    make_problem,
-)
+from rlgraph.passes.placement.choose import SPARE, PlacementChoice, candidate_partitions, fuse_mode
+from rlgraph.passes.placement.found_plan import make_plan
+from rlgraph.passes.placement.question import make_problem
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime

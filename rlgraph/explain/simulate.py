@@ -24,8 +24,8 @@ from rlgraph.passes.cost.calibration import Calibration
 from rlgraph.passes.cost.constants import Constants, defaults
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.predict import Predictor
-from rlgraph.passes.cost.tasks import Workload
-from rlgraph.passes.placement.place import model_config
+from rlgraph.passes.cost.workload import Workload
+from rlgraph.passes.placement.models import model_config
 from rlgraph.runs.planfiles.memory import memory_errors
 
 

@@ -27,7 +27,7 @@ from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.sampled import SamplingPace, SamplingResult
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 from tests.suites import few
 
 STEPS = 10

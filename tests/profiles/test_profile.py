@@ -18,7 +18,7 @@ from rlgraph.explain.simulate import simulate
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 from rlgraph.profiles import profile as profiling
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.observe import CoreWaits, Stopwatch, TimedStep, TimedWork

@@ -22,7 +22,7 @@ from rlgraph.ir.plan import Group
 from rlgraph.ir.types import Handle, Type, axes_of, axis_of
 from rlgraph.ops.nodes import NODES, expected_lengths_of, rows_per_input
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 
 
 class FakeValues:

@@ -47,7 +47,8 @@ from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.sampled import NOTHING, SamplingResult
-from rlgraph.passes.cost.tasks import Workload, turns_of
+from rlgraph.passes.cost.tasks import turns_of
+from rlgraph.passes.cost.workload import Workload
 
 
 @dataclass

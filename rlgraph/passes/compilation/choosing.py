@@ -29,16 +29,14 @@ from rlgraph.passes.cost.tasks import main_step
 from rlgraph.passes.placement.choose import (
     SLEEPERS,
     PlacementChoice,
-    PlacementQuery,
     choose,
     choose_unfused,
     choose_until,
     choose_with_offload,
-    is_small,
     no_plan_error,
-    with_other_engines,
     with_shared_pipelines,
 )
+from rlgraph.passes.placement.question import PlacementQuery, is_small, with_other_engines
 from rlgraph.passes.placement.runners_up import next_best_choices, streamed_tables, without_open_lines
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.rewrites.accumulate import accumulating_models

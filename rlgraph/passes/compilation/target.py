@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.passes.cost.constants import Constants, defaults
 from rlgraph.passes.cost.lengths import read_lengths
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 
 if TYPE_CHECKING:
     from rlgraph.catalog.clusters.cluster import Cluster

@@ -21,7 +21,7 @@ from rlgraph.passes.cost.fusing import Fusion
 from rlgraph.passes.cost.memory import KEPT, Bytes, Footprint
 from rlgraph.passes.cost.pass_memory import AccumulatingMemory
 from rlgraph.passes.cost.predict import Predictor, footprint
-from rlgraph.passes.cost.tasks import Task
+from rlgraph.passes.cost.task import Task
 
 TIGHT = 0.95
 """A device is reported as tight if more than this share of its usable memory is used: docs/why/memory.md has counts

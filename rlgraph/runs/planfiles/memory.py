@@ -15,8 +15,9 @@ from rlgraph.passes.compilation.hosts import host_memory_message
 from rlgraph.passes.compilation.target import assumed_workload
 from rlgraph.passes.cost.constants import Constants, defaults
 from rlgraph.passes.cost.peak import OffloadedModels, Peak, lodgings, peaks
-from rlgraph.passes.cost.tasks import Workload, main_step, tasks
-from rlgraph.passes.placement.place import model_config
+from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.workload import Workload
+from rlgraph.passes.placement.models import model_config
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 from rlgraph.runs.planfiles.document import Document
 

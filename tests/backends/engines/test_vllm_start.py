@@ -22,8 +22,8 @@ from rlgraph.ir.plan import Holding
 from rlgraph.passes.cost.decoding import cached_token_bytes
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import Workload
 from rlgraph.passes.cost.work import cached_bytes, rank_parameters
+from rlgraph.passes.cost.workload import Workload
 
 GEN = """
 algorithm gen

@@ -20,8 +20,8 @@ from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.feeding import feeding
+from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import footprint
-from rlgraph.passes.cost.time import Lengths
 from tests.passes.cost.allocated import Work, transformers
 from tests.passes.cost.trained import LATENT, WIDE_VALUES, Case
 from tests.suites import few

@@ -18,7 +18,7 @@ from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.peak import OffloadedModels, Peak, lodges, lodgings, peaks, usable
 from rlgraph.passes.cost.predict import Predictor
-from rlgraph.passes.cost.tasks import Task
+from rlgraph.passes.cost.task import Task
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.problem import Problem, peak

@@ -19,7 +19,7 @@ from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import TaskModel, order
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 
 ISLAND = read_cluster("2x8:a100-80gb").islands[0]
 BATCH = [Batch(96.0, Lengths((100.0, 300.0)), Lengths((20.0, 700.0)), 4)]

@@ -16,7 +16,7 @@ from rlgraph.ir.schedule import Stream
 from rlgraph.passes.compilation import blocks
 from rlgraph.passes.compilation.overlap import SimulatedSeconds, make_simulator
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.place import BLOCK
 from rlgraph.passes.placement.search.progress import ProgressLine
 

@@ -20,7 +20,9 @@ from rlgraph.passes.compilation.choosing import plan_prediction
 from rlgraph.passes.compilation.finalists import choose_simulated, refine
 from rlgraph.passes.compilation.overlap import SimulatedSeconds, streaming_key
 from rlgraph.passes.compilation.target import workload
-from rlgraph.passes.cost.tasks import Task, Workload, main_step, tasks
+from rlgraph.passes.cost.task import Task
+from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.choose import PlacementChoice, choose
 from rlgraph.passes.placement.runners_up import next_best_choices, streamed_value
 

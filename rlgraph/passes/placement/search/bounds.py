@@ -10,10 +10,13 @@ from operator import attrgetter, le
 from types import MappingProxyType
 
 from rlgraph.passes.cost.peak import usable
+from rlgraph.passes.placement.search.colocation import Block, Blocks
+from rlgraph.passes.placement.search.dominance import undominated_in_pipeline
 from rlgraph.passes.placement.search.fusing import Others, Pieces
 from rlgraph.passes.placement.search.incumbent import Incumbent
-from rlgraph.passes.placement.search.option import Option, Ranks, undominated_in_pipeline
-from rlgraph.passes.placement.search.problem import Block, Blocks, Problem
+from rlgraph.passes.placement.search.option import Option
+from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.strategy import Ranks
 
 Devices = tuple[tuple[tuple[int, ...], int], ...]
 """Node groups, one or several joined into one, with the most devices there."""

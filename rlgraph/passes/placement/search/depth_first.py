@@ -9,11 +9,12 @@ from rlgraph.passes.cost.fusing import estimated_seconds, lower_bound
 from rlgraph.passes.cost.peak import TIGHT, usable
 from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, SharedOptions
 from rlgraph.passes.placement.search.boxes import Boxes
+from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.fusing import Pieces
 from rlgraph.passes.placement.search.hosts import fits_hosts
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option
-from rlgraph.passes.placement.search.problem import Blocks, peak
+from rlgraph.passes.placement.search.problem import peak
 from rlgraph.passes.placement.search.progress import SearchProgress
 
 MOST_TRIES = 4000
@@ -60,8 +61,7 @@ class AllocationSearch:
         self.problem, self.incumbent = bounds.problem, bounds.incumbent
         self.colocation = self.problem.colocation(blocks)
         usable_bytes = [usable(self.problem.island(block), self.problem.constants) for block in blocks]
-        self.calm = [TIGHT * room for room in usable_bytes]
-        self.rooms = usable_bytes if tight else self.calm
+        self.rooms = usable_bytes if tight else [TIGHT * room for room in usable_bytes]
         self.beds = [self.problem.options.lodges(self.problem.island(block)) for block in blocks]
         self.left = tries
         self.fathomed = True
@@ -242,13 +242,18 @@ class AllocationSearch:
             return
         seconds = self.problem.whole(self.blocks, options, self.pieces, estimated_seconds)
         value = self.problem.value(seconds, self.blocks, devices)
-        tight = any(
-            peak([chosen[number] for number in block.components]) > calm
-            for block, calm in zip(self.blocks, self.calm, strict=True)
-        )
         self.incumbent.keep(
             SearchResult(
-                self.blocks, devices, tuple(options), seconds, value, 0.0, 0, tight, self.bounds.way, self.pieces
+                self.blocks,
+                devices,
+                tuple(options),
+                seconds,
+                value,
+                0.0,
+                0,
+                self.problem.tight(self.blocks, options),
+                self.bounds.way,
+                self.pieces,
             )
         )
 

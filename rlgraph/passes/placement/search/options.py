@@ -15,14 +15,16 @@ from rlgraph.passes.cost.decoding import at_once, cached_token_bytes
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.peak import lodges, usable
 from rlgraph.passes.cost.predict import onload
-from rlgraph.passes.cost.tasks import Task, stays
+from rlgraph.passes.cost.task import Task, stays
 from rlgraph.passes.cost.weights import sync_cost
 from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.components import Component
-from rlgraph.passes.placement.search.option import Key, Option, Ranks, SeparateOption, Split, Strategy, undominated
+from rlgraph.passes.placement.search.dominance import undominated
+from rlgraph.passes.placement.search.option import Option, SeparateOption
 from rlgraph.passes.placement.search.parts import ChunkedStrategy
 from rlgraph.passes.placement.search.sent_weights import needs_no_sync, sent_weights, split_of
 from rlgraph.passes.placement.search.strategies import Strategies
+from rlgraph.passes.placement.search.strategy import Key, Ranks, Split, Strategy
 
 Sharing = Mapping[Ranks, Sequence[Option]]
 """Options that may share a pipeline, by how they are split."""
@@ -60,6 +62,10 @@ class Options(Strategies):
         self._reading: dict[tuple[int, Deployment], Strategy] = {}
         self._separate: dict[tuple[int, int, int], list[Option]] = {}
         self._apart: dict[tuple[int, int, int], Option] = {}
+        self._made: dict[tuple[Strategy, int], tuple[Option, ...]] = {}
+        """The options of each strategy by their number of replicas."""
+        self._paying: dict[tuple[Strategy, int], list[int]] = {}
+        """Numbers of replicas of each strategy that are worth trying, by the most that there may be."""
         self._splits: dict[Split, Split] = {}
         self._units: dict[int, list[float]] = {}
         self._stays: dict[int, tuple[float, ...]] = {}
@@ -274,7 +280,7 @@ class Options(Strategies):
                 previous = seconds
             return numbers
 
-        return memo(strategy.paying, most, compute)
+        return memo(self._paying, (strategy, most), compute)
 
     def copies(self, component: Component, most: int) -> list[int]:
         """Return the result of `_copies`, computed once."""
@@ -283,7 +289,7 @@ class Options(Strategies):
 
     def made(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """Return the options of so many replicas, computed once."""
-        return memo(strategy.made, copies, lambda: self.options(component, strategy, copies))
+        return memo(self._made, (strategy, copies), lambda: self.options(component, strategy, copies))
 
     def lighter(self, component: Component, strategy: Strategy) -> list[int]:
         """Return the numbers of replicas that may need less memory than more replicas do."""

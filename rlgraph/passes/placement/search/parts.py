@@ -15,7 +15,7 @@ from itertools import chain
 from math import inf
 from operator import lt, neg
 
-from rlgraph.passes.placement.search.option import Strategy
+from rlgraph.passes.placement.search.strategy import Strategy
 
 PAYS = 0.01
 """The share of the seconds in one part that several parts have to save: they keep more memory, which caches and other

@@ -24,12 +24,13 @@ from typing import Literal
 
 from rlgraph.passes.placement.search.bounds import Bounds
 from rlgraph.passes.placement.search.boxes import Box, Boxes
+from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.decompositions import DecompositionBounds, Decompositions
 from rlgraph.passes.placement.search.depth_first import MOST_TRIES, AllocationSearch, TryBudget
 from rlgraph.passes.placement.search.heterogeneous import unlike
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.partitions import join_component
-from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime, SearchProgress
 from rlgraph.passes.placement.search.stages import StageBounds
 

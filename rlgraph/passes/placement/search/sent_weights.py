@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.placement.search.components import Component
-from rlgraph.passes.placement.search.option import Split
+from rlgraph.passes.placement.search.strategy import Split
 
 
 def split_of(component: Component, deployment: Deployment, copies: int) -> Split:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rlgraph.passes.placement.search.bounds import Bounds
 from rlgraph.passes.placement.search.boxes import Box, Boxes
-from rlgraph.passes.placement.search.problem import Block, Blocks
+from rlgraph.passes.placement.search.colocation import Block, Blocks
 
 
 class StageBounds:

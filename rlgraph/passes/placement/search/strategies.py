@@ -22,13 +22,13 @@ from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.memory import MemoryModel
 from rlgraph.passes.cost.peak import usable
 from rlgraph.passes.cost.predict import memory_model, task_model
-from rlgraph.passes.cost.tasks import Task
+from rlgraph.passes.cost.task import Task
 from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.caches import Caches
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.meshes import legal_meshes, pinned_sizes
-from rlgraph.passes.placement.search.option import Strategy
 from rlgraph.passes.placement.search.parts import ChunkedStrategy
+from rlgraph.passes.placement.search.strategy import Strategy
 
 MICROS: tuple[int, ...] = (1, 2, 4, 8)
 """The numbers of longest rows that fit into the micro-batches that are tried."""
@@ -185,7 +185,7 @@ class Strategies:
                 larger.caches, larger.cache = strategy.caches, number
                 return larger
 
-            strategy.caches = Caches(strategy, made)
+            strategy.caches = Caches(deployment.kv_bytes, strategy, made)
         return strategy
 
     def strategy(self, component: Component, deployment: Deployment, alike: Strategy | None = None) -> Strategy:
