@@ -9,8 +9,8 @@ from rlgraph.catalog.clusters.units import format_quantity, format_seconds
 from rlgraph.explain.plan_times import predictor_of
 from rlgraph.ir.graph import Program
 from rlgraph.ops import NODES
+from rlgraph.passes.compilation.assumed import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.target import assumed_workload
 from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.fusing import Fusion
 from rlgraph.passes.cost.peak import in_flight_bytes

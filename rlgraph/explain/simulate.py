@@ -18,8 +18,8 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, count_phrase
 from rlgraph.explain.pipelines import roles_by_model
 from rlgraph.explain.simulation import Simulation
 from rlgraph.ir.plan import Plan, Pool
+from rlgraph.passes.compilation.assumed import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.target import assumed_workload
 from rlgraph.passes.cost.calibration import Calibration
 from rlgraph.passes.cost.constants import Constants, defaults
 from rlgraph.passes.cost.deployment import ModelConfig

@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from rlgraph.backends.engines.base import EngineError, State
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.families import HEAD, layer_tensors, stored_names
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.layout import Box, LocalTensor, Piece, at_layer, volume, whole
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from rlgraph.ir.graph import Graph, Node, Phase, Program
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
@@ -320,7 +321,7 @@ class _TaskList:
             parent = parent.parent
         return self.rows.get(axis, 1.0) * share
 
-    @property
+    @cached_property
     def above(self) -> dict[str, Axis]:
         """The parent of each axis."""
         parents = {}

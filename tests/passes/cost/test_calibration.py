@@ -13,7 +13,8 @@ import pytest
 
 from rlgraph.backends.enginespec.rates import Rates
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.models.shape import Shape, shape_of
+from rlgraph.catalog.models.config_shape import shape_of
+from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import ProgramError
 from rlgraph.ir.mesh import mesh
 from rlgraph.passes.cost.batch import Batch

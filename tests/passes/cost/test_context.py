@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import defaults

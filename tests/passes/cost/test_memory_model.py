@@ -13,8 +13,8 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.packing import pack_shared
 from rlgraph.backends.engines.transformers.spec import SHARES
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.layout import share
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.passes.cost.batch import Batch

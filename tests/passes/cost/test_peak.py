@@ -7,9 +7,9 @@ import random
 import pytest
 
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.families import count
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
 from rlgraph.passes.cost.batch import Batch

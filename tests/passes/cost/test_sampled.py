@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.layout import share
 from rlgraph.ir.mesh import mesh
 from rlgraph.passes.cost import decoding

@@ -11,8 +11,8 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.packing import pack_separately, pack_shared
 from rlgraph.backends.engines.transformers.spec import SHARES
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import defaults

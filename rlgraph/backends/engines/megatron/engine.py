@@ -54,8 +54,9 @@ from rlgraph.backends.engines.weights import (
 )
 from rlgraph.backends.enginespec.legal import held
 from rlgraph.catalog.clusters.cluster import DeviceKind
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
-from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
+from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import Mesh
 

@@ -49,7 +49,8 @@ from rlgraph.backends.engines.transformers.sharded import SplitReplica
 from rlgraph.backends.engines.transformers.writing import save_model
 from rlgraph.backends.engines.weights import blend, check_same_names, clone_tensors, overwrite_weights
 from rlgraph.backends.enginespec.spec import GrowingCache
-from rlgraph.catalog.models.shape import UnsupportedModel, shape_of
+from rlgraph.catalog.models.config_shape import shape_of
+from rlgraph.catalog.models.shape import UnsupportedModel
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import mesh
 

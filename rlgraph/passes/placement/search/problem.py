@@ -25,7 +25,6 @@ from rlgraph.passes.placement.search.options import Options
 
 Goal = Literal["time", "cost"]
 
-
 Given = tuple[
     Sequence[Component],
     Cluster,

@@ -43,14 +43,12 @@ EVERY = 8
 MOST_LOOKS = 20000
 """Ranges and allocations after which the best plan is returned with the gap that is left."""
 
-
 PATIENCE = 100_000
 """Choices and ranges that are looked at without a gain, after which the best plan is returned with the gap that is
 left. Most searches that finish look at a tenth of that in all."""
 
 GAIN = 0.05
 """The share by which a gap has to shrink to be a gain."""
-
 
 Fuse = Literal["all", "last", "none"]
 """Where trainings may share pipelines: in all plans that are looked at, at the end in the pools of the best one, or in

@@ -33,7 +33,6 @@ from rlgraph.passes.placement.search.strategy import Strategy
 MICROS: tuple[int, ...] = (1, 2, 4, 8)
 """The numbers of longest rows that fit into the micro-batches that are tried."""
 
-
 TOKENS = 8192
 """The fewest tokens of the longest row for each of the ranks over which the tokens of rows are split."""
 

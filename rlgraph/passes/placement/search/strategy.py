@@ -15,8 +15,6 @@ from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.caches import Caches
 
 Key = tuple[float, ...]
-
-
 Ranks = tuple[str, int, Mesh, int]
 """An engine, a node group, the mesh of a replica, and the number of replicas."""
 
