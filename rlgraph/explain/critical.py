@@ -51,9 +51,8 @@ def critical_path(problem: Problem, found: SearchResult) -> tuple[Stretch, ...]:
     weights of one before takes longer than these steps are apart, those of such a step, as long as them all."""
     colocation = problem.colocation(found.blocks)
     home, pools = colocation.home, colocation.pools
-    chosen = dict(enumerate(found.options))
-    syncs = [problem.sync((a, b), chosen[a], chosen[b], home[a] == home[b]) for a, b in problem.syncs]
-    trips = problem.trips(colocation, {number: option.copies for number, option in chosen.items()})
+    syncs = problem.sync_seconds(home, found.options)
+    trips = problem.trips(colocation, {number: option.copies for number, option in enumerate(found.options)})
     durations, order = problem.fusing.durations(found.options, found.pieces), problem.joined(found.pieces)
     seconds = problem.seconds(durations, syncs, trips)
     begun = start_times(order, seconds, pools)

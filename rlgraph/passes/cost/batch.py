@@ -10,6 +10,7 @@ from functools import cached_property
 from rlgraph.backends.enginespec.spec import PrefixSharing
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.work import Tokens
+from rlgraph.passes.memo import memo
 
 POINTS = 24
 """The number of lengths that represent all rows which are decoded together."""
@@ -62,9 +63,7 @@ class Batch:
         prefix are read together."""
         if packed:
             return self._packed(budget), self.read(shares)
-        if budget not in self._blocks:
-            self._blocks[budget] = self._cut(budget)
-        return self._blocks[budget]
+        return memo(self._blocks, budget, lambda: self._cut(budget))
 
     def read(self, shares: PrefixSharing | None) -> Tokens:
         """Return what a model reads of one row, on average, where neighbours that begin with the same prompt may share

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
+from rlgraph.passes.memo import memo
 
 KEPT = ("weights", "optimizer")
 """What the host keeps of an off-loaded model; of one whose gradients are added up while others work, it keeps these
@@ -151,9 +152,7 @@ class MemoryModel(ABC):
     def _totals(self, load: Load) -> tuple[float, float, float, float]:
         """Return `Needs.totals` of a load, from the cache."""
         key = (self.deployment.recompute, load)
-        if key not in self._load_totals:
-            self._load_totals[key] = self.needs(load).totals
-        return self._load_totals[key]
+        return memo(self._load_totals, key, lambda: self.needs(load).totals)
 
 
 def larger(one: Bytes, other: Bytes) -> Bytes:

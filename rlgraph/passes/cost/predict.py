@@ -24,6 +24,7 @@ from rlgraph.passes.cost.pass_memory import AccumulatingMemory, ForwardMemory, T
 from rlgraph.passes.cost.sampled import SamplingResult, sampled
 from rlgraph.passes.cost.time import latency
 from rlgraph.passes.cost.weights import sync_cost
+from rlgraph.passes.memo import memo
 
 ROW_BYTES = 20
 """The bytes that travel for each token of a row: the token itself, log-probabilities, and what is computed for it."""
@@ -89,16 +90,12 @@ class TaskModel:
 
     def seconds(self, copies: int) -> float:
         """Return the seconds of `cost`, to rounding: the search asks for nothing else, and often."""
-        if copies not in self._common:
-            self._common[copies] = self._begin(copies)
-        begins, rows, updates = self._common[copies]
+        begins, rows, updates = memo(self._common, copies, lambda: self._begin(copies))
         return begins + (self.passes.seconds(rows) if self.passes else self._sample(copies).seconds) + updates
 
     def in_parts(self, copies: int, chunks: int) -> float:
         """Return the seconds if each stage had so many chunks of the layers."""
-        if copies not in self._common:
-            self._common[copies] = self._begin(copies)
-        begins, rows, updates = self._common[copies]
+        begins, rows, updates = memo(self._common, copies, lambda: self._begin(copies))
         return begins + (self.passes.in_parts(rows, chunks) if self.passes else 0.0) + updates
 
     def _begin(self, copies: int) -> tuple[float, float, float]:

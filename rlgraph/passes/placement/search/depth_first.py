@@ -7,6 +7,7 @@ from operator import is_, le
 
 from rlgraph.passes.cost.fusing import estimated_seconds, lower_bound
 from rlgraph.passes.cost.peak import TIGHT, usable
+from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, SharedOptions
 from rlgraph.passes.placement.search.boxes import Boxes
 from rlgraph.passes.placement.search.colocation import Blocks
@@ -218,9 +219,7 @@ class AllocationSearch:
         if number in chosen:
             return _within(Candidates((chosen[number],)), left, active, host)
         key = (number, left, active, host)
-        if key not in self._fitting:
-            self._fitting[key] = _within(self.choices[number], left, active, host)
-        return self._fitting[key]
+        return memo(self._fitting, key, lambda: _within(self.choices[number], left, active, host))
 
     def needed(self, chosen: Mapping[int, Option]) -> tuple[int, ...] | None:
         """Return the fewest devices of each pool with which it has room for its options; None if the cluster has

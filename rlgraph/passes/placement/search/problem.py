@@ -235,6 +235,10 @@ class Problem:
         key = (ends, source.split.weights, target.split.weights, together)
         return memo(self._syncs, key, lambda: self.transfer(ends[0], source, target, together).seconds)
 
+    def sync_seconds(self, home: Mapping[int, int], chosen: Sequence[Option]) -> list[float]:
+        """Return the seconds of all transfers of weights with an option of each component. home: their pools."""
+        return [self.sync((a, b), chosen[a], chosen[b], home[a] == home[b]) for a, b in self.syncs]
+
     def transfer(self, component: int, source: Option, target: Option, together: bool) -> Cost:
         """Return the cost of bringing the new weights of a component to another one with the same model."""
         if together and source.split.shared and source.split == target.split:
@@ -357,7 +361,7 @@ class Problem:
         pipeline."""
         colocation = self.colocation(blocks)
         home, durations = colocation.home, self.fusing.durations(chosen, pieces, taken)
-        syncs = [self.sync((a, b), chosen[a], chosen[b], home[a] == home[b]) for a, b in self.syncs]
+        syncs = self.sync_seconds(home, chosen)
         copies = {number: option.copies for number, option in enumerate(chosen)}
         return self.step(durations, syncs, colocation, copies, pieces)
 
