@@ -162,7 +162,7 @@ def test_a_pass_that_fails_is_named() -> None:
 
 def test_a_pass_that_says_that_a_graph_is_broken_is_named() -> None:
     def refusing(program: Program) -> Program:
-        raise BrokenGraph("phase step: it is broken")
+        raise BrokenGraph(["phase step: it is broken"])
 
     with pytest.raises(BrokenPass) as caught:
         run_passes(program(ROLLOUT + "    report length = mean(rollout.length)\n"), (Pass(refusing, "exact"),))
