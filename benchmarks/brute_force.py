@@ -160,9 +160,7 @@ def _alike(problem: Problem, component: Component, island: NodeGroup, devices: i
                     yield from (each.between(cache, cache) for cache in range(each.high.cache + 1))
 
 
-def _tried(
-    made: Options, component: Component, plain: Strategy, devices: int
-) -> Iterator[tuple[Strategy, int]]:
+def _tried(made: Options, component: Component, plain: Strategy, devices: int) -> Iterator[tuple[Strategy, int]]:
     """With any number of copies, and in several parts with any that are faster than fewer, and by 1% than one part."""
     yield from ((plain, copies) for copies in range(plain.beyond + 1, plain.room(devices) + 1))
     every = range(plain.room(plain.deployment.island.devices), 0, -1)
