@@ -40,7 +40,7 @@ from rlgraph.ops import work_of
 from rlgraph.passes.compilation.target import workload
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.predict import Predictor
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 
 MEASURED = Path(__file__).resolve().parent / "accuracy" / "measured.csv"
 NEAR = 0.2

@@ -43,22 +43,19 @@ from rlgraph.passes.compilation.finalists import refine
 from rlgraph.passes.compilation.overlap import make_simulator as in_time
 from rlgraph.passes.compilation.target import workload
 from rlgraph.passes.cost.predict import Predictor
-from rlgraph.passes.cost.tasks import Workload
-from rlgraph.passes.placement.choose import (
-    PlacementChoice,
-    PlacementQuery,
-    candidate_partitions,
-    choose,
-    decomposed_problems,
-    make_plan,
-)
-from rlgraph.passes.placement.search import caches
-from rlgraph.passes.placement.search import options as searched
+from rlgraph.passes.cost.workload import Workload
+from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, choose
+from rlgraph.passes.placement.found_plan import make_plan
+from rlgraph.passes.placement.question import PlacementQuery, decomposed_problems
+from rlgraph.passes.placement.search import caches, strategies
+from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult
-from rlgraph.passes.placement.search.option import Option, Strategy
+from rlgraph.passes.placement.search.option import Option
+from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.partitions import packed, sizes, used
-from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.strategy import Strategy
 from rlgraph.passes.placement.tails import sampling_replicas
 
 MOST = 400
@@ -101,12 +98,12 @@ BEST, LONG = 10, 16
 @contextmanager
 def coarse() -> Iterator[None]:
     """With fewer settings of each split: what is tried is where things are."""
-    before = searched.MICROS, caches.STEP, moved.SHARES
-    searched.MICROS, caches.STEP, moved.SHARES = (2,), 8.0, SHARES
+    before = strategies.MICROS, caches.STEP, moved.SHARES
+    strategies.MICROS, caches.STEP, moved.SHARES = (2,), 8.0, SHARES
     try:
         yield
     finally:
-        searched.MICROS, caches.STEP, moved.SHARES = before
+        strategies.MICROS, caches.STEP, moved.SHARES = before
 
 
 def every(choice: PlacementChoice, most: float = float("inf")) -> Iterator[PlacementChoice]:
@@ -163,9 +160,7 @@ def _alike(problem: Problem, component: Component, island: NodeGroup, devices: i
                     yield from (each.between(cache, cache) for cache in range(each.high.cache + 1))
 
 
-def _tried(
-    made: searched.Options, component: Component, plain: Strategy, devices: int
-) -> Iterator[tuple[Strategy, int]]:
+def _tried(made: Options, component: Component, plain: Strategy, devices: int) -> Iterator[tuple[Strategy, int]]:
     """With any number of copies, and in several parts with any that are faster than fewer, and by 1% than one part."""
     yield from ((plain, copies) for copies in range(plain.beyond + 1, plain.room(devices) + 1))
     every = range(plain.room(plain.deployment.island.devices), 0, -1)

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from rlgraph.catalog.clusters.devices import known_devices
 from rlgraph.catalog.clusters.devices import names as device_names
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.configs import known_models as model_names
-from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
+from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.work import Tokens

@@ -216,11 +216,12 @@ def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, fl
     from rlgraph.catalog.clusters.read import read_cluster
     from rlgraph.explain.simulate import model_configs, simulate, simulate_plan
     from rlgraph.ops import work_of
+    from rlgraph.passes.cost.batch import Batch
+    from rlgraph.passes.cost.cost import Cost
     from rlgraph.passes.cost.lengths import Lengths
     from rlgraph.passes.cost.predict import Predictor
     from rlgraph.passes.cost.sampled import SamplingResult
-    from rlgraph.passes.cost.tasks import Workload
-    from rlgraph.passes.cost.time import Batch, Cost
+    from rlgraph.passes.cost.workload import Workload
     from rlgraph.profiles.calibration import read_calibration
 
     calibration, tokenizer = read_calibration(options.calibration), make_tokenizer()

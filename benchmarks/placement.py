@@ -31,9 +31,10 @@ from planners.problems import Case, PaperOptions
 from planners.real import real
 from planners.shapes import SHAPES, named
 
+from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.partitions import partitions
-from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.search import Search, SearchResult
 
 SIZES = ("7B", "13B", "34B", "70B")

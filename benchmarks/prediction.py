@@ -37,7 +37,7 @@ from rlgraph.ops.work import operations
 from rlgraph.passes.cost.calibration import Calibration
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import OneProcessPredictor, Predictor
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.observe import TimedRun, TimedStep, observe_run
 from rlgraph.profiles.profile import ALONE, COPIES, ONE, RANKS, ROUNDS, profile, undisturbed_seconds

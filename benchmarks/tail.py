@@ -44,9 +44,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
+    from rlgraph.passes.cost.batch import Batch
+    from rlgraph.passes.cost.cost import Cost
     from rlgraph.passes.cost.lengths import Lengths
     from rlgraph.passes.cost.sampled import SamplingResult
-    from rlgraph.passes.cost.time import Batch, Cost
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -113,7 +114,7 @@ def _step(rows: int) -> float:
 
 
 def _cost(seconds: float) -> Cost:
-    from rlgraph.passes.cost.time import Cost
+    from rlgraph.passes.cost.cost import Cost
 
     return Cost(compute=seconds)
 
@@ -179,7 +180,7 @@ class _Case:
     def seconds(self, made: Compiled, scoring: float, seed: int) -> tuple[float, float]:
         from rlgraph.backends.sim.backend import SimBackend
         from rlgraph.passes.cost.lengths import Lengths
-        from rlgraph.passes.cost.tasks import Workload
+        from rlgraph.passes.cost.workload import Workload
 
         rows = Workload(Lengths((float(PROMPT),)), self.lengths, foresight=self.asked.foresight)
         backend = SimBackend(made.program, made.plan, Toy(scoring, self.asked.slots), rows, seed)

@@ -18,7 +18,7 @@ from rlgraph.cli import status
 from rlgraph.errors import ProgramError
 from rlgraph.explain.simulate import simulate
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.pipelines.timetable import timed_entries
 from rlgraph.passes.placement.choose import PlacementChoice
 

@@ -12,7 +12,8 @@ from transformers import AutoConfig
 import rlgraph
 from rlgraph.backends.engines.tokenizers import Bytes, Chars, TokenizerSpec, Words, build_tokenizer
 from rlgraph.catalog.models.adapters import Adapters
-from rlgraph.catalog.models.shape import Shape, UnknownFamily, UnsupportedModel, shape_of
+from rlgraph.catalog.models.config_shape import shape_of
+from rlgraph.catalog.models.shape import Shape, UnknownFamily, UnsupportedModel
 from rlgraph.dsl.check import check
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.schedule import Schedule

@@ -19,7 +19,8 @@ from rlgraph.explain.simulate import model_configs
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.peak import Peak, peaks
-from rlgraph.passes.cost.tasks import Workload, main_step, tasks
+from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.workload import Workload
 from rlgraph.profiles.profile import measure_device
 
 PROMPT = 64

@@ -14,7 +14,8 @@ from rlgraph.backends.engines.base import MicroBatch, ModelCall, Sampling, Train
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.clusters.devices import known_devices
-from rlgraph.catalog.models.shape import Shape, shape_of
+from rlgraph.catalog.models.config_shape import shape_of
+from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.cost.calibration import MeasuredDevice
 from rlgraph.passes.cost.work import Tokens, backward_flops, forward_flops
 from rlgraph.profiles.profile import measure_device

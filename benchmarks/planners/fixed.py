@@ -17,15 +17,18 @@ from math import inf
 from planners.caches import settled
 
 from rlgraph.ir.mesh import mesh
-from rlgraph.passes.cost import decoding, time, work
+from rlgraph.passes.cost import decoding, work
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.optimizer import optimizer_bytes
 from rlgraph.passes.cost.peak import usable
 from rlgraph.passes.cost.predict import footprint
+from rlgraph.passes.cost.time import latency
+from rlgraph.passes.cost.weights import sync_cost
+from rlgraph.passes.placement.search.colocation import Block, Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
-from rlgraph.passes.placement.search.options import MICROS
-from rlgraph.passes.placement.search.problem import Block, Blocks, Problem
+from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.strategies import MICROS
 
 WIDTH = 2049
 """Tokens of the longest row, and one."""
@@ -176,11 +179,11 @@ def _zero(problem: Problem, component: Component, devices: int) -> Iterator[Piec
             seconds, active = [], 0.0
             for op, batches in component.batches(problem.tasks):
                 kind = "train" if op == "train" else "forward"
-                latency = time.latency(kind, component.config, deployment, constants, batches)
+                passes = latency(kind, component.config, deployment, constants, batches)
                 mine = sum(batch.share(devices) for batch in batches)
-                sent = gather * (3 if op == "train" else 1) * latency.turns(mine)
+                sent = gather * (3 if op == "train" else 1) * passes.turns(mine)
                 update = optimizer_bytes().moved * weights / devices / island.device.bandwidth if op == "train" else 0.0
-                seconds.append(latency.seconds(mine) + sent + update)
+                seconds.append(passes.seconds(mine) + sent + update)
                 active = max(active, footprint(op, component.config, deployment, batches).active.total)
             layer = weights / component.config.shape.layers * component.config.item
             held = weights * (component.config.item + (16 if trains else 0)) / devices
@@ -193,7 +196,7 @@ def _sync(problem: Problem, source: Piece, target: Piece, together: bool, gather
     if not gathered:
         return 0.0
     if not together:
-        return time.sync_cost(_config(problem), source.deployment, target.deployment, False, problem.constants).seconds
+        return sync_cost(_config(problem), source.deployment, target.deployment, False, problem.constants).seconds
     # Each device gathers all weights and keeps its share (HybridFlow, table 2).
     island, config = problem.cluster.islands[0], _config(problem)
     size = work.stage_parameters(config.shape, config.kind, 1) * config.item

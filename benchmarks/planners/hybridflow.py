@@ -16,8 +16,9 @@ from math import inf
 from planners.caches import settled
 from planners.plans import Chosen, fastest_that_fit
 
+from rlgraph.passes.placement.search.colocation import Block
 from rlgraph.passes.placement.search.option import Option
-from rlgraph.passes.placement.search.problem import Block, Problem
+from rlgraph.passes.placement.search.problem import Problem
 
 Sets = tuple[tuple[str, ...], ...]
 

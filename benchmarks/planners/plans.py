@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.passes.cost.peak import usable
+from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.option import Option
-from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.search.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ from rlgraph.passes.compilation.planning import find_shapes
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import Task, Workload, main_step, tasks
+from rlgraph.passes.cost.task import Task
+from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.search.components import Component, make_components
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.problem import Problem

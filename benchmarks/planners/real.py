@@ -16,9 +16,10 @@ from math import exp, inf
 from planners.caches import settled
 from planners.plans import Chosen
 
+from rlgraph.passes.placement.search.colocation import Block
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.partitions import sizes
-from rlgraph.passes.placement.search.problem import Block, Problem
+from rlgraph.passes.placement.search.problem import Problem
 
 BETAS = (3.0, 30.0, 300.0)
 TOO_MUCH = 3.0

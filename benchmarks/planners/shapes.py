@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.search.colocation import Blocks
+from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.search import SearchResult
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
     from rlgraph.api.namespace import Functions
     from rlgraph.catalog.clusters.cluster import Cluster
-    from rlgraph.passes.cost.tasks import Workload
+    from rlgraph.passes.cost.workload import Workload
 
 
 def check(

@@ -125,10 +125,7 @@ class Compiled(Compilation):
         """Return a picture as PNG, and write it to `path` if that is given; `picture` is as for `to_svg`."""
         from rlgraph.viz.png import render
 
-        data = render(self.to_svg(picture=picture, embed=False))
-        if path is not None:
-            Path(path).write_bytes(data)
-        return data
+        return render(self.to_svg(picture=picture, embed=False), path=path)
 
     def to_html(self, picture: Picture | None = None) -> str:
         """Return one self-contained page with the picture after every pass, that of the plan, and that of its

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlgraph.passes.compilation import target
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 from rlgraph.profiles.lengths import fit_lengths, read_fitted
 
 __all__ = ["fit_lengths", "workload"]

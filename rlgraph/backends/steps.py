@@ -26,7 +26,21 @@ from rlgraph.ir.graph import Node, Phase, Program
 from rlgraph.ir.types import is_model
 
 
-class Observer(Protocol):
+class TimelineWatcher(Protocol):
+    """What a timeline is drawn by: an observer, a trace."""
+
+    def span(
+        self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
+    ) -> int:
+        """A process has done some work, in seconds since 1970. Returns its number, for `flow`."""
+        ...
+
+    def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
+        """Rows or weights that one piece of work made went to another one."""
+        ...
+
+
+class Observer(TimelineWatcher, Protocol):
     """An observer of a run. Pools are named where there are several."""
 
     def opening(self, what: str) -> None:
@@ -46,16 +60,6 @@ class Observer(Protocol):
     ) -> None:
         """A model's weights went from one group of processes to another; `peak_bytes`: buffers of the fullest
         process."""
-        ...
-
-    def span(
-        self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
-    ) -> int:
-        """A process has done some work, in seconds since 1970. Returns its number, for `flow`."""
-        ...
-
-    def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None:
-        """Rows or weights that one piece of work made went to another one."""
         ...
 
 

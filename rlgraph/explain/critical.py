@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from rlgraph.ops import work_of
-from rlgraph.passes.cost import time
 from rlgraph.passes.cost.predict import task_model
-from rlgraph.passes.cost.tasks import Task
+from rlgraph.passes.cost.task import Task
 from rlgraph.passes.cost.timetable import Pools, TaskOrder, start_times
+from rlgraph.passes.cost.weights import sync_cost
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option, SeparateOption
@@ -51,9 +51,8 @@ def critical_path(problem: Problem, found: SearchResult) -> tuple[Stretch, ...]:
     weights of one before takes longer than these steps are apart, those of such a step, as long as them all."""
     colocation = problem.colocation(found.blocks)
     home, pools = colocation.home, colocation.pools
-    chosen = dict(enumerate(found.options))
-    syncs = [problem.sync((a, b), chosen[a], chosen[b], home[a] == home[b]) for a, b in problem.syncs]
-    trips = problem.trips(colocation, {number: option.copies for number, option in chosen.items()})
+    syncs = problem.sync_seconds(home, found.options)
+    trips = problem.trips(colocation, {number: option.copies for number, option in enumerate(found.options)})
     durations, order = problem.fusing.durations(found.options, found.pieces), problem.joined(found.pieces)
     seconds = problem.seconds(durations, syncs, trips)
     begun = start_times(order, seconds, pools)
@@ -128,9 +127,7 @@ def parts_of(problem: Problem, number: int, option: Option, at: int) -> dict[str
     parts = _parts(problem, component, chosen, at)
     if isinstance(option, SeparateOption) and chosen is option.reader and at == component.tasks[0]:
         # The reader waits for the weights.
-        brought = time.sync_cost(
-            component.config, option.trainer.deployment, chosen.deployment, True, problem.constants
-        )
+        brought = sync_cost(component.config, option.trainer.deployment, chosen.deployment, True, problem.constants)
         for name, seconds in asdict(brought).items():
             if seconds:
                 parts[name] = parts.get(name, 0.0) + seconds

@@ -14,20 +14,15 @@ from rlgraph.explain.choice import show_choice
 from rlgraph.explain.critical import BOUNDS, KINDS, Stretch, critical_path, goes_to
 from rlgraph.explain.parted import show_chunked
 from rlgraph.explain.sharing import OVER, Sharing, pools, sharing, strategies
-from rlgraph.explain.tables import table
+from rlgraph.explain.tables import percent, table
 from rlgraph.explain.variants import ONE_STEP_OFF, Variant, others
 from rlgraph.passes.compilation.blocks import streaming_gains
 from rlgraph.passes.compilation.choosing import HostWork, host_work, tokens
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.finalists import choose_simulated
-from rlgraph.passes.placement.choose import (
-    SPARE,
-    PlacementChoice,
-    candidate_partitions,
-    fuse_mode,
-    make_plan,
-    make_problem,
-)
+from rlgraph.passes.placement.choose import SPARE, PlacementChoice, candidate_partitions, fuse_mode
+from rlgraph.passes.placement.found_plan import make_plan
+from rlgraph.passes.placement.question import make_problem
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime
@@ -305,7 +300,7 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     yield from show_chunked(explanation.choice)
     longest = sorted(explanation.path, key=lambda stretch: -stretch.seconds)[:LONGEST]
     rows = [
-        (stretch.name, format_seconds(stretch.seconds), _percent(stretch.seconds, total), _bounds(stretch))
+        (stretch.name, format_seconds(stretch.seconds), percent(stretch.seconds, total), _bounds(stretch))
         for stretch in sorted(longest, key=lambda stretch: stretch.start)
         if stretch.seconds > LEAST * total
     ]
@@ -341,7 +336,7 @@ def _advice(explanation: Explanation) -> Iterator[str]:
         yield f"nothing that was tried saves more than {WORTH:.0%}: {tried}" if tried else "nothing was tried"
     else:
         of = "that" if explanation.choice.problem.older else "the step"
-        yield f"{most} is {_percent(seconds, sum(explanation.goes_to.values()))} of {of}; what would help most:"
+        yield f"{most} is {percent(seconds, sum(explanation.goes_to.values()))} of {of}; what would help most:"
     for change in helpful:
         yield f"  {_change_name(change)} would {_effect(explanation, change)}"
     for change in explanation.changes:
@@ -379,12 +374,8 @@ def _bounds(stretch: Stretch) -> str:
     """Return what takes at least a tenth of a work's time, the most first."""
     parts = sorted(stretch.parts.items(), key=lambda item: -item[1])
     most = [(name, seconds) for name, seconds in parts if seconds > stretch.seconds / 10]
-    return ", ".join(f"{BOUNDS[name]} {_percent(seconds, stretch.seconds)}" for name, seconds in most)
+    return ", ".join(f"{BOUNDS[name]} {percent(seconds, stretch.seconds)}" for name, seconds in most)
 
 
 def _shares(spent: Mapping[str, float], total: float) -> str:
-    return ", ".join(f"{kind} {_percent(seconds, total)}" for kind, seconds in spent.items() if seconds > LEAST * total)
-
-
-def _percent(part: float, total: float) -> str:
-    return f"{part / total:.0%}" if total else "0%"
+    return ", ".join(f"{kind} {percent(seconds, total)}" for kind, seconds in spent.items() if seconds > LEAST * total)

@@ -20,9 +20,10 @@ from rlgraph.ir.plan import HOST, Group, Pool
 from rlgraph.ir.text.text import print_node
 from rlgraph.ir.types import Handle
 from rlgraph.ops import NODES
+from rlgraph.passes.compilation.assumed import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.target import assumed_workload
-from rlgraph.passes.cost.tasks import Task, main_step, tasks
+from rlgraph.passes.cost.task import Task
+from rlgraph.passes.cost.tasks import main_step, tasks
 from rlgraph.passes.resharding.describe import format_size
 from rlgraph.passes.resharding.edges import Edge, PhaseWork, phase_work
 from rlgraph.viz import captions

@@ -9,12 +9,12 @@ from rlgraph.catalog.clusters.units import format_quantity, format_seconds
 from rlgraph.explain.plan_times import predictor_of
 from rlgraph.ir.graph import Program
 from rlgraph.ops import NODES
+from rlgraph.passes.compilation.assumed import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.target import assumed_workload
+from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.fusing import Fusion
 from rlgraph.passes.cost.peak import in_flight_bytes
 from rlgraph.passes.cost.tasks import main_step, tasks
-from rlgraph.passes.cost.time import Batch
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 from rlgraph.viz.boxes import Role
 from rlgraph.viz.gantt import Chart, gantt
@@ -44,8 +44,8 @@ def pipelines(compiled: Compilation) -> Iterator[Pipelined]:
     fed: dict[str, Sequence[Batch]] = {}
     for task in tasks(program, main_step(program), assumed_workload(compiled), elsewhere):
         if task.model and task.model in predictor.configs and NODES[task.op].trains:
-            fed[task.model] = max(fed.get(task.model, ()), task.batches, key=_rows)
-    fed = {model: batches for model, batches in fed.items() if _rows(batches)}
+            fed[task.model] = max(fed.get(task.model, ()), task.batches, key=total_rows)
+    fed = {model: batches for model, batches in fed.items() if total_rows(batches)}
     streamed, done = accumulating_models(program, plan), set[str]()
     for model in fed:
         shared = plan.fused_with(model)
@@ -58,10 +58,6 @@ def pipelines(compiled: Compilation) -> Iterator[Pipelined]:
         fusion = predictor.fused(works)
         held = sum(size for _, _, size in in_flight_bytes(predictor, works, fusion))
         yield Pipelined(fusion, held, model in streamed)
-
-
-def _rows(batches: Sequence[Batch]) -> float:
-    return sum(batch.rows for batch in batches)
 
 
 def picture(compiled: Compilation, id: str = "", always: bool = True) -> str:

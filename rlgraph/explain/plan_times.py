@@ -10,8 +10,8 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.predict import Predictor, task_model
-from rlgraph.passes.cost.tasks import Task, stays
-from rlgraph.passes.placement.place import model_config
+from rlgraph.passes.cost.task import Task, stays
+from rlgraph.passes.placement.models import model_config
 
 
 def predictor_of(compiled: Compilation) -> Predictor | None:

@@ -15,11 +15,13 @@ from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.ir.graph import Program
 from rlgraph.passes.cost.peak import usable
-from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, make_problem, search_until
+from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, search_until
+from rlgraph.passes.placement.question import make_problem
+from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.partitions import sizes
-from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime
 
 OVER = "the time was over"

@@ -18,14 +18,14 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, count_phrase
 from rlgraph.explain.pipelines import roles_by_model
 from rlgraph.explain.simulation import Simulation
 from rlgraph.ir.plan import Plan, Pool
+from rlgraph.passes.compilation.assumed import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.target import assumed_workload
 from rlgraph.passes.cost.calibration import Calibration
 from rlgraph.passes.cost.constants import Constants, defaults
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.predict import Predictor
-from rlgraph.passes.cost.tasks import Workload
-from rlgraph.passes.placement.place import model_config
+from rlgraph.passes.cost.workload import Workload
+from rlgraph.passes.placement.models import model_config
 from rlgraph.runs.planfiles.memory import memory_errors
 
 

@@ -15,7 +15,7 @@ from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, count_phrase
 from rlgraph.explain.pipelines import makespan_text, pipeline_chart
-from rlgraph.explain.tables import pool_size, table
+from rlgraph.explain.tables import percent, pool_size, table
 from rlgraph.ir.plan import HOST, Plan, Pool
 from rlgraph.ops import NODES, work_of
 from rlgraph.passes.compilation.choosing import NOTED
@@ -211,7 +211,7 @@ class Simulation:
         several = {pool.name for pool in self.plan.pools if self.plan.separate(pool)}
         bars = [bar for bar in bars if bar.lane not in several] + _merged([bar for bar in bars if bar.lane in several])
         lanes = [
-            Lane(pool.name, f"{_devices(pool)}, {_share(time.busy, time.busy + time.idle)} busy")
+            Lane(pool.name, f"{_devices(pool)}, {percent(time.busy, time.busy + time.idle)} busy")
             for pool, time in zip(self.plan.pools, self.pools, strict=True)
         ]
         note = f"{format_seconds(self.seconds)} a step on {self.cluster.text}, {self.tokens_per_second:,.0f} tokens/s"
@@ -279,12 +279,12 @@ def _lines(sim: Simulation) -> Iterator[str]:
         total_s = time.busy + time.idle
         count = str(sizes[time.pool]) if time.pool != HOST else "-"
         busy, idle = format_seconds(time.busy / sim.steps), format_seconds(time.idle / sim.steps)
-        shares = _share(time.busy, total_s), _share(time.idle, total_s)
+        shares = percent(time.busy, total_s), percent(time.idle, total_s)
         rows.append(("", time.pool, count, busy, shares[0], "", idle, shares[1], _waits(time, sim.steps)))
     yield from table("><<>><>><", rows)
     calls = sim.hosted(calls=True)
     if calls > NOTED * sim.seconds:
-        share = _share(calls, sim.seconds)
+        share = percent(calls, sim.seconds)
         call_seconds = format_seconds(calls)
         yield f"the host calls functions for {call_seconds} of a step ({share}): a pool of cpus takes them over"
     yield ""
@@ -293,7 +293,7 @@ def _lines(sim: Simulation) -> Iterator[str]:
     for first, times, seconds in _folded(sim.path, sim.last):
         name, on = first.name + (f" x{times}" if times > 1 else ""), " and ".join(dict.fromkeys(first.pools))
         began, took = format_seconds(max(0.0, first.start - sim.last)), format_seconds(seconds)
-        path.append(("", began, took, _share(seconds, total), name, on, _because(first, sim.last)))
+        path.append(("", began, took, percent(seconds, total), name, on, _because(first, sim.last)))
     yield from table(">>>><<<", path)
     yield ""
     yield (
@@ -316,12 +316,12 @@ def _steady(sim: Simulation) -> Iterator[str]:
     )
     full, cycle = sim.fullest, format_seconds(sim.cycle or 0.0)
     yield (
-        f"bound: {format_seconds(sim.bound)} a step, {_share(sim.bound, sim.seconds)} of it: `{full.pool}` works "
+        f"bound: {format_seconds(sim.bound)} a step, {percent(sim.bound, sim.seconds)} of it: `{full.pool}` works "
         f"{format_seconds(full.busy / sim.steps)} for it, the longest cycle of dependences takes {cycle}"
     )
     rows = sum(sim.ages.values())
     if rows:
-        ages = ", ".join(f"{age} in {_share(sim.ages[age], rows)} of the rows" for age in sorted(sim.ages))
+        ages = ", ".join(f"{age} in {percent(sim.ages[age], rows)} of the rows" for age in sorted(sim.ages))
         age, batches = f"{mean_age(sim.ages):.3g} on average", f"{sim.batches:.2g}"
         yield f"staleness: {ages}; {age}, with {batches} batches being sampled or waiting"
     if sim.trained != sim.rows:
@@ -353,10 +353,6 @@ def _waits(time: PoolTime, steps: int) -> str:
     """Return the longest waits, down to a hundredth of the idle time."""
     longest = [(wait, seconds) for wait, seconds in time.waited[:3] if seconds > time.idle / 100]
     return ", ".join(f"{wait} {format_seconds(seconds / steps)}" for wait, seconds in longest)
-
-
-def _share(part: float, total: float) -> str:
-    return f"{part / total:.0%}" if total else "0%"
 
 
 def _devices(pool: Pool) -> str:

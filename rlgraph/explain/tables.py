@@ -20,3 +20,8 @@ def table(sides: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
 def pool_size(pool: Pool) -> str:
     """Return the size of a pool in words: `8 devices`, `64 cpus`."""
     return count_phrase(pool.cpus, "cpu") if pool.cpus else count_phrase(pool.devices, "device")
+
+
+def percent(part: float, total: float) -> str:
+    """Return a share in percent; of nothing it is 0%."""
+    return f"{part / total:.0%}" if total else "0%"

@@ -17,7 +17,8 @@ from rlgraph.ops import work_of
 from rlgraph.ops.nodes import NODES, model_of
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.tasks import main_step
-from rlgraph.passes.placement.choose import PlacementChoice, PlacementQuery
+from rlgraph.passes.placement.choose import PlacementChoice
+from rlgraph.passes.placement.question import PlacementQuery
 
 BETTER = 1.1
 """The factor by which a better device is faster in some rate."""

@@ -29,7 +29,8 @@ from rlgraph.explain.variants import with_device, with_lengths, with_memory, wit
 from rlgraph.passes.compilation.choosing import tokens
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.cost.lengths import Lengths, read_lengths
-from rlgraph.passes.placement.choose import PlacementQuery, choose_until
+from rlgraph.passes.placement.choose import choose_until
+from rlgraph.passes.placement.question import PlacementQuery
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.viz.plot import Axis, Panel, lines
 

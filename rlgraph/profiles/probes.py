@@ -11,8 +11,8 @@ from pathlib import Path
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.compile import check_program, compiled
 from rlgraph.passes.compilation.programs import open_program
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.time import Batch
 
 LETTERS = "abcdefgh"
 LONGEST = 1024

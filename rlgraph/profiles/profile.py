@@ -2,7 +2,7 @@
 model's constants to that.
 
 Each engine does the points of a few small models, all of them several times in turn; for each piece of work the time
-counts that three quarters of its repetitions exceed: the machine may have other work.
+counts that seven of ten of its repetitions exceed: the machine may have other work.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import model_configs
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.calibration import Calibration, HeldOutErrors, MeasuredDevice, constants_of
 from rlgraph.passes.cost.constants import Constants, Host, defaults
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.predict import Predictor, TaskModel
-from rlgraph.passes.cost.time import Batch
 from rlgraph.profiles.calibration import OPTIONAL
 from rlgraph.profiles.fit import fit, nonnegative
 from rlgraph.profiles.observe import CoreWaits, TimedRun, TimedStep, TimedWork, by_repetition, observe_run
@@ -343,7 +343,7 @@ def _host(local: _Overheads, remote: _Overheads, base: Host) -> Host:
         gap = undisturbed_seconds(local.gaps) if local.gaps else 0.0
         host = replace(host, node=node + gap, row=row, function_row=function_row)
     if remote.orders:
-        order, rank = _line([(count, seconds) for count, seconds in remote.orders])
+        order, rank = _line(remote.orders)
         host = replace(host, order=order + undisturbed_seconds(remote.gaps), order_rank=rank)
     return host
 

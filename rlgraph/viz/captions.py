@@ -114,11 +114,6 @@ def formula(node: Node) -> tuple[str, ...]:
     return cut_lines(lines, 2 * FORMULA_LINES)
 
 
-def full_formula(node: Node) -> str:
-    """Return all of a tensor node's mathematics, uncut."""
-    return "\n".join(f"{let.name} = {show(let.expr)}" for let in node.body)
-
-
 def wrap(text: str, columns: int) -> list[str]:
     """Return lines of at most so many characters, broken where the fewest brackets are open."""
     lines: list[str] = []

@@ -14,7 +14,6 @@ from rlgraph.viz import marks
 from rlgraph.viz.escape import escape
 from rlgraph.viz.fonts import FAMILY, WEIGHT
 from rlgraph.viz.legend import Entry, packed_entries
-from rlgraph.viz.marks import head
 from rlgraph.viz.measure import text_width
 from rlgraph.viz.theme import CODE, HEAD, INK, LABEL, MUTED, NAME, NOTE, SECTION, SMALL, Paint, Style
 
@@ -90,14 +89,16 @@ def gantt(title: str, note: str, charts: Sequence[Chart], id: str = "") -> str:
     return _Pen(charts).drawing(title, note, id)
 
 
-class _Pen:
-    """Collects the SVG elements of a picture."""
+class _Pen(marks.Pen):
+    """Draws charts."""
+
+    anchor = "start"
 
     def __init__(self, charts: Sequence[Chart]) -> None:
+        super().__init__()
         self.charts = charts
         name_widths = [_name_width(chart, lane) for chart in charts for lane in chart.lanes]
         self.left = MARGIN + 16 + max(name_widths, default=0)
-        self.out: list[str] = []
 
     def drawing(self, title: str, note: str, id: str) -> str:
         width = round(max(self.left + ROOM, MARGIN + text_width(title, HEAD) + 12 + text_width(note, NOTE)) + MARGIN)
@@ -106,12 +107,12 @@ class _Pen:
         y = MARGIN + HEAD.height + 30
         for chart in self.charts:
             y = self.chart(chart, y, width - 2 * MARGIN) + 24
-        body, self.out = self.out, head(title, width, round(y + MARGIN - 24), id)
-        return "\n".join((*self.out, *body, "</svg>")) + "\n"
+        return self.page(marks.head(title, width, round(y + MARGIN - 24), id))
 
-    def text(self, words: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "start") -> None:
+    def text(self, words: str, x: float, y: float, style: Style, fill: str, name: str = "", anchor: str = "") -> None:
+        """Write a line of text, if there is any."""
         if words:
-            self.out.append(marks.text_element(words, x, y, style, fill, name, anchor))
+            super().text(words, x, y, style, fill, name, anchor)
 
     def chart(self, chart: Chart, y: float, room: float) -> float:
         """Draw a chart from y on, and return where it ends."""

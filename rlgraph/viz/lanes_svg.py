@@ -26,7 +26,6 @@ from rlgraph.viz.theme import (
     SMALL,
     TITLE,
     Paint,
-    Style,
 )
 
 LANE, HEADED = Paint("#fbfbfd", "#d0d5dd", "", ""), Paint("#f2f4f7", "none", "", "")
@@ -42,18 +41,13 @@ def to_svg(picture: Lanes, prefix: str = "", *, embed: bool = True) -> str:
     return marks.with_fonts(svg) if embed else svg
 
 
-class _Pen:
-    """Collects the SVG elements of a picture."""
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.out: list[str] = []
+class _Pen(marks.Pen):
+    """Draws lanes."""
 
     def drawing(self, placed: LanesDrawing) -> str:
         picture = placed.picture
         legend, tall, wide = packed_entries(_legend(picture), max(placed.width, 640.0) - 2 * MARGIN)
         wide, tall = round(max(placed.width, wide + 2 * MARGIN)), round(placed.height + tall + MARGIN)
-        self.out = marks.head(picture.title, wide, tall, f"{self.prefix}svg")
         self.text(picture.title, MARGIN, MARGIN + HEAD.size, HEAD, INK, "head")
         for line, note in enumerate(picture.notes):
             self.text(note, MARGIN, MARGIN + HEAD.height + 10 + line * NOTE.height, NOTE, MUTED, "note")
@@ -69,18 +63,14 @@ class _Pen:
             self.label(path)
         for entry in legend:
             self.entry(entry, MARGIN, placed.height)
-        self.out.append("</svg>")
-        return "\n".join(self.out) + "\n"
-
-    def text(self, text: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "") -> None:
-        self.out.append(marks.text_element(text, x, y, style, fill, name, anchor))
+        return self.page(marks.head(picture.title, wide, tall, f"{self.prefix}svg"))
 
     # Lanes
 
     def lane(self, lane: Lane, where: Place, head: float) -> None:
         x, y, wide, tall = where
         r = 10
-        self.out.append(marks.rectangle(x, y, wide, tall, r, LANE, "lane"))
+        self.rect(x, y, wide, tall, r, LANE, "lane")
         self.out.append(
             f'<path class="lane-head" d="M{x + 0.5:.1f} {head:.1f}V{y + r:.1f}a{r} {r} 0 0 1 {r} {-r + 0.5}'
             f'h{wide - 2 * r - 1:.1f}a{r} {r} 0 0 1 {r} {r - 0.5}V{head:.1f}z" fill="{HEADED.fill}"/>'
@@ -112,9 +102,9 @@ class _Pen:
 
     def bar(self, x: float, y: float, wide: float, tall: float, share: float, fill: str) -> None:
         room = Paint(ROOM, "none", "", "")
-        self.out.append(marks.rectangle(x, y, wide, tall, tall / 2, room, "room"))
+        self.rect(x, y, wide, tall, tall / 2, room, "room")
         length = max(tall, wide * min(share, 1.0))
-        self.out.append(marks.rectangle(x, y, length, tall, tall / 2, Paint(fill, "none", "", ""), "filled"))
+        self.rect(x, y, length, tall, tall / 2, Paint(fill, "none", "", ""), "filled")
 
     # Work
 
@@ -127,7 +117,7 @@ class _Pen:
         broken = ' stroke-dasharray="4 3"' if work.kind == "next" else ""
         name = "container" if work.role and work.kind != "next" else "box"
         fill = Paint(PAPER, paint.edge, "", "") if work.kind == "next" else paint
-        self.out.append(marks.rectangle(x, y, wide, tall, 7, fill, name, broken))
+        self.rect(x, y, wide, tall, 7, fill, name, broken)
         y += 7 + NAME.size
         self.text(work.title, x + 12, y, NAME, paint.text, "name")
         if work.seconds:
@@ -173,7 +163,7 @@ class _Pen:
         elif entry.kind == "share":
             self.bar(x, y + 4, 20, 4, 0.6, ROLES["policy"].edge)
         else:
-            self.out.append(marks.rectangle(x, y, 20, 12, 4, entry.paint, f"swatch {entry.kind}"))
+            self.rect(x, y, 20, 12, 4, entry.paint, f"swatch {entry.kind}")
         self.text(entry.words, x + 27, y + 10, SMALL, MUTED, "legend")
         self.out.append("</g>")
 

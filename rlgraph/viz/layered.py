@@ -77,7 +77,7 @@ class Plan:
     width: float = 0.0
     height: float = 0.0
 
-    def bottoms(self) -> list[tuple[float, float]]:
+    def extents(self) -> list[tuple[float, float]]:
         """Return the top and the bottom of each row."""
         return [
             (

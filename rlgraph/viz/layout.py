@@ -261,7 +261,7 @@ class _Fit:
             drawing.tabs.append(Tab(port, left + item.x, top, item.width, TAB))
 
     def _lines(self, drawing: Drawing, left: float, top: float) -> None:
-        rows = self.plan.bottoms()
+        rows = self.plan.extents()
         pieces: dict[int, list[tuple[float, float, float, float]]] = {}
         arrows: dict[int, list[tuple[float, float]]] = {}
         for segment in self.plan.segments:

@@ -74,3 +74,27 @@ def weights(x: float, y: float) -> str:
         f'<path d="M{x:.1f} {y + 6:.1f}h20" stroke="{ROLES["policy"].edge}" stroke-width="1.3" '
         'stroke-dasharray="5 4" fill="none"/>'
     )
+
+
+class Pen:
+    """Collects the SVG elements of a picture; classes let a page's style sheet repaint them."""
+
+    anchor = ""
+    """Where texts stand by their place, if nothing else is said."""
+
+    def __init__(self, prefix: str = "") -> None:
+        """prefix: that of all ids."""
+        self.prefix = prefix
+        self.out: list[str] = []
+
+    def text(self, words: str, x: float, y: float, style: Style, fill: str, name: str = "", anchor: str = "") -> None:
+        """Write a line of text; y is its base line."""
+        self.out.append(text_element(words, x, y, style, fill, name, anchor or self.anchor))
+
+    def rect(self, x: float, y: float, w: float, h: float, r: float, paint: Paint, name: str, extra: str = "") -> None:
+        """Draw a rectangle with round corners."""
+        self.out.append(rectangle(x, y, w, h, r, paint, name, extra))
+
+    def page(self, head: list[str]) -> str:
+        """Return the picture: what was drawn, after its head."""
+        return "\n".join([*head, *self.out, "</svg>"]) + "\n"

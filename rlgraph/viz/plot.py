@@ -9,23 +9,8 @@ from math import floor, log10
 from rlgraph.viz import marks
 from rlgraph.viz.escape import escape
 from rlgraph.viz.gantt import tick_seconds
-from rlgraph.viz.marks import head
 from rlgraph.viz.measure import text_width
-from rlgraph.viz.theme import (
-    BARRIER_TEXT,
-    HEAD,
-    INK,
-    KINDS,
-    LABEL,
-    MUTED,
-    NAME,
-    NOTE,
-    PAPER,
-    ROLES,
-    SMALL,
-    Paint,
-    Style,
-)
+from rlgraph.viz.theme import BARRIER_TEXT, HEAD, INK, KINDS, LABEL, MUTED, NAME, NOTE, PAPER, ROLES, SMALL, Paint
 
 MARGIN = 24.0
 ROOM = 560.0
@@ -89,24 +74,24 @@ def lines(title: str, note: str, axis: Axis, panels: Sequence[Panel]) -> str:
     return _Lines(title, note, axis, panels).drawing()
 
 
-class _Pen:
-    """Collects the SVG elements of a picture."""
+class _Pen(marks.Pen):
+    """Draws a picture with a title and a note."""
+
+    anchor = "start"
 
     def __init__(self, title: str, note: str) -> None:
+        super().__init__()
         self.title, self.note = title, note
-        self.out: list[str] = []
 
-    def page(self, width: float, height: float) -> str:
+    def titled(self, width: float, height: float) -> str:
         """Return what was drawn, on paper with its title."""
         least = MARGIN * 2 + text_width(self.title, HEAD) + 12 + text_width(self.note, NOTE)
         page_width, page_height = round(max(width, least)), round(height)
-        drawn, self.out = self.out, head(self.title, page_width, page_height)
+        drawn, self.out = self.out, []
         self.text(self.title, MARGIN, MARGIN + HEAD.size, HEAD, INK)
         self.text(self.note, MARGIN + text_width(self.title, HEAD) + 12, MARGIN + HEAD.size, NOTE, MUTED)
-        return "\n".join([*self.out, *drawn, "</svg>"]) + "\n"
-
-    def text(self, words: str, x: float, y: float, style: Style, fill: str, anchor: str = "start") -> None:
-        self.out.append(marks.text_element(words, x, y, style, fill, anchor=anchor))
+        self.out += drawn
+        return self.page(marks.head(self.title, page_width, page_height))
 
     def rule(self, x: float, y: float, to_x: float, to_y: float) -> None:
         self.out.append(f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="{GRID}" stroke-width="1"/>')
@@ -131,14 +116,14 @@ class _Bars(_Pen):
             right = max(right, self.row(row, y))
             y += TALL + NOTE.height + GAP
         self.legend(bottom + 30)
-        return self.page(right + MARGIN, bottom + 42 + MARGIN)
+        return self.titled(right + MARGIN, bottom + 42 + MARGIN)
 
     def scale(self, bottom: float) -> None:
         step = tick_seconds(self.most)
         for number in range(floor(self.most / step + 1e-9) + 1 if self.most else 0):
             x = self.left + ROOM * number * step / self.most
             self.rule(x, self.top - 6, x, bottom - 4)
-            self.text(f"{number * step:.10g} {self.unit}", x, bottom + 10, LABEL, MUTED, "middle")
+            self.text(f"{number * step:.10g} {self.unit}", x, bottom + 10, LABEL, MUTED, anchor="middle")
 
     def row(self, row: Row, y: float) -> float:
         """Draw a row, and return where it ends."""
@@ -195,7 +180,7 @@ class _Lines(_Pen):
         for panel in self.panels:
             self.panel(panel, left)
             left += PANEL + BETWEEN
-        return self.page(left - BETWEEN + 40 + MARGIN, self.bottom + 48 + MARGIN)
+        return self.titled(left - BETWEEN + 40 + MARGIN, self.bottom + 48 + MARGIN)
 
     def across(self) -> list[float]:
         """Return where each label stands, as fractions of a panel's width."""
@@ -213,14 +198,14 @@ class _Lines(_Pen):
         for number in range(floor(most / step + 1e-9) + 1):
             y = self.bottom - HIGH * (number * step / most if most else 0.0)
             self.rule(left, y, left + PANEL, y)
-            self.text(f"{number * step:.10g}", left - 8, y + 3.5, LABEL, MUTED, "end")
+            self.text(f"{number * step:.10g}", left - 8, y + 3.5, LABEL, MUTED, anchor="end")
         free = left - 1e9
         for label, share in sorted(zip(self.axis.labels, self.across(), strict=True), key=lambda pair: pair[1]):
             x = left + PANEL * share
             if x - text_width(label, LABEL) / 2 > free:
-                self.text(label, x, self.bottom + 16, LABEL, MUTED, "middle")
+                self.text(label, x, self.bottom + 16, LABEL, MUTED, anchor="middle")
                 free = x + text_width(label, LABEL) / 2 + 6
-        self.text(self.axis.name, left + PANEL / 2, self.bottom + 36, NOTE, MUTED, "middle")
+        self.text(self.axis.name, left + PANEL / 2, self.bottom + 36, NOTE, MUTED, anchor="middle")
         self.line(panel, left, most)
 
     def line(self, panel: Panel, left: float, most: float) -> None:

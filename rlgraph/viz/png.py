@@ -14,21 +14,19 @@ MOST_PIXELS = 12_000
 
 
 def to_png(program: Program, path: str | Path | None = None, scale: float = SCALE) -> bytes:
-    """Return the picture at `scale` pixels for each of the SVG's; it is also written to the path if one is given."""
-    data = render(to_svg(program, embed=False), scale)
-    if path is not None:
-        Path(path).write_bytes(data)
-    return data
+    """Return the picture of a program as `render` does."""
+    return render(to_svg(program, embed=False), scale, path)
 
 
-def render(svg: str, scale: float = SCALE) -> bytes:
-    """Return SVG text as PNG."""
+def render(svg: str, scale: float = SCALE, path: str | Path | None = None) -> bytes:
+    """Return SVG text as PNG, at `scale` pixels for each of the SVG's; it is also written to the path if one is
+    given."""
     # Imported late, so that a broken wheel breaks only pictures and not the compiler.
     import resvg_py
 
     wide, tall = (float(svg.split(f' {side}="', 1)[1].split('"', 1)[0]) for side in ("width", "height"))
     zoom = min(scale, MOST_PIXELS / max(wide, tall))
-    return bytes(
+    data = bytes(
         resvg_py.svg_to_bytes(
             svg_string=svg,
             zoom=zoom,
@@ -38,3 +36,6 @@ def render(svg: str, scale: float = SCALE) -> bytes:
             monospace_family="JetBrains Mono",
         )
     )
+    if path is not None:
+        Path(path).write_bytes(data)
+    return data

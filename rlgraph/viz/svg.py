@@ -27,7 +27,6 @@ from rlgraph.viz.theme import (
     SMALL,
     TITLE,
     Paint,
-    Style,
 )
 
 
@@ -43,17 +42,12 @@ def draw(drawing: Drawing, prefix: str = "") -> str:
     return _Pen(prefix).drawing(drawing)
 
 
-class _Pen:
-    """Writes SVG elements; classes let a page's style sheet repaint them."""
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.out: list[str] = []
+class _Pen(marks.Pen):
+    """Draws a program's graph."""
 
     def drawing(self, drawing: Drawing) -> str:
         legend, tall, wide = entries(drawing, max(drawing.width, 640.0) - 2 * MARGIN)
         wide, tall = round(max(drawing.width, wide + 2 * MARGIN)), round(drawing.height + tall + MARGIN)
-        self.out = marks.head(drawing.title, wide, tall, f"{self.prefix}svg")
         for heading in drawing.headings:
             style = HEAD if heading.large else SECTION
             self.out += marks.heading(heading.text, heading.note, heading.x, heading.y + style.size, style)
@@ -71,19 +65,12 @@ class _Pen:
             self.label(label)
         for entry in legend:
             self.legend(entry, MARGIN, drawing.height)
-        self.out.append("</svg>")
-        return "\n".join(self.out) + "\n"
+        return self.page(marks.head(drawing.title, wide, tall, f"{self.prefix}svg"))
 
     def id(self, name: str) -> str:
         return escape(f"{self.prefix}{name}")
 
     # Pieces
-
-    def text(self, words: str, x: float, y: float, style: Style, fill: str, name: str, anchor: str = "") -> None:
-        self.out.append(marks.text_element(words, x, y, style, fill, name, anchor))
-
-    def rect(self, x: float, y: float, w: float, h: float, r: float, paint: Paint, name: str, extra: str = "") -> None:
-        self.out.append(marks.rectangle(x, y, w, h, r, paint, name, extra))
 
     def shape(self, s: Shape) -> None:
         box = s.box

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlgraph.passes.cost.time import Batch, Cost
+from rlgraph.passes.cost.batch import Batch
+from rlgraph.passes.cost.cost import Cost
 
 
 class Free:

@@ -22,10 +22,10 @@ from rlgraph.backends.ray.backend import HISTORY, RayBackend
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.fake_rows import FakeRows
 from rlgraph.backends.worker.session import Settings
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.sampled import ContinuousBatch, SamplingPace, SamplingResult
-from rlgraph.passes.cost.tasks import Workload
-from rlgraph.passes.cost.time import Cost
+from rlgraph.passes.cost.workload import Workload
 from tests.suites import few
 
 PROGRAM = f"""algorithm t

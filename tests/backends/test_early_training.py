@@ -22,7 +22,7 @@ from rlgraph.backends.worker.session import Settings
 from rlgraph.errors import RunError
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.sampled import SamplingResult
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 from tests.suites import few
 
 TEXT = f"""algorithm early

@@ -22,10 +22,11 @@ from rlgraph.backends.steps import StepResult
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import NODES
+from rlgraph.passes.cost.batch import Batch
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.sampled import SamplingResult
-from rlgraph.passes.cost.tasks import Workload
-from rlgraph.passes.cost.time import Batch, Cost
+from rlgraph.passes.cost.workload import Workload
 from tests.backends.costs import Free
 
 LONGEST = 3.0

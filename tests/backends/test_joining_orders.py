@@ -23,10 +23,11 @@ from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.ir.steps import oldest
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.compilation import planning
+from rlgraph.passes.cost.batch import Batch
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.sampled import SamplingPace, SamplingResult
-from rlgraph.passes.cost.tasks import Workload
-from rlgraph.passes.cost.time import Batch, Cost
+from rlgraph.passes.cost.workload import Workload
 from tests.suites import few
 
 STEPS = 10

@@ -16,7 +16,7 @@ from rlgraph.backends.engines.weights import ModelWeights
 from rlgraph.backends.enginespec.spec import replicated_layout
 from rlgraph.backends.ray.folder import ModelFolder, parts
 from rlgraph.backends.ray.links import HeldWeights
-from rlgraph.catalog.models.shape import FAMILIES, shape_of
+from rlgraph.catalog.models.config_shape import FAMILIES, shape_of
 from rlgraph.ir.mesh import mesh
 from tests.backends.engines.models import WORDS
 from tests.catalog.models.tiny import OWN, SIZES

@@ -35,10 +35,12 @@ from rlgraph.explain.simulate import simulate
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Holding, Plan
+from rlgraph.passes.cost.batch import Batch
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.sampled import SamplingResult
-from rlgraph.passes.cost.tasks import Workload, main_step, tasks
-from rlgraph.passes.cost.time import Batch, Cost
+from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.workload import Workload
 from tests.suites import few
 
 WORKLOAD = Workload(Lengths((2.0, 4.0)), Lengths((1.0, 2.0, 3.0, 5.0)), kept=0.6)

@@ -15,7 +15,7 @@ from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import simulate_plan
 from rlgraph.explain.simulation import Simulation, mean_age
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 
 WORKLOAD = Workload(Lengths((2.0,)), Lengths((3.0,)), kept=0.6)
 FILTERED = AHEAD.replace("    train actor", "    keep rollout where score > 0\n    train actor")

@@ -15,10 +15,11 @@ from tiny import data_folder, weights
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.backends.sim.works import Work
+from rlgraph.passes.cost.batch import Batch
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.sampled import SamplingPace, SamplingResult
-from rlgraph.passes.cost.tasks import Workload
-from rlgraph.passes.cost.time import Batch, Cost
+from rlgraph.passes.cost.workload import Workload
 from tests.backends.costs import Free
 
 COPIES = 4

@@ -9,7 +9,8 @@ import pytest
 import rlgraph
 from rlgraph.explain.simulate import simulate
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import Workload, main_step, tasks
+from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.workload import Workload
 
 TEXT = """algorithm picky
 model actor  = causal_lm("Qwen/Qwen2.5-1.5B")

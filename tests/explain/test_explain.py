@@ -29,7 +29,7 @@ from rlgraph.passes.compilation.blocks import STEPS, streaming_gains
 from rlgraph.passes.compilation.overlap import make_simulator
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.lengths import read_lengths
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.choose import SPARE, candidate_partitions, choose
 from tests.suites import few
 

@@ -15,10 +15,10 @@ from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.cli import status
 from rlgraph.explain.simulate import simulate
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import Workload
-from rlgraph.passes.cost.time import Batch
+from rlgraph.passes.cost.workload import Workload
 from rlgraph.profiles import profile as profiling
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.observe import CoreWaits, Stopwatch, TimedStep, TimedWork

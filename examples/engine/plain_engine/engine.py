@@ -13,7 +13,7 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import load
 from rlgraph.backends.engines.weights import blend, clone_tensors, overwrite_weights
 from rlgraph.backends.enginespec.spec import replicated_layout
-from rlgraph.catalog.models.shape import shape_of
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.ir.mesh import mesh
 
 

@@ -19,8 +19,8 @@ from rlgraph.backends.engines.errors import EngineError, HubError, NoHead, first
 from rlgraph.backends.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
 from rlgraph.catalog.models import hub
 from rlgraph.catalog.models.adapters import Adapters
+from rlgraph.catalog.models.config_shape import longest_row
 from rlgraph.catalog.models.families import ModelKind
-from rlgraph.catalog.models.shape import longest_row
 from rlgraph.errors import closest_match, quoted_list
 
 # transformers' models take seconds to import, and neither the controller of a cluster nor a worker for the user's

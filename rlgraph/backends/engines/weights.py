@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.records import State
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.families import HEAD, layer_tensors, stored_names
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.layout import Box, LocalTensor, Piece, at_layer, shape_of_box, slices_of, volume, whole
 
 

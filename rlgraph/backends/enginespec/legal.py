@@ -8,8 +8,9 @@ from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.backends.enginespec.registry import engines
 from rlgraph.backends.enginespec.spec import EngineSpec, Misfits
 from rlgraph.catalog.clusters.cluster import DeviceKind
+from rlgraph.catalog.models.config_shape import FAMILIES, shape_of
 from rlgraph.catalog.models.families import ModelKind
-from rlgraph.catalog.models.shape import FAMILIES, Shape, UnknownFamily, UnsupportedModel, shape_of
+from rlgraph.catalog.models.shape import Shape, UnknownFamily, UnsupportedModel
 from rlgraph.ir.mesh import Mesh
 
 _RESULTS = {"causal_lm": "log-probabilities", "value_lm": "values", "reward_lm": "scores"}

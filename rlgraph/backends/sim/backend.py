@@ -19,7 +19,7 @@ from rlgraph.backends.virtual_clock import VirtualClock
 from rlgraph.ir.graph import Program, Value, with_node_ids
 from rlgraph.ir.plan import HOST, Plan
 from rlgraph.ir.types import Handle
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.rewrites.accumulate import with_accumulation
 from rlgraph.passes.rewrites.admit import with_admission
 

@@ -13,8 +13,8 @@ import numpy as np
 from rlgraph.backends.distributed.transport import RemoteRows
 from rlgraph.backends.rows import RemoteEntries
 from rlgraph.ir.types import Table, Tensor, Type
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.time import Batch
 
 
 def no_rows() -> np.ndarray:

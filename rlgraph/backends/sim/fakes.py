@@ -21,7 +21,8 @@ from rlgraph.ir.plan import Group
 from rlgraph.ir.types import Handle, Type, axes_of, axis_of
 from rlgraph.ops.nodes import NODES, expected_lengths_of, rows_per_input
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
+from rlgraph.passes.memo import memo
 
 
 class FakeValues:
@@ -126,9 +127,7 @@ class FakeValues:
 
     def answers(self, limit: int) -> Lengths:
         """Return the lengths of what is sampled with at most so many tokens."""
-        if limit not in self._answers:
-            self._answers[limit] = self.workload.answers(limit)
-        return self._answers[limit]
+        return memo(self._answers, limit, lambda: self.workload.answers(limit))
 
     def sampled_from_buffer(self, node: Node, frame: Frame, group: Group) -> NodeOutput:
         """Return fake rows of a buffer."""

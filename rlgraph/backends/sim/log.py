@@ -10,9 +10,10 @@ from rlgraph.backends.sim.works import TimelineWriter, Work
 from rlgraph.backends.steps import Observer
 from rlgraph.backends.virtual_clock import VirtualClock
 from rlgraph.ir.plan import Group
+from rlgraph.passes.cost.batch import Batch
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.fusing import Fusion
 from rlgraph.passes.cost.sampled import SamplingResult
-from rlgraph.passes.cost.time import Batch, Cost
 
 
 class Prediction(Protocol):

@@ -14,8 +14,9 @@ from rlgraph.backends.sim.fake_rows import FakeRows
 from rlgraph.backends.sim.log import WorkLog
 from rlgraph.ir.graph import Node
 from rlgraph.ops.nodes import NODES, model_of, rows_per_input, table_of
+from rlgraph.passes.cost.batch import Batch, total_rows
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.fusing import Fusion
-from rlgraph.passes.cost.time import Batch, Cost
 
 
 def shard_fake_rows(rows: FakeRows, order: NodeRequest) -> list[FakeRows]:
@@ -67,7 +68,7 @@ def stages_of(order: NodeRequest, batches: Sequence[Batch], log: WorkLog) -> Cal
     """Return what computes the work of the stages of a training that has several; no other node works stage by
     stage."""
     node, model = order.node, model_used(order.node, order.frame)
-    trained = node.regions and NODES[node.op].trains and sum(batch.rows for batch in batches)
+    trained = node.regions and NODES[node.op].trains and total_rows(batches)
     if not trained or order.group.mesh.length("pp") == 1 or model is None:
         return None
     return partial(log.predictor.fused, [(model, batches)])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import ceil
 from pathlib import Path
@@ -19,7 +18,8 @@ from rlgraph.backends.distributed.transport import Coming, NodeRequest, Transfer
 from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.sim.batching import BatchedRequest, Ends, ReplicaRows, SharedBatches
-from rlgraph.backends.sim.fake_rows import FakeRows, no_rows
+from rlgraph.backends.sim.counters import StepCounters
+from rlgraph.backends.sim.fake_rows import FakeRows
 from rlgraph.backends.sim.fakes import FakeValues
 from rlgraph.backends.sim.log import WorkLog
 from rlgraph.backends.sim.orders import (
@@ -29,9 +29,9 @@ from rlgraph.backends.sim.orders import (
     model_used,
     shard_fake_rows,
     stages_of,
-    tables_of,
     work_title,
 )
+from rlgraph.backends.sim.rereading import reading_seconds, rereading_seconds
 from rlgraph.backends.sim.sampled import PartEnds, ReplicaParts, SampledRows, SamplingRequest, last_end
 from rlgraph.backends.sim.tails import moved
 from rlgraph.backends.sim.works import Work, worker_name
@@ -42,27 +42,11 @@ from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.types import Handle
 from rlgraph.ops.nodes import NODES, code_of, model_of, read_inputs, rows_per_input
-from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.batch import Batch
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.sampled import NOTHING, SamplingResult
-from rlgraph.passes.cost.tasks import Workload, turns_of
-from rlgraph.passes.cost.time import Batch, Cost
-
-
-@dataclass
-class _StepCounts:
-    """The counts of one step."""
-
-    rows: int = 0
-    """Rows that were generated or encoded."""
-    tokens: int = 0
-    """Tokens of these rows, with their prompts."""
-    ages: Counter[int] = field(default_factory=Counter)
-    """Rows that a model sampled which the program trains: how many, by how many versions its weights were behind those
-    that the step trains."""
-    trained: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    """For each table the numbers of the rows that something was trained on, of each request."""
-    sent: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
-    """For each value and group the numbers of the rows that have come there."""
+from rlgraph.passes.cost.tasks import turns_of
+from rlgraph.passes.cost.workload import Workload
 
 
 class SimTransport:
@@ -76,10 +60,7 @@ class SimTransport:
         """Held while one of those that want several places of a pool at once takes them."""
         self.versions = WeightVersions(program)
         self.standins = FakeValues(program, workload, self.versions, seed)
-        self._books: dict[int, _StepCounts] = {}
-        """The counts of each step in flight."""
-        self._over = 0
-        """The last step that is over."""
+        self.counts = StepCounters(self.versions)
         self.together = SharedBatches()
         self._sampling: list[SamplingRequest] = []
         """Requests to which newer weights come meanwhile."""
@@ -89,7 +70,7 @@ class SimTransport:
     def fire(self, order: NodeRequest) -> NodeOutput:
         made = self.standins.made(order)
         self.work(order, made)
-        self.count(order, made)
+        self.counts.count(order, made)
         return made
 
     def fire_together(self, orders: Sequence[NodeRequest]) -> Sequence[NodeOutput]:
@@ -118,25 +99,8 @@ class SimTransport:
             for order in orders:
                 self.log.observer.fired(order.node, work.seconds, work.tokens, group.pool)
         for order, output in zip(orders, made, strict=True):
-            self.count(order, output)
+            self.counts.count(order, output)
         return made
-
-    def count(self, order: NodeRequest, made: NodeOutput) -> None:
-        """Count the rows and tokens of a request for its step."""
-        node = order.node
-        if NODES[node.op].generates or node.op == "encode":
-            rows, counts = made.values[node.name], self.counts_of_step(order.step)
-            counts.rows += rows.rows
-            counts.tokens += int(rows.prompt.sum() + rows.response.sum())
-        if NODES[node.op].generates:
-            model, step = order.frame.values[model_of(node)], order.step
-            if self.versions.after(model, step.number):
-                assert order.version is not None
-                counts.ages[max(0, self.versions.at(model, step) - order.version)] += rows.rows
-        if NODES[node.op].trains:
-            counts = self.counts_of_step(order.step)
-            for table in tables_of(node, order.frame):
-                counts.trained.setdefault(table.name, []).append(table.numbers)
 
     def work(self, order: NodeRequest, made: NodeOutput) -> None:
         """Wait for the group's pool, and until the work is done."""
@@ -265,7 +229,7 @@ class SimTransport:
                 rows.there, tokens = rows.until, tokens + work.tokens
                 # The next part goes on where this one ended.
                 spent, fired = {}, self.log.fired()
-                self.count(order, made[number])
+                self.counts.count(order, made[number])
                 if ending is not None and (destinations := ending.ended(number)) is not None:
                     rows.move(ending.here, self.moved(order, dealt, rows, destinations))
                     groups = [replace(group, name=worker_name(group.name, copy)) for copy in ending.here]
@@ -315,19 +279,8 @@ class SimTransport:
         self.work(order, NodeOutput())
         return self.standins.choose(order)
 
-    def counts_of_step(self, step: Step) -> _StepCounts:
-        """Return the counts of a step; a batch that goes on when its step is over counts for the next one."""
-        return self._books.setdefault(max(step.number, self._over + 1), _StepCounts())
-
     def finish(self, step: Step, things: Things) -> dict[str, float]:
-        """Return the rows and tokens of the step; of the rows, how many were trained on, and how many were of which
-        age."""
-        counts, self._over = self._books.pop(step.number, _StepCounts()), step.number
-        trained = sum(np.unique(np.concatenate(numbers)).shape[0] for numbers in counts.trained.values())
-        totals = {"rows": counts.rows, "tokens": counts.tokens, "trained": trained}
-        return {name: float(value) for name, value in totals.items()} | {
-            f"age/{age}": float(rows) for age, rows in counts.ages.items()
-        }
+        return self.counts.finish(step)
 
     # Weights
 
@@ -393,9 +346,9 @@ class SimTransport:
         order = at_work[0].order
         going = self.together.going(order.seats, self.log.clock.now)
         if going is None:
-            reading = 0.0 if kept else sum(map(self.reading, at_work))
+            reading = 0.0 if kept else sum(reading_seconds(self.log, sampling) for sampling in at_work)
         else:
-            reading = 0.0 if kept else self.rereading(order, going)
+            reading = 0.0 if kept else rereading_seconds(self.log, order, going)
         why = {"sync": seconds, "reading again": reading}
         if going is not None:
             self.together.pause(order.seats, self.log.clock.now, why)
@@ -403,31 +356,6 @@ class SimTransport:
         for sampling in at_work:
             for name, seconds_more in why.items():
                 sampling.later[name] = sampling.later.get(name, 0.0) + seconds_more
-
-    def rereading(self, order: NodeRequest, tokens: Sequence[float]) -> float:
-        """Return the seconds in which rows of so many tokens are read."""
-        if not tokens:
-            return 0.0
-        batch = Batch(float(len(tokens)), Lengths.of(tokens), Lengths.of([1]))
-        model = order.frame.values[model_of(order.node)]
-        return self.log.predictor.work(model, order.node.op, [batch], order.copies).seconds
-
-    def reading(self, sampling: SamplingRequest) -> float:
-        """Return the seconds in which a group reads its rows that have not ended: all have as many tokens."""
-        order, rows, past = sampling.order, sampling.rows, self.log.clock.now - sampling.began
-        node, model = order.node, order.frame.values[model_of(order.node)]
-        batch = rows.sampling(rows_per_input(node), node.attr("n"))
-
-        def until(tokens: int) -> float:
-            cut = replace(batch, response=batch.response.capped(tokens))
-            return self.log.predictor.work(model, node.op, [cut]).seconds
-
-        least, most = 0, int(rows.response.max(initial=0))
-        while least + 1 < most:
-            middle = (least + most) // 2
-            least, most = (middle, most) if until(middle) <= past else (least, middle)
-        left = rows.response > least
-        return self.rereading(order, (rows.prompt[left] + least).tolist())
 
     def adopt(self, move: WeightTransfer) -> None:
         assert move.update is not None
@@ -461,21 +389,13 @@ class SimTransport:
             value, kind = frame.values.get(name), frame.types[name]
             if isinstance(value, FakeRows) and value.where != group.name and not isinstance(kind, Handle):
                 # What is computed for a row travels with it: a token's bytes are those of all of its values.
-                sent[value.where] = max(sent.get(value.where, 0.0), self.fresh(value, order).entries(kind))
+                sent[value.where] = max(sent.get(value.where, 0.0), self.counts.fresh(value, order).entries(kind))
         spent["transfer"] = sum(
             predictor.rows(source, group.name, tokens, order.copies).seconds
             for source, tokens in sent.items()
             if tokens
         )
         return {name: seconds for name, seconds in spent.items() if seconds}
-
-    def fresh(self, value: FakeRows, order: NodeRequest) -> FakeRows:
-        """Return the rows that the group does not have yet; now it has them."""
-        sent, key = self.counts_of_step(order.step).sent, (value.name, order.group.name)
-        earlier = sent.get(key, no_rows())
-        new_rows = value.pick(~np.isin(value.numbers, earlier))
-        sent[key] = np.concatenate([earlier, new_rows.numbers])
-        return new_rows
 
     def cost(self, order: NodeRequest, made: NodeOutput, batches: Sequence[Batch]) -> Cost:
         """Return the cost of the work itself."""

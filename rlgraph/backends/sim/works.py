@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from rlgraph.backends.steps import TimelineWatcher
 from rlgraph.passes.cost.fusing import Fusion
 from rlgraph.passes.pipelines.timetable import WAYS, timed_entries
 
@@ -65,16 +65,6 @@ class Work:
     def queued(self) -> bool:
         """Whether it waited for its pool, not for an input."""
         return self.start > self.fired
-
-
-class TimelineWatcher(Protocol):
-    """What a timeline is drawn by: an observer, a trace."""
-
-    def span(
-        self, pool: str, rank: int | str, name: str, category: str, start: float, end: float, **args: object
-    ) -> int: ...
-
-    def flow(self, source: int, target: int, name: str, sent_bytes: int) -> None: ...
 
 
 class TimelineWriter:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from rlgraph.catalog.models.adapters import factor_names
+from rlgraph.catalog.models.config_shape import SPARSE
 from rlgraph.catalog.models.latent import LatentAttention
-from rlgraph.catalog.models.shape import SPARSE, Shape
+from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import Parameter, Range, at_layer, from_layer
 
 ModelKind = Literal["causal_lm", "value_lm", "reward_lm"]
@@ -113,7 +114,6 @@ _STORED_EXPERTS = {
     "": {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
     "mixtral": {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)},
 }
-
 
 Part = Literal["q", "k", "v", "gate", "up"]
 _FUSED: tuple[tuple[str, tuple[Part, ...]], ...] = (

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 from rlgraph.catalog.models.adapters import CONFIG
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_folder
 from rlgraph.catalog.models.families import HEAD
-from rlgraph.catalog.models.shape import UnsupportedModel, shape_of
+from rlgraph.catalog.models.shape import UnsupportedModel
 from rlgraph.errors import Diagnostic, Span
 from rlgraph.files import read_bytes
 

@@ -3,7 +3,6 @@ or none."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -14,7 +13,8 @@ from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import Stream
 from rlgraph.ops.nodes import NODES
-from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulatedSeconds
+from rlgraph.passes.compilation.open_lines import LineSearch, with_open_lines
+from rlgraph.passes.compilation.overlap import SimulatedSeconds
 from rlgraph.passes.cost.tasks import main_step
 from rlgraph.passes.placement.choose import PlacementChoice
 from rlgraph.passes.placement.search.progress import ProgressLine
@@ -30,30 +30,16 @@ do."""
 STEPS = 2
 """Steps of each simulation: it only has to tell which of two sizes is better, not the exact seconds."""
 
-PAYS = 0.001
-"""The share of a step that streaming must save."""
-
 
 def with_blocks(choice: PlacementChoice, timed: SimulatedSeconds) -> PlacementChoice:
     """Return a choice with the best block of each table whose line leaves it open, one table after the other, with the
-    tails that it has. Where no block saves anything, the table does not stream unless it has a tail. Raises Interrupted
-    with the best so far after Ctrl-C."""
-    progress = ProgressLine("choosing blocks")
-    with closing(progress):
-        for line in choice.question.schedule.streams:
-            if line.open:
-                search = _Search(choice, line, progress, timed)
-                try:
-                    search.run()
-                except ProgramError:
-                    # The choice cannot be simulated; `simulate` says why.
-                    continue
-                except KeyboardInterrupt:
-                    progress.close()
-                    print(f"interrupted: the block of `{line.table}` is the best that was tried", file=sys.stderr)
-                    raise ChoiceInterrupted(search.best()) from None
-                choice = search.best()
-    return choice
+    tails that it has. Where no block saves anything, the table does not stream unless it has a tail. Raises
+    ChoiceInterrupted with the best so far after Ctrl-C."""
+
+    def search(choice: PlacementChoice, line: Stream, progress: ProgressLine) -> _BlockSearch:
+        return _BlockSearch(choice, line, progress, timed)
+
+    return with_open_lines(choice, choice.question.schedule.streams, "block", search)
 
 
 @dataclass(frozen=True)
@@ -74,7 +60,7 @@ def streaming_gains(choice: PlacementChoice, ends: float = inf) -> Iterator[Stre
     time at which to stop trying; what was not tried by then is left out."""
     with closing(ProgressLine("simulating what could stream")) as progress:
         for table in streamable_tables(choice):
-            search = _Search(choice, Stream(table), progress, SimulatedSeconds(STEPS), ends)
+            search = _BlockSearch(choice, Stream(table), progress, SimulatedSeconds(STEPS), ends)
             try:
                 search.run()
             except ProgramError:
@@ -113,17 +99,16 @@ def block_sizes(choice: PlacementChoice, line: Stream) -> Iterator[int]:
         yield rows
 
 
-class _Search:
-    """The search for the block of one table."""
+class _BlockSearch(LineSearch[Stream, int]):
+    """The search for the block of one table, in rows."""
 
     def __init__(
         self, choice: PlacementChoice, line: Stream, progress: ProgressLine, timed: SimulatedSeconds, ends: float = inf
     ) -> None:
-        self.choice, self.line, self.progress, self.timed, self.ends = choice, line, progress, timed, ends
+        super().__init__(choice, line, progress, timed)
+        self.ends = ends
         self.tailed = any(tail.table == line.table for tail in choice.question.schedule.tails)
         self.others = tuple(block for block in choice.plan.blocks if block[0] != line.table)
-        self.tried: dict[int | None, float] = {}
-        """Simulated seconds of a step by rows of a block; None: without streaming."""
 
     def run(self) -> None:
         """Try the whole batch, and blocks from small to large."""
@@ -132,25 +117,11 @@ class _Search:
             if monotonic() < self.ends:
                 self.seconds(rows)
 
-    def seconds(self, rows: int | None) -> float:
-        """Return the simulated seconds of a step with this block."""
-        if rows not in self.tried:
-            self.progress.show(self.progress.elapsed(), lambda: f"{len(self.tried)} of `{self.line.table}` tried")
-            self.tried[rows] = self.timed.seconds(self.with_block(rows))
-        return self.tried[rows]
-
-    def with_block(self, rows: int | None) -> PlacementChoice:
+    def changed(self, tried: int | None) -> PlacementChoice:
         """Return the choice with this block; None: without streaming."""
         plan, table = self.choice.plan, self.line.table
-        blocks = self.others if rows is None else (*self.others, (table, rows))
+        blocks = self.others if tried is None else (*self.others, (table, tried))
         free = tuple(name for name in plan.free if name != table)
-        if self.line.free and rows is not None:
+        if self.line.free and tried is not None:
             free = (*free, table)
         return replace(self.choice, plan=replace(plan, blocks=blocks, free=free), simulated=None)
-
-    def best(self) -> PlacementChoice:
-        """Return the choice with the best block that was tried."""
-        best = min(self.tried, key=self.tried.__getitem__, default=None)
-        if None in self.tried and best is not None and self.tried[best] > (1 - PAYS) * self.tried[None]:
-            best = None
-        return self.with_block(best)

@@ -21,6 +21,7 @@ from rlgraph.ops.work import operations
 from rlgraph.passes.compilation.hosts import fullest_node, host_memory_shortage, offloaded_by_node
 from rlgraph.passes.compilation.planning import find_shapes, unused_lines
 from rlgraph.passes.compilation.target import Target
+from rlgraph.passes.cost.batch import total_rows
 from rlgraph.passes.cost.fusing import Fusion
 from rlgraph.passes.cost.peak import Peak, peaks
 from rlgraph.passes.cost.predict import Predictor
@@ -28,16 +29,14 @@ from rlgraph.passes.cost.tasks import main_step
 from rlgraph.passes.placement.choose import (
     SLEEPERS,
     PlacementChoice,
-    PlacementQuery,
     choose,
     choose_unfused,
     choose_until,
     choose_with_offload,
-    is_small,
     no_plan_error,
-    with_other_engines,
     with_shared_pipelines,
 )
+from rlgraph.passes.placement.question import PlacementQuery, is_small, with_other_engines
 from rlgraph.passes.placement.runners_up import next_best_choices, streamed_tables, without_open_lines
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.rewrites.accumulate import accumulating_models
@@ -298,9 +297,7 @@ def fusion_timetables(choice: PlacementChoice) -> dict[str, Fusion]:
         works = []
         for model in fused.models:
             tasks = [task for task in choice.problem.tasks if task.model == model and work_of(task.op) == "trains"]
-            works.append(
-                (model, max((task.batches for task in tasks), key=lambda batches: sum(batch.rows for batch in batches)))
-            )
+            works.append((model, max((task.batches for task in tasks), key=total_rows)))
         timetables[", ".join(fused.models)] = predictor.fused(works)
     return timetables
 

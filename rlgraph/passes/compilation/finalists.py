@@ -12,7 +12,8 @@ from rlgraph.backends.sim.steady_state import FEWEST
 from rlgraph.passes.compilation.blocks import STEPS, with_blocks
 from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulatedSeconds, simulate_seconds, streaming_key
 from rlgraph.passes.compilation.tails import with_tails
-from rlgraph.passes.placement.choose import PlacementChoice, make_problem
+from rlgraph.passes.placement.choose import PlacementChoice
+from rlgraph.passes.placement.question import make_problem
 from rlgraph.passes.placement.runners_up import streamed_value
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.problem import Problem

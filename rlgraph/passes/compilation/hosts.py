@@ -12,7 +12,8 @@ from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.errors import Diagnostic
 from rlgraph.ir.plan import Pool
 from rlgraph.passes.cost.peak import OffloadedModels, lodgings
-from rlgraph.passes.placement.choose import PlacementChoice, PlacementQuery, choose_until
+from rlgraph.passes.placement.choose import PlacementChoice, choose_until
+from rlgraph.passes.placement.question import PlacementQuery
 from rlgraph.passes.placement.search.progress import OutOfTime
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 

@@ -4,16 +4,17 @@ schedules."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlgraph.backends.enginespec.registry import Fault, embedded, engine, faults, installed
 from rlgraph.catalog.models.adapters import adapters_of, find_adapter
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.families import linear_layers
-from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
+from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, count_phrase, did_you_mean, quoted_list
 from rlgraph.ir.graph import Constant, Model, Program, Record, plain
 from rlgraph.ir.plan import CODE, HOST, Plan
@@ -219,7 +220,7 @@ def _shape(model: Model, folders: Folders) -> Shape | UnsupportedModel | None:
     try:
         if not isinstance(source, Record) and (saved := find_adapter(_local(str(source), folders))):
             source, adapters = saved
-        config = _random(source, folders) if isinstance(source, Record) else _named(str(source), folders)
+        config = _random(source, folders) if isinstance(source, Record) else find_config(_local(str(source), folders))
         return replace(shape_of(config), adapters=adapters) if config is not None else None
     except UnsupportedModel as error:
         return error
@@ -255,11 +256,6 @@ def _tokens(tokenizer: Constant, folders: Folders) -> int | None:
         return None
     vocabulary = json.loads(file.read_text("utf-8"))
     return len({*vocabulary["model"]["vocab"], *(token["content"] for token in vocabulary["added_tokens"])})
-
-
-def _named(source: str, folders: Folders) -> Mapping[str, Any] | None:
-    """Return the configuration of a folder of the program, or of a name on the hub."""
-    return find_config(_local(source, folders))
 
 
 def _local(source: str, folders: Folders) -> str:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
 from rlgraph.passes.cost.constants import Constants, defaults
 from rlgraph.passes.cost.lengths import read_lengths
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 
 if TYPE_CHECKING:
     from rlgraph.catalog.clusters.cluster import Cluster
-    from rlgraph.passes.compilation.compilation import Compilation
     from rlgraph.passes.cost.calibration import Calibration
     from rlgraph.passes.placement.search.problem import Goal
 
@@ -85,15 +84,6 @@ def make_target(
     seconds = inf if search_seconds is None else search_seconds
     wanted: Goal = goal  # type: ignore[assignment]
     return Target(parsed, workload or Workload(), constants, wanted, offload, fuse, stream, seconds, search_gap)
-
-
-def assumed_workload(compiled: Compilation) -> Workload:
-    """Return the lengths that a compilation's plan was made for; a plan file has them, too."""
-    if compiled.target is not None:
-        return compiled.target.workload
-    assumptions = compiled.assumptions
-    prompt, response = (assumptions.get(name) for name in ("prompt_tokens", "response_tokens"))
-    return workload(prompt, response, float(assumptions.get("kept", 1.0)), files=False)
 
 
 def workload(

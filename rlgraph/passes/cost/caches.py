@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 
 from rlgraph.backends.enginespec.memory import GrowingCache, ReservedCache
 from rlgraph.catalog.models.families import linear_layers
 from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.passes.cost import latent, work
 from rlgraph.passes.cost.activations import forward_bytes
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.decoding import decoding_slots
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.memory import BUCKET, Bytes, Load, MemoryModel, MemoryNeeds, larger
-from rlgraph.passes.cost.time import Batch, held, held_adapter_bytes, held_adapter_numbers
+from rlgraph.passes.cost.weights import held, held_adapter_bytes, held_adapter_numbers
 from rlgraph.passes.cost.work import Tokens
 
 
@@ -134,7 +136,7 @@ class _Growing(MemoryModel):
         )
         resident = Bytes((("weights", weights),))
         active = [self._decoded(batch, rows) for batch, rows in zip(self.batches, load, strict=True)]
-        return MemoryNeeds(resident, max(active, key=_total, default=Bytes()))
+        return MemoryNeeds(resident, max(active, key=attrgetter("total"), default=Bytes()))
 
     def _decoded(self, batch: Batch, rows: float) -> Bytes:
         """Return the bytes that prefill or decoding of so many rows needs, whichever is more."""
@@ -177,7 +179,3 @@ def _room(first: float, needed: float) -> tuple[float, float]:
     while room < needed:
         room, before = room + 1 + (room + 1) // 2, room
     return room, before
-
-
-def _total(sizes: Bytes) -> float:
-    return sizes.total

@@ -12,10 +12,14 @@ from rlgraph.catalog.models.families import linear_layers
 from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.passes.cost import latent, work
 from rlgraph.passes.cost.activations import layer_bytes
+from rlgraph.passes.cost.batch import POINTS, Batch
 from rlgraph.passes.cost.constants import Constants
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.time import POINTS, Batch, Cost, held_adapter_bytes, slowdown
+from rlgraph.passes.cost.time import slowdown
+from rlgraph.passes.cost.weights import held_adapter_bytes
 from rlgraph.passes.cost.work import Tokens
+from rlgraph.passes.memo import memo
 
 SLOTS = 256
 """The most rows that an engine decodes together which states no number of its own."""
@@ -53,9 +57,7 @@ class Generation:
         """Return the cost with so many replicas."""
         rows = self.batch.share(copies * self.deployment.threads)
         key = (rows, min(rows, self.slots), copies == 1)
-        if key not in self._costs:
-            self._costs[key] = self._cost(rows, slowdown(self.deployment.copied(copies), self.rates))
-        return self._costs[key]
+        return memo(self._costs, key, lambda: self._cost(rows, slowdown(self.deployment.copied(copies), self.rates)))
 
     def _cost(self, rows: float, slower: float) -> Cost:
         batch, call = self.batch, Cost(overhead=self.rates.call)

@@ -11,8 +11,9 @@ from operator import ge
 from random import Random
 
 from rlgraph.ir.shared_pipelines import shared_stages
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.time import Cost, LatencyModel
+from rlgraph.passes.cost.time import LatencyModel
 from rlgraph.passes.pipelines.bounds import least_seconds, serial_seconds
 from rlgraph.passes.pipelines.counted import counted
 from rlgraph.passes.pipelines.dispatch import plain_rules, schedule_by_rule, urgent_rules

@@ -22,6 +22,7 @@ from typing import Any
 
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
 from rlgraph.files import read_bytes, reason
+from rlgraph.passes.memo import memo
 
 BAD_TEXT = "E0926"
 IMPOSSIBLE = "E0927"
@@ -94,9 +95,7 @@ class Lengths:
 
     def spread(self, points: int) -> tuple[float, ...]:
         """Return so many lengths, ascending, each of which represents as many rows."""
-        if points not in self._spread:
-            self._spread[points] = tuple(self.at((index + 0.5) / points) for index in range(points))
-        return self._spread[points]
+        return memo(self._spread, points, lambda: tuple(self.at((index + 0.5) / points) for index in range(points)))
 
     @cached_property
     def _spread(self) -> dict[int, tuple[float, ...]]:

@@ -14,13 +14,14 @@ from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.catalog.models.families import count
 from rlgraph.ir.plan import Group, Plan, Pool
 from rlgraph.ops.nodes import NODES
+from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.fusing import Fusion
-from rlgraph.passes.cost.memory import KEPT, AccumulatingMemory, Bytes, Footprint
+from rlgraph.passes.cost.memory import KEPT, Bytes, Footprint
+from rlgraph.passes.cost.pass_memory import AccumulatingMemory
 from rlgraph.passes.cost.predict import Predictor, footprint
-from rlgraph.passes.cost.tasks import Task
-from rlgraph.passes.cost.time import Batch
+from rlgraph.passes.cost.task import Task
 
 TIGHT = 0.95
 """A device is reported as tight if more than this share of its usable memory is used: docs/why/memory.md has counts
@@ -290,7 +291,7 @@ class _Filling:
             ]
             for name in shared.models
         }
-        fullest = {name: max(batches, key=_rows) for name, batches in fed.items() if batches}
+        fullest = {name: max(batches, key=total_rows) for name, batches in fed.items() if batches}
         works = [*fullest.items()]
         yield from in_flight_bytes(self.predictor, works, self.predictor.fused(works))
 
@@ -307,10 +308,6 @@ class _Filling:
     def process(self, group: Group) -> float:
         """Return the bytes that one process of a group uses beside tensors."""
         return self.predictor.deployment(group.models[0], group).process(self.predictor.constants)
-
-
-def _rows(batches: Sequence[Batch]) -> float:
-    return sum(batch.rows for batch in batches)
 
 
 def _sum(parts: Parts) -> float:

@@ -12,13 +12,19 @@ from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
 from rlgraph.ir.layout import share
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ops.nodes import NODES, planned_as
-from rlgraph.passes.cost import caches, decoding, memory, time
+from rlgraph.passes.cost import caches, decoding
+from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.constants import Constants
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.fusing import Fusion, PipelineTraining, fusion
-from rlgraph.passes.cost.memory import Footprint
+from rlgraph.passes.cost.memory import Footprint, MemoryModel
+from rlgraph.passes.cost.optimizer_step import optimizer_step
+from rlgraph.passes.cost.pass_memory import AccumulatingMemory, ForwardMemory, TrainingMemory
 from rlgraph.passes.cost.sampled import SamplingResult, sampled
-from rlgraph.passes.cost.time import Batch, Cost
+from rlgraph.passes.cost.time import latency
+from rlgraph.passes.cost.weights import sync_cost
+from rlgraph.passes.memo import memo
 
 ROW_BYTES = 20
 """The bytes that travel for each token of a row: the token itself, log-probabilities, and what is computed for it."""
@@ -48,7 +54,7 @@ class TaskModel:
         op = NODES[operation]
         kind: Literal["forward", "train"] = "train" if op.trains else "forward"
         reads = op.scores or op.region
-        self.passes = time.latency(kind, config, deployment, constants, batches) if reads else None
+        self.passes = latency(kind, config, deployment, constants, batches) if reads else None
         """The passes of one replica; None if it samples, or only takes a step."""
         self.generation: decoding.Generation | None = None
         """The generation; None if it samples nothing."""
@@ -64,13 +70,13 @@ class TaskModel:
         step."""
         self.one = deployment.mesh.copy_size
         self.tokens = sum(batch.tokens().tokens for batch in batches)
-        self.rows = sum(batch.rows for batch in batches)
+        self.rows = total_rows(batches)
         # Requests and rows on their way have a fixed cost, and a cost for each process and each token.
         ordered, sent = order(0, constants).seconds, rows(0.0, deployment.island, constants).seconds
         self._fixed = ordered + sent
         self._each_rank = order(1, constants).seconds - ordered
         self._each_token = rows(1.0, deployment.island, constants).seconds - sent
-        self.update = time.optimizer_step(config, deployment, constants) if op.updates else None
+        self.update = optimizer_step(config, deployment, constants) if op.updates else None
 
     def work(self, copies: int) -> Cost:
         """Return the cost of the work alone, of all replicas."""
@@ -84,16 +90,12 @@ class TaskModel:
 
     def seconds(self, copies: int) -> float:
         """Return the seconds of `cost`, to rounding: the search asks for nothing else, and often."""
-        if copies not in self._common:
-            self._common[copies] = self._begin(copies)
-        begins, rows, updates = self._common[copies]
+        begins, rows, updates = memo(self._common, copies, lambda: self._begin(copies))
         return begins + (self.passes.seconds(rows) if self.passes else self._sample(copies).seconds) + updates
 
     def in_parts(self, copies: int, chunks: int) -> float:
         """Return the seconds if each stage had so many chunks of the layers."""
-        if copies not in self._common:
-            self._common[copies] = self._begin(copies)
-        begins, rows, updates = self._common[copies]
+        begins, rows, updates = memo(self._common, copies, lambda: self._begin(copies))
         return begins + (self.passes.in_parts(rows, chunks) if self.passes else 0.0) + updates
 
     def _begin(self, copies: int) -> tuple[float, float, float]:
@@ -220,16 +222,14 @@ def memory_model(
     config: ModelConfig,
     deployment: Deployment,
     batches: Sequence[Batch],
-    alike: memory.MemoryModel | None = None,
-) -> memory.MemoryModel:
+    alike: MemoryModel | None = None,
+) -> MemoryModel:
     """Return the memory model of the work on a split, by the number of replicas. alike: the model of the same work on
     the same split with another size of micro-batches or cache."""
     op = NODES[operation]
     if op.generates:
         return caches.generation_memory(config, deployment, batches)
-    model_class = (
-        memory.ForwardMemory if not op.trains else memory.AccumulatingMemory if op.part_of else memory.TrainingMemory
-    )
+    model_class = ForwardMemory if not op.trains else AccumulatingMemory if op.part_of else TrainingMemory
     return model_class(config, deployment, batches, alike)
 
 
@@ -388,7 +388,7 @@ class Predictor:
         receiving = self.deployment(model, to)
         ends = self.deployment(model, from_), receiving if copies is None else receiving.copied(copies)
         apart = self.cluster.apart(ends[0].island, ends[1].island)
-        return time.sync_cost(self.configs[model], *ends, from_.pool == to.pool, self.constants, apart)
+        return sync_cost(self.configs[model], *ends, from_.pool == to.pool, self.constants, apart)
 
     def host(self, op: str, count: float) -> Cost:
         """Return the cost of work of the host on so many rows."""

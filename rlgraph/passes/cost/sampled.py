@@ -12,11 +12,13 @@ from copy import copy
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import Constants
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.decoding import DecodeStep, decoding_slots, prefill_cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.time import Batch, Cost, slowdown
+from rlgraph.passes.cost.time import slowdown
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ reached the group that generates.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cached_property
 
 from rlgraph.ir.graph import Graph, Node, Phase, Program
 from rlgraph.ir.types import Axis, Handle, Table, Type, axes_of, axis_of
@@ -24,99 +23,10 @@ from rlgraph.ops.nodes import (
     read_inputs,
     rows_per_input,
 )
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.time import Batch
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What the program cannot say: how long texts are, and how many rows a filter keeps."""
-
-    prompt: Lengths = Lengths.lognormal(mean=256, p99=1024)
-    response: Lengths | None = None
-    """The lengths of responses; None: `usual`, for the limit of the program."""
-    kept: float = 1.0
-    """The share of the rows that `keep` keeps."""
-    alike: float = 0.0
-    """How much the lengths of the answers to one prompt correlate, from 0 to 1: rank correlation, as normal scores."""
-    foresight: float = 0.97
-    """How much the expected length of a prompt's answers, by which rows may be ordered, correlates with the real
-    length, as normal scores. At this value, of the longest fifth, tenth and twentieth of the rows 0.86, 0.83 and 0.80
-    are among those expected to be: StreamRL's ranker (arXiv 2504.15930) found 0.87, 0.82 and 0.76 of them."""
-
-    def answers(self, limit: int) -> Lengths:
-        """Return the lengths of what is sampled with at most so many tokens."""
-        return (self.response or usual_lengths(limit)).capped(limit)
-
-
-LONGEST = 1 << 20
-"""The longest context in tokens that models reach today."""
-
-
-@cache
-def usual_lengths(limit: int) -> Lengths:
-    """Return the lengths of answers of which only the limit is known: log-normal, and 1 of 100 is cut.
-
-    The limit is twice the median up to 256 tokens, and sqrt(limit) / 8 times beyond: 4 times at 1,024, 16 times at
-    16,384. docs/reference/clusters.md has the published lengths that this lies between. A limit beyond `LONGEST` has
-    the answers of that limit.
-    """
-    if not limit:
-        return Lengths((0.0,))
-    limit = min(limit, LONGEST)
-    return Lengths.lognormal(p50=limit / max(2.0, math.sqrt(limit) / 8), p99=limit)
-
-
-Maker = tuple[str, str] | None
-"""The maker of values: a model and its operation; None: the host."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadValue:
-    """A value that a task reads and another operation has made. Where both are done by the same processes, or the value
-    was read there before, nothing travels."""
-
-    value: str
-    """The table or tensor that is stored where it was made, of which the value may be a part."""
-    maker: Maker
-    tokens: float
-    """Tokens in a step."""
-    orders: float
-    """The requests of a step that fetch it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """The work of one node in a step, and the tasks that it waits for."""
-
-    name: str
-    """The name that people see: what the node makes, or `train actor`."""
-    op: str
-    model: str | None
-    """The model that works; None: the host does it."""
-    batches: tuple[Batch, ...] = ()
-    """All rows that the calls of a model read."""
-    rows: float = 0.0
-    """The rows of work of the host."""
-    times: float = 1.0
-    """How often it is done in a step; less than 1 for what is not done in every step."""
-    after: tuple[int, ...] = ()
-    """The numbers of the tasks that it waits for."""
-    code: str = ""
-    """The user function or environment that it calls."""
-    workers: int = 1
-    """Processes over which its calls are spread, where the code has no pool of its own."""
-    turns: int = 0
-    """How often an environment may answer each row."""
-    reads: tuple[ReadValue, ...] = ()
-    """The values that it reads from elsewhere."""
-    loops: tuple[tuple[int, float], ...] = ()
-    """The loops around it, the outermost first, each with a number and how often it runs: together `times`."""
-
-    @property
-    def tokens(self) -> float:
-        """Return the tokens that a model reads or samples each time."""
-        return sum(batch.tokens().tokens for batch in self.batches)
+from rlgraph.passes.cost.task import Maker, ReadValue, Task
+from rlgraph.passes.cost.workload import Workload
 
 
 def tasks(
@@ -130,17 +40,6 @@ def tasks(
     pool of CPUs. streamed: tables whose rows are used as they arrive: work by rows or by groups begins with the first
     rows, and work that needs all rows waits for all that was done with them."""
     return _TaskList(program, workload, elsewhere, streamed).phase(phase)
-
-
-def stays(tasks: Sequence[Task], number: int, own: Collection[int]) -> float:
-    """Return how often in a step the processes that do a task take over its devices: once for each run of a loop in
-    which any other processes work with a model. own: tasks that are done by the same processes."""
-    others = [task.loops for at, task in enumerate(tasks) if task.model and at not in own]
-    loops = tasks[number].loops
-    shared = max(
-        (depth for depth in range(1, len(loops) + 1) for around in others if loops[:depth] == around[:depth]), default=0
-    )
-    return math.prod(times if depth < shared else min(times, 1.0) for depth, (_, times) in enumerate(loops))
 
 
 def main_step(program: Program) -> Phase:
@@ -422,7 +321,7 @@ class _TaskList:
             parent = parent.parent
         return self.rows.get(axis, 1.0) * share
 
-    @property
+    @cached_property
     def above(self) -> dict[str, Axis]:
         """The parent of each axis."""
         parents = {}
@@ -464,7 +363,7 @@ class _TaskList:
             kind = node.outputs[0].type
             assert isinstance(kind, Table) and kind.token
             self.rows[kind.axis.key] = float(node.attr("rows"))
-            stored = [lengths for lengths in self.lengths.values()]
+            stored = list(self.lengths.values())
             self.lengths[kind.token.key] = stored[-1] if stored else (self.workload.prompt, self.workload.answers(512))
 
     def replace_axes(self, old: Type, new: Type, share: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlgraph.backends.enginespec.registry import engine, preferred
-from rlgraph.errors import Diagnostic, did_you_mean, quoted_list
+from rlgraph.errors import did_you_mean, quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Admission, Plan
 from rlgraph.ir.schedule import Schedule
@@ -21,14 +21,6 @@ def admits_of(schedule: Schedule) -> tuple[Admission, ...]:
 def length_functions(schedule: Schedule) -> tuple[str, ...]:
     """Return the functions of the program that predict the lengths of rows."""
     return tuple(line.name for line in schedule.admits if line.by == "function")
-
-
-def admit_problems(schedule: Schedule, plan: Plan, program: Program) -> Iterator[Diagnostic]:
-    """Yield the errors for lines that a plan cannot follow."""
-    for line in schedule.admits:
-        admit = plan.admit(line.table)
-        for message, hint in admit_faults(admit, plan, program) if admit else ():
-            yield Diagnostic("E0976", message, line.span, hint)
 
 
 def admit_faults(admit: Admission, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:

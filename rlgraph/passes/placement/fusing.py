@@ -8,7 +8,7 @@ from itertools import combinations
 
 from rlgraph.backends.enginespec.registry import engine, preferred
 from rlgraph.dsl.fusing import fuse_conflict
-from rlgraph.errors import Diagnostic, quoted_list
+from rlgraph.errors import quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import FusedTraining, Group, Plan
 from rlgraph.ir.schedule import Schedule
@@ -46,13 +46,6 @@ def fusible(program: Program, schedule: Schedule, free: bool = True) -> list[fro
         and (one in lines or free and not schedule.streams)
         and not fuse_conflict(program, one, other)
     ]
-
-
-def fuse_problems(schedule: Schedule, plan: Plan, program: Program) -> Iterator[Diagnostic]:
-    """Yield the errors for lines that a plan cannot follow."""
-    for line, fused in zip(schedule.fuses, plan.fused, strict=True):
-        for message, hint in fuse_faults(fused, plan, program):
-            yield Diagnostic("E0973", message, line.span, hint)
 
 
 def fuse_faults(fused: FusedTraining, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:

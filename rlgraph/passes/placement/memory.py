@@ -11,7 +11,8 @@ from rlgraph.ir.plan import Group, Plan
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost.optimizer import optimizer_bytes
 from rlgraph.passes.cost.work import trained_parameters
-from rlgraph.passes.placement.place import Shapes, model_config
+from rlgraph.passes.placement.models import model_config
+from rlgraph.passes.placement.place import Shapes
 
 
 def least_memory(program: Program, plan: Plan, shapes: Shapes) -> int:

@@ -23,23 +23,22 @@ from typing import Any, Literal, cast
 from rlgraph.backends.enginespec.legal import held, no_adapters, problems
 from rlgraph.backends.enginespec.registry import embedded, preferred
 from rlgraph.backends.enginespec.registry import engine as spec_of
-from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
-from rlgraph.errors import Diagnostic, ProgramError, Related, quoted_list
+from rlgraph.errors import Diagnostic, ProgramError, Related
 from rlgraph.ir.graph import Model, Program
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Pool, Role
-from rlgraph.ir.schedule import Placement, Refresh, Schedule, Send
-from rlgraph.ir.types import Handle
-from rlgraph.ops.bases import base_models, has_adapters
+from rlgraph.ir.schedule import Placement, Schedule
+from rlgraph.ops.bases import has_adapters
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
-from rlgraph.ops.optimizers import ADAMW, Optimizer, optimizer_of
 from rlgraph.ops.work import code, operations
-from rlgraph.passes.cost.deployment import ModelConfig
-from rlgraph.passes.placement.admits import admit_problems, admits_of, length_functions
-from rlgraph.passes.placement.fusing import fuse_problems, fused_of, on_same_stages
-from rlgraph.passes.placement.tails import tail_problems, tails_of
+from rlgraph.passes.placement.adapters import adapter_problems
+from rlgraph.passes.placement.admits import admits_of, length_functions
+from rlgraph.passes.placement.fusing import fused_of, on_same_stages
+from rlgraph.passes.placement.models import model_optimizer, update_pairs
+from rlgraph.passes.placement.tails import tails_of
+from rlgraph.passes.placement.unfollowed import TAKING, unfollowed
 
 Shapes = Mapping[str, Shape | UnsupportedModel]
 """The shape of each model; a model whose configuration is out of reach has none."""
@@ -75,8 +74,7 @@ def place(program: Program, schedule: Schedule, machine: Machine, shapes: Shapes
     plan = placer.plan()
     tails, fused, admits = tails_of(schedule, plan, program), fused_of(schedule), admits_of(schedule)
     plan = on_same_stages(replace(plan, tails=tails, fused=fused, admits=admits))
-    problems = [*_idle(schedule, plan), *_unable(schedule.refreshes, plan), *tail_problems(schedule, plan, program)]
-    _refuse([*problems, *fuse_problems(schedule, plan, program), *admit_problems(schedule, plan, program)])
+    _refuse(unfollowed(schedule, plan, program))
     return plan
 
 
@@ -86,74 +84,8 @@ def _refuse(problems: Iterable[Diagnostic]) -> None:
         raise ProgramError(sorted(distinct, key=lambda problem: (problem.span.line, problem.span.column)))
 
 
-def _idle(schedule: Schedule, plan: Plan) -> Iterator[Diagnostic]:
-    """Yield the errors for lines about weights that do not travel."""
-    ways = {(model, plan.group(group).pool) for model, _, group in plan.syncs()}
-    lines: list[tuple[Send | Refresh, str, str]] = [(line, "send", "to") for line in schedule.sends]
-    lines += [(line, "refresh", "on") for line in schedule.refreshes]
-    for line, word, to in lines:
-        if (line.model, line.pool) not in ways:
-            others = [f"{word} {model} {to} {pool}" for model, pool in sorted(ways)]
-            yield Diagnostic(
-                "E0915",
-                f"no weights of `{line.model}` are sent to `{line.pool}`",
-                line.span,
-                f"write {quoted_list(others, 'or')}" if others else "no weights travel: leave the line out",
-            )
-
-
 BLOCK = 64
 """Rows that travel together where nobody says how many, and there is no cluster to choose by."""
-
-_BY = {"reread": "rereads", "keep": "keeps"}
-"""The ways in which new weights come to rows that are being sampled, and the field of an engine spec that says whether
-it can do so."""
-
-
-def _unable(refreshes: Sequence[Refresh], plan: Plan) -> Iterator[Diagnostic]:
-    """Yield the errors for lines that ask for new weights of engines that finish a sample with the weights it began
-    with."""
-    for line in refreshes:
-        roles = (role for role in plan.roles if role.model == line.model and NODES[role.operation].generates)
-        groups = [
-            group for group in map(plan.group, dict.fromkeys(role.group for role in roles)) if group.pool == line.pool
-        ]
-        for group in groups:
-            if line.by in _BY and not getattr(spec_of(group.engine), _BY[line.by]):
-                able = [spec.name for spec in preferred("generate") if getattr(spec, _BY[line.by])]
-                how = " and keeps what it has of rows" if line.by == "keep" else ""
-                message = f"`{group.engine}` takes no new weights while it samples{how}"
-                yield Diagnostic("E0918", message, line.span, f"`by=drain`, or the engine {quoted_list(able, 'or')}")
-
-
-def model_config(model: Model, shape: Shape, program: Program) -> ModelConfig:
-    """Return a program's model as cost and memory are computed of it."""
-    kind, optimizer = cast(ModelKind, model.kind), _optimizer(model, program)
-    return ModelConfig(
-        model.name, shape, kind, program.dtype(model), optimizer, base_models(program).get(model.name, "")
-    )
-
-
-def _optimizer(model: Model, program: Program) -> Optimizer:
-    """Return, of the optimizers that a model is trained with, the one that keeps most for each weight."""
-    optimizers = []
-    for phase in program.phases:
-        types = phase.graph.values()
-        for node in phase.graph.walk():
-            if NODES[node.op].trains and cast(Handle, types[node.inputs[0]]).name == model.name:
-                optimizers.append(optimizer_of(node))
-    return max(optimizers, key=lambda optimizer: optimizer.kept, default=ADAMW)
-
-
-def update_pairs(program: Program) -> Iterator[tuple[str, str]]:
-    """Yield the two models of each `update`: the one that takes the weights, and the one whose they are."""
-    for phase in program.phases:
-        types = phase.graph.values()
-        for node in phase.graph.walk():
-            if NODES[node.op].updates and not NODES[node.op].trains:
-                target, source = (types[name] for name in node.inputs)
-                assert isinstance(target, Handle) and isinstance(source, Handle)
-                yield target.name, source.name
 
 
 class _Placer:
@@ -227,7 +159,7 @@ class _Placer:
 
     def has_optimizer(self, model: Model, operation: str, engine: str) -> bool:
         """Return whether an engine has the optimizer, where the operation needs one."""
-        return not NODES[operation].trains or _optimizer(model, self.program).name in spec_of(engine).optimizers
+        return not NODES[operation].trains or model_optimizer(model, self.program).name in spec_of(engine).optimizers
 
     def fits(self, model: Model, engine: str, split: Mesh) -> bool:
         shape = self.shapes.get(model.name)
@@ -271,7 +203,7 @@ class _Placer:
         engine, shape, dtype = key.engine, self.shapes.get(model.name), self.program.dtype(model)
         subject = next(s.span for s in pin.work if s.model == model.name)
         engine_span = pin.at("engine") if pin.engine else subject
-        optimizer = _optimizer(model, self.program).name
+        optimizer = model_optimizer(model, self.program).name
         done = [operation for (name, operation), other in self.keys.items() if (name, other) == (model.name, key)]
         if not all(self.has_optimizer(model, operation, engine) for operation in done):
             yield Diagnostic(
@@ -361,7 +293,7 @@ class _Placer:
             free=tuple(stream.table for stream in self.schedule.streams if stream.free),
         )
         deltas = {(send.model, send.pool) for send in self.schedule.sends if send.delta}
-        ways_in = {by: {(line.model, line.pool) for line in self.schedule.refreshes if line.by == by} for by in _BY}
+        ways_in = {by: {(line.model, line.pool) for line in self.schedule.refreshes if line.by == by} for by in TAKING}
         replicas = {(line.model, line.pool) for line in self.schedule.refreshes if line.replica}
         synced = [(model, group) for model, _, group in plan.syncs()]
         settings = self.settings(names)
@@ -449,27 +381,6 @@ class _Placer:
             first = sorted(range(len(ranks)), key=ranks.__getitem__)
             return tuple(part * len(first) + index for part in range(count) for index in first)
         return group.devices
-
-
-_WIDE = '`dtype="float32"`'
-
-
-def adapter_problems(
-    model: str, engine: str, shape: Shape, dtype: str, kind: DeviceKind, pin: Placement
-) -> Iterator[Diagnostic]:
-    """Yield the errors for adapters that an engine cannot hold as a schedule says, or not at all."""
-    spec = spec_of(engine)
-    ways = spec.adapts(shape, dtype, kind)
-    if pin.adapters:
-        hint = "leave `adapters` out"
-        if shape.adapters and pin.adapters in spec.adapter_dtypes:
-            hint = f"write {' or '.join([*(f'`adapters={way}`' for way in ways), f'{_WIDE} of the model'])}"
-        for text in spec.unheld(pin.adapters, shape, dtype, kind):
-            yield Diagnostic("E0912", f"`{model}`: {engine} {text}", pin.at("adapters"), hint)
-    elif shape.adapters and spec.adapters and not ways:
-        why = [text for way in spec.adapters for text in spec.unheld(way, shape, dtype, kind)]
-        hint = f"write {_WIDE} of the model, or `engine={embedded().name}`"
-        yield Diagnostic("E0912", f"`{model}`: {engine} {', and '.join(why)}", pin.at("engine"), hint)
 
 
 def _ungathered(model: str, split: Mesh, pin: Placement) -> Iterator[Diagnostic]:

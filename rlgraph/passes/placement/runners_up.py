@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rlgraph.ir.schedule import Schedule
-from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, make_plan, make_problem, search_until
+from rlgraph.passes.placement.choose import PlacementChoice, candidate_partitions, search_until
+from rlgraph.passes.placement.found_plan import make_plan
+from rlgraph.passes.placement.question import make_problem
 
 
 def streamed_tables(schedule: Schedule) -> tuple[str, ...]:

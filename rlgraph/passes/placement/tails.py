@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlgraph.backends.enginespec.registry import engine, preferred
-from rlgraph.errors import Diagnostic, quoted_list
+from rlgraph.errors import quoted_list
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group, Plan, Tail
 from rlgraph.ir.schedule import Schedule
@@ -31,14 +31,6 @@ def tails_of(schedule: Schedule, plan: Plan, program: Program) -> tuple[Tail, ..
         under = UNDER if line.under is None else line.under
         tails.append(Tail(line.table, under, max(1, copies // ON) if line.on is None else line.on))
     return tuple(tails)
-
-
-def tail_problems(schedule: Schedule, plan: Plan, program: Program) -> Iterator[Diagnostic]:
-    """Yield the errors for lines that a plan cannot follow."""
-    for line in schedule.tails:
-        tail = plan.tail(line.table)
-        for message, hint in tail_faults(tail, plan, program) if tail else ():
-            yield Diagnostic("E0970", message, line.span, hint)
 
 
 def tail_faults(tail: Tail, plan: Plan, program: Program) -> Iterator[tuple[str, str]]:

@@ -21,14 +21,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlgraph.ir.layout import volume
 from rlgraph.ir.transfer import Move, TensorBox, Topology, Transfer, section
 from rlgraph.passes.resharding.cells import Layout, cells, distinct_layouts
-from rlgraph.passes.resharding.routes import Sites, route
-
-Array = NDArray[np.int64]
+from rlgraph.passes.resharding.routes import Array, Sites, route
 
 SMALLEST = 1 << 16
 """Streams below this many bytes are not divided among holders, since each message has a cost of its own."""

@@ -61,12 +61,12 @@ def run_passes(program: Program, pipeline: Sequence[Pass] = PIPELINE) -> list[St
     verify_passes(program, ())
     stages = [Stage("check", program)]
     for index, step in enumerate(pipeline):
-        began = time.perf_counter()
+        began, rewritten = time.perf_counter(), program
         try:
             rewritten = step.run(program)
             verify_passes(rewritten, pipeline[: index + 1])
         except BrokenGraph as error:
-            raise BrokenPass(f"pass {step.name}: {error}\n{_difference(program, rewritten)}") from error
+            raise BrokenPass(f"pass {step.name}: {error}{_difference(program, rewritten)}") from error
         except Exception as error:
             raise BrokenPass(f"pass {step.name}: {type(error).__name__}: {error}") from error
         stages.append(Stage(step.name, rewritten, time.perf_counter() - began))
@@ -80,7 +80,8 @@ def verify_passes(program: Program, done: Sequence[Pass] = PIPELINE) -> None:
 
 
 def _difference(before: Program, after: Program) -> str:
+    """Return the lines that differ, each after a line break."""
     lines = difflib.unified_diff(
         print_program(before).splitlines(), print_program(after).splitlines(), lineterm="", n=1
     )
-    return "\n".join(lines)
+    return "".join(f"\n{line}" for line in lines)

@@ -13,7 +13,7 @@ from rlgraph.ir.plan import CODE, HOST, Group, Holding, Plan, Role
 from rlgraph.ops.work import code, operations
 from rlgraph.passes.placement.admits import admit_faults, unknown_names
 from rlgraph.passes.placement.fusing import fuse_faults
-from rlgraph.passes.placement.place import update_pairs
+from rlgraph.passes.placement.models import update_pairs
 from rlgraph.passes.placement.tails import tail_faults
 
 Problem = tuple[tuple[str | int, ...], str, str, str]

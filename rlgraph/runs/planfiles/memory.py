@@ -10,13 +10,14 @@ from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import Diagnostic, ProgramError
 from rlgraph.ir.plan import Plan
+from rlgraph.passes.compilation.assumed import assumed_workload
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.hosts import host_memory_message
-from rlgraph.passes.compilation.target import assumed_workload
 from rlgraph.passes.cost.constants import Constants, defaults
 from rlgraph.passes.cost.peak import OffloadedModels, Peak, lodgings, peaks
-from rlgraph.passes.cost.tasks import Workload, main_step, tasks
-from rlgraph.passes.placement.place import model_config
+from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.workload import Workload
+from rlgraph.passes.placement.models import model_config
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 from rlgraph.runs.planfiles.document import Document
 

@@ -16,10 +16,10 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers import network
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.enginespec.registry import engine as named
+from rlgraph.catalog.models.config_shape import FAMILIES
 from rlgraph.catalog.models.families import ModelKind
-from rlgraph.catalog.models.shape import FAMILIES
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.time import Batch
 from tests.backends.engines.models import engine
 from tests.passes.cost.live import Live
 from tests.passes.cost.trained import Case

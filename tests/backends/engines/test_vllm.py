@@ -29,8 +29,8 @@ from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.families import CORRECTION
 from rlgraph.ir.mesh import mesh
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.time import Batch
 from tests.backends.engines.models import WORDS
 from tests.backends.engines.refreshing import Coming, check
 from tests.backends.engines.vllm_models import MODELS, misplaced, spec

@@ -15,15 +15,15 @@ from rlgraph.backends.engines.vllm import engine, start
 from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.adapters import Adapters
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import Holding
 from rlgraph.passes.cost.decoding import cached_token_bytes
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import Workload
 from rlgraph.passes.cost.work import cached_bytes, rank_parameters
+from rlgraph.passes.cost.workload import Workload
 
 GEN = """
 algorithm gen

@@ -17,7 +17,7 @@ from rlgraph.backends.enginespec.registry import embedded, engines, faults, open
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import ProgramError
 from rlgraph.ir.mesh import mesh
-from rlgraph.passes.placement.search.options import legal_meshes
+from rlgraph.passes.placement.search.meshes import legal_meshes
 from tests.backends.enginespec.packages import installed
 
 PROGRAM = """algorithm a

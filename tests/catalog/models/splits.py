@@ -10,8 +10,9 @@ from hypothesis.strategies import DrawFn
 
 from rlgraph.backends.enginespec.legal import problems
 from rlgraph.backends.enginespec.registry import engine as named
+from rlgraph.catalog.models.config_shape import FAMILIES, SPARSE
 from rlgraph.catalog.models.latent import ExpertRouting, LatentAttention
-from rlgraph.catalog.models.shape import FAMILIES, SPARSE, Shape
+from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import Mesh, mesh
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from rlgraph.catalog.models.config_shape import FAMILIES, SPARSE, longest_row, shape_of
 from rlgraph.catalog.models.families import count, layer_tensors, parameters
-from rlgraph.catalog.models.shape import FAMILIES, SPARSE, Shape, UnsupportedModel, longest_row, shape_of
+from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from tests.catalog.models.tiny import DENSE, KINDS, OWN, SIZES, held, shape_of_model, tiny
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from rlgraph.catalog.models import configs as module
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config, known_config
 from rlgraph.catalog.models.families import count
-from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
+from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 
 BILLIONS = {
     "Qwen/Qwen2.5-0.5B": 0.494,

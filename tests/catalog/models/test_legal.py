@@ -11,9 +11,10 @@ from rlgraph.backends.enginespec.legal import problems
 from rlgraph.backends.enginespec.registry import engine as named
 from rlgraph.backends.enginespec.registry import engines
 from rlgraph.catalog.models.adapters import Adapters
+from rlgraph.catalog.models.config_shape import FAMILIES, shape_of
+from rlgraph.catalog.models.config_shape import SPARSE as SPARSE_FAMILIES
 from rlgraph.catalog.models.families import ModelKind, parameters
-from rlgraph.catalog.models.shape import FAMILIES, Shape, UnknownFamily, shape_of
-from rlgraph.catalog.models.shape import SPARSE as SPARSE_FAMILIES
+from rlgraph.catalog.models.shape import Shape, UnknownFamily
 from rlgraph.ir.mesh import Mesh, mesh
 
 SHAPE = Shape("qwen2", vocab=50, hidden=16, ffn=24, layers=4, heads=4, kv_heads=2, head_dim=4, qkv_bias=True)

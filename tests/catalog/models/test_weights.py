@@ -20,8 +20,8 @@ from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, Weight
 from rlgraph.backends.enginespec.legal import problems
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.backends.enginespec.spec import replicated_layout
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.families import layer_tensors
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.layout import LocalTensor, at_layer
 from rlgraph.ir.mesh import Mesh, mesh
 from tests.catalog.models.tiny import KINDS, OWN, SIZES, SPARSE, held, shape_of_model, tiny

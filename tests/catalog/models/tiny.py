@@ -14,7 +14,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlgraph.catalog.models.shape import FAMILIES, SPARSE, Shape, shape_of
+from rlgraph.catalog.models.config_shape import FAMILIES, SPARSE, shape_of
+from rlgraph.catalog.models.shape import Shape
 
 AUTO = {
     "causal_lm": AutoModelForCausalLM,

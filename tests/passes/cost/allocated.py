@@ -22,11 +22,11 @@ from rlgraph.backends.engines.transformers.engine import TransformersEngine, ope
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.ir.plan import Holding
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.memory import Footprint
 from rlgraph.passes.cost.predict import footprint
-from rlgraph.passes.cost.time import Batch
 from tests.passes.cost.live import Live
 from tests.passes.cost.trained import Case
 from tests.waits import NEVER

@@ -9,8 +9,9 @@ import pytest
 
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.transformers.gradients import sum_gradients
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.shape import Shape, shape_of
+from rlgraph.catalog.models.shape import Shape
 from rlgraph.passes.cost.activations import LOGITS, Activations, activation_bytes
 from rlgraph.passes.cost.work import Tokens
 from tests.passes.cost.live import Live

@@ -13,14 +13,15 @@ import pytest
 
 from rlgraph.backends.enginespec.rates import Rates
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.catalog.models.shape import Shape, shape_of
+from rlgraph.catalog.models.config_shape import shape_of
+from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import ProgramError
 from rlgraph.ir.mesh import mesh
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.calibration import Calibration, MeasuredDevice
 from rlgraph.passes.cost.constants import Host, defaults
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.time import Batch
 from rlgraph.profiles.calibration import read_calibration
 from rlgraph.profiles.fit import fit, nonnegative
 from rlgraph.profiles.profile import Sample, fit_rates, predicted_seconds

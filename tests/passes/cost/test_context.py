@@ -7,14 +7,17 @@ from dataclasses import replace
 import pytest
 
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.optimizer_step import optimizer_step
 from rlgraph.passes.cost.predict import footprint
-from rlgraph.passes.cost.time import Batch, latency, optimizer_step, sync_cost
+from rlgraph.passes.cost.time import latency
+from rlgraph.passes.cost.weights import sync_cost
 from rlgraph.passes.cost.work import Tokens
 
 ISLAND = read_cluster("2x8:a100-80gb").islands[0]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import defaults
+from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.memory import MemoryModel
 from rlgraph.passes.cost.predict import TaskModel, memory_model
-from rlgraph.passes.cost.time import Batch, Cost, LatencyModel
+from rlgraph.passes.cost.time import LatencyModel
 from rlgraph.passes.pipelines.problem import Model, Problem
 from rlgraph.passes.pipelines.published import micro_batches_in_flight, published_lists
 from rlgraph.passes.pipelines.timetable import Lists, timetable

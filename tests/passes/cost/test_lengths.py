@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlgraph.errors import ProgramError
 from rlgraph.passes.cost.lengths import STEPS, Lengths, read_lengths
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 
 ROWS = st.lists(st.integers(0, 100_000), min_size=1, max_size=1000)
 

@@ -13,14 +13,15 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.packing import pack_shared
 from rlgraph.backends.engines.transformers.spec import SHARES
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.layout import share
 from rlgraph.ir.mesh import Mesh, mesh
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.memory import _feeding
+from rlgraph.passes.cost.feeding import feeding
+from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import footprint
-from rlgraph.passes.cost.time import Batch, Lengths
 from tests.passes.cost.allocated import Work, transformers
 from tests.passes.cost.trained import LATENT, WIDE_VALUES, Case
 from tests.suites import few
@@ -180,7 +181,7 @@ def test_no_micro_batch_is_larger_than_what_memory_counts(
     """However long rows turn out, up to the longest."""
     packed, ordered = how
     batch = Batch(len(lengths), Lengths((1.0,)), Lengths((1.0, 39.0)))
-    rows, _, _ = _feeding((batch,), budget, side, 1).load(1)
+    rows, _, _ = feeding((batch,), budget, side, 1).load(1)
     blocks = plan_blocks(torch.tensor(lengths), budget, side, packed=packed, ordered=ordered)
     tokens = [sum(lengths[row] for row in block) for block in blocks]
     assert max(tokens) <= rows * batch.row.longest * (1 + 1e-12)
@@ -203,9 +204,9 @@ def test_micro_batches_have_the_beginnings_that_memory_counts(
     """Of equal rows; what a micro-batch has is cut as the engine cuts it, and lies as it lays it. A copy's rows may
     begin in the midst of a prompt's."""
     batch = Batch(prompts * each, Lengths((prompt,)), Lengths((answer,)), together=each)
-    feeding = _feeding((batch,), budget, side, 1, SHARES)
-    rows, _, beginnings = feeding.load(copies)
-    micro = feeding.micro(rows, beginnings)
+    cut = feeding((batch,), budget, side, 1, SHARES)
+    rows, _, beginnings = cut.load(copies)
+    micro = cut.micro(rows, beginnings)
     fed = Sequences.from_lists([[3 + row // each] * prompt + [50] * (answer - 1) for row in range(prompts * each)])
     lying = []
     for copy in range(copies):
@@ -223,5 +224,5 @@ def test_micro_batches_have_the_beginnings_that_memory_counts(
 def test_a_copy_whose_rows_begin_in_the_midst_of_a_prompt() -> None:
     """Of 120 rows in 8 copies, in two micro-batches each, the second copy begins with the last row of a prompt."""
     batch = Batch(120.0, Lengths((100.0,)), Lengths((50.0,)), together=8)
-    assert _feeding((batch,), 8 * 150, 1, 1, SHARES).load(8) == (8, 2, 2)
-    assert _feeding((batch,), 8 * 150, 1, 1, SHARES).load(3) == (8, 3, 1)
+    assert feeding((batch,), 8 * 150, 1, 1, SHARES).load(8) == (8, 2, 2)
+    assert feeding((batch,), 8 * 150, 1, 1, SHARES).load(3) == (8, 3, 1)

@@ -25,7 +25,8 @@ from rlgraph.ir.graph import Node
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.peak import Peak, peaks
-from rlgraph.passes.cost.tasks import Workload, main_step, tasks
+from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.rewrites.accumulate import accumulating_models
 from tests.passes.cost.allocated import Everywhere
 from tests.suites import few

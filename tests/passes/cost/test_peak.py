@@ -7,18 +7,18 @@ import random
 import pytest
 
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.families import count
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.plan import HOST, Group, Holding, Plan, Pool, Role
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.peak import OffloadedModels, Peak, lodges, lodgings, peaks, usable
 from rlgraph.passes.cost.predict import Predictor
-from rlgraph.passes.cost.tasks import Task
-from rlgraph.passes.cost.time import Batch
+from rlgraph.passes.cost.task import Task
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.problem import Problem, peak

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.layout import share
 from rlgraph.ir.mesh import mesh
 from rlgraph.passes.cost import decoding
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.decoding import decoding_slots
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.sampled import ContinuousBatch, SamplingPace, SamplingResult, sampled
-from rlgraph.passes.cost.time import Batch
 
 ISLAND = read_cluster("4x8:h100-80gb").islands[0]
 PROMPT = 300.0

@@ -8,14 +8,15 @@ import pytest
 
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.families import count as count_numbers
-from rlgraph.catalog.models.shape import Shape, shape_of
+from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.transfer import Topology
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.time import sync_cost
+from rlgraph.passes.cost.weights import sync_cost
 from rlgraph.passes.resharding.assignment import assign
 from rlgraph.passes.resharding.reshard import reshard
 

@@ -11,15 +11,15 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.packing import pack_separately, pack_shared
 from rlgraph.backends.engines.transformers.spec import SHARES
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import TaskModel, order
-from rlgraph.passes.cost.tasks import Workload
-from rlgraph.passes.cost.time import Batch
+from rlgraph.passes.cost.workload import Workload
 
 ISLAND = read_cluster("2x8:a100-80gb").islands[0]
 BATCH = [Batch(96.0, Lengths((100.0, 300.0)), Lengths((20.0, 700.0)), 4)]

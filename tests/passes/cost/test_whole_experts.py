@@ -10,17 +10,17 @@ import pytest
 
 from rlgraph.backends.enginespec.registry import engine
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
-from rlgraph.catalog.models.shape import shape_of
 from rlgraph.ir.mesh import mesh
 from rlgraph.passes.cost import work
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.decoding import DecodeStep
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import footprint
-from rlgraph.passes.cost.time import Batch
-from rlgraph.passes.placement.search.options import legal_meshes
+from rlgraph.passes.placement.search.meshes import legal_meshes
 
 ISLAND = read_cluster("1x8:h100-80gb").islands[0]
 BATCH = Batch(64.0, Lengths((300.0,)), Lengths((500.0,)))

@@ -16,9 +16,9 @@ from transformers import AutoConfig, PreTrainedModel
 
 from rlgraph.backends.engines.megatron import layout as megatron
 from rlgraph.backends.engines.transformers.attention import use_own_attention
+from rlgraph.catalog.models.config_shape import FAMILIES, shape_of
 from rlgraph.catalog.models.configs import known_config
 from rlgraph.catalog.models.families import ModelKind, count, layer_tensors
-from rlgraph.catalog.models.shape import FAMILIES, shape_of
 from rlgraph.ir.mesh import Mesh, mesh
 from rlgraph.passes.cost.work import (
     Tokens,

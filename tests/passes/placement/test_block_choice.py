@@ -16,7 +16,7 @@ from rlgraph.ir.schedule import Stream
 from rlgraph.passes.compilation import blocks
 from rlgraph.passes.compilation.overlap import SimulatedSeconds, make_simulator
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.place import BLOCK
 from rlgraph.passes.placement.search.progress import ProgressLine
 
@@ -68,9 +68,11 @@ def test_no_other_block_that_is_tried_is_better(folder: Path) -> None:
 def test_a_table_that_gets_its_block_leaves_the_others_theirs(folder: Path) -> None:
     found = made(folder, "stream rollout(block=24)\n").choice
     kept = replace(found, plan=replace(found.plan, blocks=(("other", 6), ("rollout", 24))))
-    search = blocks._Search(kept, Stream("rollout"), ProgressLine("choosing blocks"), SimulatedSeconds(blocks.STEPS))
-    assert search.with_block(8).plan.blocks == (("other", 6), ("rollout", 8))
-    assert search.with_block(None).plan.blocks == (("other", 6),)
+    search = blocks._BlockSearch(
+        kept, Stream("rollout"), ProgressLine("choosing blocks"), SimulatedSeconds(blocks.STEPS)
+    )
+    assert search.changed(8).plan.blocks == (("other", 6), ("rollout", 8))
+    assert search.changed(None).plan.blocks == (("other", 6),)
 
 
 def test_where_no_block_saves_anything_the_batch_stays_whole(folder: Path) -> None:
@@ -95,15 +97,15 @@ def test_a_table_with_a_tail_streams_in_any_case(folder: Path) -> None:
 
 def test_ctrl_c_takes_what_was_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[int | None] = []
-    old = blocks._Search.seconds
+    old = blocks._BlockSearch.seconds
 
-    def second(self: blocks._Search, rows: int | None) -> float:
+    def second(self: blocks._BlockSearch, rows: int | None) -> float:
         if len(asked) == 2:
             signal.raise_signal(signal.SIGINT)
         asked.append(rows)
         return old(self, rows)
 
-    with patch.object(blocks._Search, "seconds", second):
+    with patch.object(blocks._BlockSearch, "seconds", second):
         found = made(folder, "stream rollout\n")
     assert asked[:2] == [None, 2]
     assert found.plan.blocks in ((), (("rollout", 2),))

@@ -32,7 +32,7 @@ from rlgraph.passes.compilation.planning import missing_features
 from rlgraph.passes.compilation.target import workload
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.predict import ROW_BYTES
-from rlgraph.passes.cost.tasks import stays
+from rlgraph.passes.cost.task import stays
 from rlgraph.passes.placement.choose import choose, choose_with_offload, no_plan_error
 from rlgraph.passes.placement.search import progress
 from rlgraph.passes.placement.search.problem import peak as counted

@@ -20,7 +20,9 @@ from rlgraph.passes.compilation.choosing import plan_prediction
 from rlgraph.passes.compilation.finalists import choose_simulated, refine
 from rlgraph.passes.compilation.overlap import SimulatedSeconds, streaming_key
 from rlgraph.passes.compilation.target import workload
-from rlgraph.passes.cost.tasks import Task, Workload, main_step, tasks
+from rlgraph.passes.cost.task import Task
+from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.choose import PlacementChoice, choose
 from rlgraph.passes.placement.runners_up import next_best_choices, streamed_value
 
@@ -141,16 +143,16 @@ def test_what_cannot_be_better_is_not_simulated() -> None:
 
 def test_ctrl_c_takes_the_best_that_was_compared(capsys: pytest.CaptureFixture[str]) -> None:
     """Amid the blocks of the second plan: the first one is there, and no other is tried."""
-    old, plans = blocks._Search.seconds, []
+    old, plans = blocks._BlockSearch.seconds, []
 
-    def interrupted(self: blocks._Search, rows: int | None) -> float:
+    def interrupted(self: blocks._BlockSearch, rows: int | None) -> float:
         if self.choice.plan.groups not in plans:
             plans.append(self.choice.plan.groups)
         if len(plans) == 2:
             signal.raise_signal(signal.SIGINT)
         return old(self, rows)
 
-    with patch.object(blocks._Search, "seconds", interrupted):
+    with patch.object(blocks._BlockSearch, "seconds", interrupted):
         found = made.__wrapped__("stream rollout\n", APART)
     assert "interrupted: the block of `rollout`" in capsys.readouterr().err
     assert found.plan.groups == plans[0] and len(plans) == 2 and found.choice.simulated

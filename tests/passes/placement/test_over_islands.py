@@ -23,8 +23,8 @@ from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.peak import usable
 from rlgraph.passes.cost.predict import NodeGroupsTaskModel, TaskModel, task_model
+from rlgraph.passes.placement.search.colocation import Block
 from rlgraph.passes.placement.search.partitions import packed, pool_locations
-from rlgraph.passes.placement.search.problem import Block
 from tests.suites import few
 
 GRPO = Path(rlgraph.__file__).parent / "algorithms" / "grpo.rlf"

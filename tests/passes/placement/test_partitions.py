@@ -11,8 +11,8 @@ import pytest
 import rlgraph
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.passes.placement.search.colocation import Block
 from rlgraph.passes.placement.search.partitions import first_devices, packed, sizes
-from rlgraph.passes.placement.search.problem import Block
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 

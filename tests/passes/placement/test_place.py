@@ -338,7 +338,9 @@ def test_who_takes_new_weights_while_it_samples(monkeypatch: pytest.MonkeyPatch)
         "reread": (Holding("actor", "two.vllm", reread=True),),
         "keep": (Holding("actor", "two.vllm", keep=True),),
     }
-    monkeypatch.setattr("rlgraph.passes.placement.place.spec_of", lambda name: replace(engine(name), rereads=False))
+    monkeypatch.setattr(
+        "rlgraph.passes.placement.unfollowed.spec_of", lambda name: replace(engine(name), rereads=False)
+    )
     planned(text, f"{apart}refresh actor on two")
     with pytest.raises(ProgramError, match="E0918.*`vllm` takes no new weights"):
         planned(text, f"{apart}refresh actor on two(by=reread)")

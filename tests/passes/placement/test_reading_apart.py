@@ -22,14 +22,15 @@ from rlgraph.explain.critical import critical_path
 from rlgraph.explain.simulate import simulate
 from rlgraph.passes.compilation.choosing import peak_memory, plan_prediction
 from rlgraph.passes.compilation.target import workload
-from rlgraph.passes.cost.time import sync_cost
+from rlgraph.passes.cost.weights import sync_cost
+from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.decompositions import Decompositions
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option, SeparateOption
 from rlgraph.passes.placement.search.options import FASTER, Options
 from rlgraph.passes.placement.search.partitions import partitions
-from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.search import Search
 from tests.suites import few
 

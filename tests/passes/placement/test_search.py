@@ -23,28 +23,31 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import ProgramError
 from rlgraph.ir.mesh import mesh
 from rlgraph.ir.schedule import Placement
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import defaults
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.fusing import estimated_seconds
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.peak import TIGHT, usable
-from rlgraph.passes.cost.tasks import ReadValue, Task
-from rlgraph.passes.cost.time import Batch
+from rlgraph.passes.cost.task import ReadValue, Task
 from rlgraph.passes.cost.timetable import TaskOrder
 from rlgraph.passes.placement.search import caches, progress
 from rlgraph.passes.placement.search.bounds import Bounds
 from rlgraph.passes.placement.search.boxes import Box, Boxes
+from rlgraph.passes.placement.search.colocation import Block, Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.depth_first import FEW_TRIES, LONG, MOST_TRIES, AllocationSearch, TryBudget
+from rlgraph.passes.placement.search.dominance import undominated_in_pipeline
 from rlgraph.passes.placement.search.fusing import Taken, exact_seconds
 from rlgraph.passes.placement.search.hosts import fits_hosts
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.offload import partitions_worth_offloading
-from rlgraph.passes.placement.search.option import Option, Strategy, undominated_in_pipeline
+from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.partitions import packed, partitions, sizes, used
-from rlgraph.passes.placement.search.problem import Block, Blocks, Problem, peak
+from rlgraph.passes.placement.search.problem import Problem, peak
 from rlgraph.passes.placement.search.search import Search
+from rlgraph.passes.placement.search.strategy import Strategy
 from tests.suites import few
 
 CONSTANTS = replace(

@@ -9,7 +9,7 @@ import pytest
 import rlgraph
 from benchmarks.brute_force import coarse, every, simulated
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 from tests.suites import few
 
 ONLINE = """algorithm small

@@ -13,7 +13,7 @@ from rlgraph.api.compiled import Compiled
 from rlgraph.passes.compilation import streaming
 from rlgraph.passes.compilation.overlap import SimulatedSeconds, simulate_seconds
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 from tests.passes.placement.test_block_choice import APART, LONG, PROGRAM
 
 SLEEPS = """algorithm t

@@ -16,7 +16,7 @@ from rlgraph.ir.plan import Tail
 from rlgraph.passes.compilation import overlap
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.predict import Predictor
-from rlgraph.passes.cost.tasks import Workload
+from rlgraph.passes.cost.workload import Workload
 
 PROGRAM = """algorithm t
 model actor  = causal_lm("Qwen/Qwen2.5-3B")

@@ -10,6 +10,7 @@ import pytest
 from rlgraph.dsl.check import check
 from rlgraph.errors import Source
 from rlgraph.ir.graph import Graph, Node, Program, Unit, tensor_node
+from rlgraph.ir.verify import BrokenGraph
 from rlgraph.passes.rewrites.pipeline import PIPELINE, BrokenPass, Pass, run_passes
 from tests.passes.rewrites.test_passes_golden import HEADER
 
@@ -157,6 +158,15 @@ def test_what_passes_have_brought_about_has_to_stay(case: str) -> None:
 def test_a_pass_that_fails_is_named() -> None:
     with pytest.raises(BrokenPass, match="pass failing: KeyError: 'oops'"):
         run_passes(program(ROLLOUT + "    report length = mean(rollout.length)\n"), (Pass(failing, "exact"),))
+
+
+def test_a_pass_that_says_that_a_graph_is_broken_is_named() -> None:
+    def refusing(program: Program) -> Program:
+        raise BrokenGraph(["phase step: it is broken"])
+
+    with pytest.raises(BrokenPass) as caught:
+        run_passes(program(ROLLOUT + "    report length = mean(rollout.length)\n"), (Pass(refusing, "exact"),))
+    assert str(caught.value) == "pass refusing: phase step: it is broken"
 
 
 def test_every_stage_is_kept_and_timed() -> None:

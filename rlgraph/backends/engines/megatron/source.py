@@ -8,8 +8,9 @@ from rlgraph.backends.engines.errors import EngineError, NoHead
 from rlgraph.backends.engines.sources import ModelSpec, load
 from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, WeightSource
 from rlgraph.backends.enginespec.legal import held
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
-from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
+from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 
 
 def read_source(spec: ModelSpec) -> tuple[Shape, WeightSource]:

@@ -43,7 +43,8 @@ from rlgraph.backends.engines.transformers.sharded import SplitReplica
 from rlgraph.backends.engines.transformers.writing import save_model
 from rlgraph.backends.engines.vocabulary import tempered
 from rlgraph.backends.enginespec.memory import GrowingCache
-from rlgraph.catalog.models.shape import UnsupportedModel, shape_of
+from rlgraph.catalog.models.config_shape import shape_of
+from rlgraph.catalog.models.shape import UnsupportedModel
 from rlgraph.ir.layout import LocalTensor
 from rlgraph.ir.mesh import mesh
 

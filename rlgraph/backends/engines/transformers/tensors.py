@@ -22,8 +22,9 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.transformers.meshes import device_mesh
 from rlgraph.backends.engines.vocabulary import logprobs_and_entropy
 from rlgraph.backends.enginespec.legal import problems
+from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.families import ModelKind
-from rlgraph.catalog.models.shape import UnsupportedModel, shape_of
+from rlgraph.catalog.models.shape import UnsupportedModel
 from rlgraph.ir.layout import share
 from rlgraph.ir.mesh import Mesh
 

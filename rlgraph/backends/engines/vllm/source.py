@@ -13,7 +13,8 @@ from rlgraph.backends.engines.sources import ModelSpec, load, load_codec, quiet_
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.engines.weights import FolderWeights, ModelWeights, WeightSource
 from rlgraph.backends.enginespec.legal import held, problems
-from rlgraph.catalog.models.shape import Shape, UnsupportedModel, shape_of
+from rlgraph.catalog.models.config_shape import shape_of
+from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.ir.mesh import Mesh
 
 

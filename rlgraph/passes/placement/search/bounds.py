@@ -10,10 +10,14 @@ from operator import attrgetter, le
 from types import MappingProxyType
 
 from rlgraph.passes.cost.peak import usable
+from rlgraph.passes.memo import memo
+from rlgraph.passes.placement.search.colocation import Block, Blocks
+from rlgraph.passes.placement.search.dominance import undominated_in_pipeline
 from rlgraph.passes.placement.search.fusing import Others, Pieces
 from rlgraph.passes.placement.search.incumbent import Incumbent
-from rlgraph.passes.placement.search.option import Option, Ranks, undominated_in_pipeline
-from rlgraph.passes.placement.search.problem import Block, Blocks, Problem
+from rlgraph.passes.placement.search.option import Option
+from rlgraph.passes.placement.search.problem import Problem
+from rlgraph.passes.placement.search.strategy import Ranks
 
 Devices = tuple[tuple[tuple[int, ...], int], ...]
 """Node groups, one or several joined into one, with the most devices there."""
@@ -153,9 +157,7 @@ class Bounds:
         """Return the options that fit into a pool, and those where trainings share a pipeline; None if a component has
         none."""
         key = (block.components, block.islands, devices)
-        if key not in self._fit:
-            self._fit[key] = self._fitting(block, devices)
-        return self._fit[key]
+        return memo(self._fit, key, lambda: self._fitting(block, devices))
 
     def _fitting(self, block: Block, devices: int) -> PoolOptions | None:
         island = self.problem.island(block)
@@ -220,11 +222,13 @@ class Bounds:
 
     def _together(self, number: int, options: Sequence[Option], others: Others | None) -> SharedOptions:
         """Return options of one split as they are in a pipeline with others."""
+        least_of = self.problem.fusing.least
         key = (*map(id, options), others)
-        if key not in self._lasting:
-            seconds = [self.problem.fusing.least(number, option, others) for option in options]
-            self._lasting[key] = SharedOptions(options, seconds)
-        return self._lasting[key]
+        return memo(
+            self._lasting,
+            key,
+            lambda: SharedOptions(options, [least_of(number, option, others) for option in options]),
+        )
 
     def loose(
         self,
@@ -305,9 +309,7 @@ class Bounds:
         """Return the fastest transfer of weights between some options, and the least seconds of the tasks that need
         them. together: whether they are in one pool."""
         cache, key = choices[source].brought, (choices[target], together)
-        if key not in cache:
-            cache[key] = self._brought(source, target, choices, together)
-        return cache[key]
+        return memo(cache, key, lambda: self._brought(source, target, choices, together))
 
     def _brought(self, source: int, target: int, choices: Choices, together: bool) -> tuple[float, Sequence[float]]:
         sources, candidates = [split.options[0] for split in choices[source].splits], choices[target]

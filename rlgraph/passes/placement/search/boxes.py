@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from rlgraph.catalog.clusters.cluster import Cluster
+from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.partitions import packed, sizes, used
-from rlgraph.passes.placement.search.problem import Blocks
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """For each block the smallest and the largest index into the sizes of its node group."""

@@ -5,22 +5,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from rlgraph.passes.placement.search.option import Strategy
+from rlgraph.passes.memo import memo
 
 STEP = 2 ** (1 / 64)
 """The ratio of each size that is tried to the one before."""
 
+Strategy = TypeVar("Strategy")
 
-class Caches:
+
+class Caches(Generic[Strategy]):
     """The caches of one split by number: 0 is the smallest, which the longest row fills."""
 
-    def __init__(self, smallest: Strategy, made: Callable[[int, int], Strategy]) -> None:
-        """made: returns the split with the cache of a number and a size in bytes."""
-        self.smallest, self.made = smallest.deployment.kv_bytes, made
-        self._strategies = {0: smallest}
+    def __init__(self, smallest: int, strategy: Strategy, made: Callable[[int, int], Strategy]) -> None:
+        """smallest: bytes of the smallest cache. strategy: the split with it. made: returns the split with the cache of
+        a number and a size in bytes."""
+        self.smallest, self.made = smallest, made
+        self._strategies = {0: strategy}
 
     def size(self, number: int) -> int:
         """Return the bytes of the cache of a number."""
@@ -36,6 +38,4 @@ class Caches:
 
     def strategy(self, number: int) -> Strategy:
         """Return the split with the cache of a number, computed once."""
-        if number not in self._strategies:
-            self._strategies[number] = self.made(number, self.size(number))
-        return self._strategies[number]
+        return memo(self._strategies, number, lambda: self.made(number, self.size(number)))

@@ -12,10 +12,11 @@ from rlgraph.ir.graph import Program
 from rlgraph.ir.schedule import Placement, Schedule
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
 from rlgraph.ops.work import operations
+from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import ModelConfig
-from rlgraph.passes.cost.tasks import Task
-from rlgraph.passes.cost.time import Batch
-from rlgraph.passes.placement.place import Shapes, model_config
+from rlgraph.passes.cost.task import Task
+from rlgraph.passes.placement.models import model_config
+from rlgraph.passes.placement.place import Shapes
 
 Kind = Literal["train", "read", "generate"]
 

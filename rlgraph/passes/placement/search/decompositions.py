@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, least
+from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.incumbent import Incumbent
-from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.search.problem import Problem
 
 
 @dataclass(frozen=True)

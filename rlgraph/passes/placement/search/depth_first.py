@@ -7,13 +7,15 @@ from operator import is_, le
 
 from rlgraph.passes.cost.fusing import estimated_seconds, lower_bound
 from rlgraph.passes.cost.peak import TIGHT, usable
+from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, SharedOptions
 from rlgraph.passes.placement.search.boxes import Boxes
+from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.fusing import Pieces
 from rlgraph.passes.placement.search.hosts import fits_hosts
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option
-from rlgraph.passes.placement.search.problem import Blocks, peak
+from rlgraph.passes.placement.search.problem import peak
 from rlgraph.passes.placement.search.progress import SearchProgress
 
 MOST_TRIES = 4000
@@ -60,8 +62,7 @@ class AllocationSearch:
         self.problem, self.incumbent = bounds.problem, bounds.incumbent
         self.colocation = self.problem.colocation(blocks)
         usable_bytes = [usable(self.problem.island(block), self.problem.constants) for block in blocks]
-        self.calm = [TIGHT * room for room in usable_bytes]
-        self.rooms = usable_bytes if tight else self.calm
+        self.rooms = usable_bytes if tight else [TIGHT * room for room in usable_bytes]
         self.beds = [self.problem.options.lodges(self.problem.island(block)) for block in blocks]
         self.left = tries
         self.fathomed = True
@@ -218,9 +219,7 @@ class AllocationSearch:
         if number in chosen:
             return _within(Candidates((chosen[number],)), left, active, host)
         key = (number, left, active, host)
-        if key not in self._fitting:
-            self._fitting[key] = _within(self.choices[number], left, active, host)
-        return self._fitting[key]
+        return memo(self._fitting, key, lambda: _within(self.choices[number], left, active, host))
 
     def needed(self, chosen: Mapping[int, Option]) -> tuple[int, ...] | None:
         """Return the fewest devices of each pool with which it has room for its options; None if the cluster has
@@ -242,13 +241,18 @@ class AllocationSearch:
             return
         seconds = self.problem.whole(self.blocks, options, self.pieces, estimated_seconds)
         value = self.problem.value(seconds, self.blocks, devices)
-        tight = any(
-            peak([chosen[number] for number in block.components]) > calm
-            for block, calm in zip(self.blocks, self.calm, strict=True)
-        )
         self.incumbent.keep(
             SearchResult(
-                self.blocks, devices, tuple(options), seconds, value, 0.0, 0, tight, self.bounds.way, self.pieces
+                self.blocks,
+                devices,
+                tuple(options),
+                seconds,
+                value,
+                0.0,
+                0,
+                self.problem.tight(self.blocks, options),
+                self.bounds.way,
+                self.pieces,
             )
         )
 

@@ -14,6 +14,7 @@ from math import inf
 from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.fusing import PipelineTraining, fusion
+from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
 
@@ -144,9 +145,7 @@ class PipelineSharing:
     def together(self, piece: Sequence[int], chosen: Mapping[int, Option] | Sequence[Option], taken: Taken) -> float:
         """Return the seconds of trainings in one pipeline, times how often they are done."""
         key = (taken, *(chosen[number] for number in piece))
-        if key not in self._taken:
-            self._taken[key] = self._together(piece, chosen, taken)
-        return self._taken[key]
+        return memo(self._taken, key, lambda: self._together(piece, chosen, taken))
 
     def _together(self, piece: Sequence[int], chosen: Mapping[int, Option] | Sequence[Option], taken: Taken) -> float:
         trainings, request_seconds, all_rows_s, times = [], [], 0.0, 1.0

@@ -14,11 +14,11 @@ from operator import itemgetter
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.shared_pipelines import stage_misfit
 from rlgraph.passes.cost.fusing import estimated_seconds, lower_bound
-from rlgraph.passes.cost.peak import TIGHT, usable
+from rlgraph.passes.cost.peak import usable
 from rlgraph.passes.placement.search.hosts import fits_hosts
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.option import Option
-from rlgraph.passes.placement.search.problem import Problem, peak
+from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import SearchProgress
 
 OWN = 48
@@ -84,7 +84,7 @@ def _shared_plans(
                 options=options,
                 seconds=seconds,
                 value=value,
-                tight=_tight(problem, found, options),
+                tight=problem.tight(found.blocks, options),
                 pieces=pieces,
                 before=found,
             )
@@ -113,12 +113,3 @@ def _fits(problem: Problem, found: SearchResult, options: Sequence[Option], piec
         if not problem.fits(chosen, island) or resident + shared > usable(island, problem.constants):
             return False
     return True
-
-
-def _tight(problem: Problem, found: SearchResult, options: Sequence[Option]) -> bool:
-    """Return whether a pool of the plan is fuller than `TIGHT`."""
-    return any(
-        peak([options[number] for number in block.components])
-        > TIGHT * usable(problem.island(block), problem.constants)
-        for block in found.blocks
-    )

@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from rlgraph.catalog.clusters.cluster import NodeGroup
+from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.partitions import pool_locations
-from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.search.problem import Problem
 
 
 def fits_hosts(problem: Problem, blocks: Blocks, devices: Sequence[int], chosen: Sequence[Option]) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.fusing import Pieces
 from rlgraph.passes.placement.search.option import Option
-from rlgraph.passes.placement.search.problem import Blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,11 @@ from operator import attrgetter
 
 from rlgraph.passes.placement.search.bounds import Bounds, Candidates, PoolOptions
 from rlgraph.passes.placement.search.boxes import Box
+from rlgraph.passes.placement.search.colocation import Block, Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.option import Option, SeparateOption
-from rlgraph.passes.placement.search.problem import Block, Blocks, Problem
+from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.search import Fuse, Search
 
 

@@ -8,9 +8,9 @@ from functools import cache
 from itertools import accumulate
 
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
-from rlgraph.passes.cost.tasks import Task
+from rlgraph.passes.cost.task import Task
+from rlgraph.passes.placement.search.colocation import Block, Blocks
 from rlgraph.passes.placement.search.components import Component
-from rlgraph.passes.placement.search.problem import Block, Blocks
 
 
 def partitions(

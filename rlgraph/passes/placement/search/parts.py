@@ -15,7 +15,8 @@ from itertools import chain
 from math import inf
 from operator import lt, neg
 
-from rlgraph.passes.placement.search.option import Strategy
+from rlgraph.passes.memo import memo
+from rlgraph.passes.placement.search.strategy import Strategy
 
 PAYS = 0.01
 """The share of the seconds in one part that several parts have to save: they keep more memory, which caches and other
@@ -47,9 +48,7 @@ class ChunkedStrategy(Strategy):
         seconds."""
         _, _, place = self.fastest(copies)
         parts = self.sizes[place]
-        if parts not in self._divided:
-            self._divided[parts] = self._divide(parts)
-        return self._divided[parts]
+        return memo(self._divided, parts, lambda: self._divide(parts))
 
     def numbers(self, copies: Sequence[int], most: int) -> list[int]:
         """Return, of `records`, the fastest with at most `most` replicas, and those which that does not dominate: more
@@ -88,10 +87,11 @@ class ChunkedStrategy(Strategy):
         return reversed(numbers)
 
     def _load(self, copies: int) -> list[float]:
-        if copies not in self._loads:
+        def compute() -> list[float]:
             parts = self.sizes[self.fastest(copies)[2]]
-            self._loads[copies] = [*chain.from_iterable(model.load(copies, parts) for model in self.memory)]
-        return self._loads[copies]
+            return [*chain.from_iterable(model.load(copies, parts) for model in self.memory)]
+
+        return memo(self._loads, copies, compute)
 
     def fastest(self, copies: int) -> tuple[float, tuple[float, ...], int]:
         """Return the seconds of all tasks of a step, and of each once, and the place among `sizes` of the parts."""

@@ -3,81 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from types import MappingProxyType
 from typing import Literal
 
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
-from rlgraph.passes.cost import time
-from rlgraph.passes.cost.peak import usable
+from rlgraph.passes.cost.batch import total_rows
+from rlgraph.passes.cost.cost import Cost
+from rlgraph.passes.cost.peak import TIGHT, usable
 from rlgraph.passes.cost.predict import host, node_groups_cost
-from rlgraph.passes.cost.tasks import Task
-from rlgraph.passes.cost.time import Cost
-from rlgraph.passes.cost.timetable import Chains, Pools, TaskOrder, lower_bound, makespan, pool_chains
+from rlgraph.passes.cost.task import Task
+from rlgraph.passes.cost.timetable import TaskOrder, lower_bound, makespan, pool_chains
+from rlgraph.passes.cost.weights import sync_cost
+from rlgraph.passes.memo import memo
+from rlgraph.passes.placement.search.colocation import Block, Blocks, Colocation, Copies, GroupTransfer
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.fusing import Pieces, Taken, exact_seconds, pipeline_sharing
 from rlgraph.passes.placement.search.option import Option, SeparateOption
 from rlgraph.passes.placement.search.options import Options
 
 Goal = Literal["time", "cost"]
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Components that share a pool."""
-
-    components: tuple[int, ...]
-    island: int
-    name: str = ""
-    """The name of a pool that the schedule declares."""
-    devices: int = 0
-    """The devices of such a pool; 0: free."""
-    others: tuple[int, ...] = ()
-    """Of a pool over several node groups, all but `island`. It has these whole, and of `island` the devices that are
-    next to them."""
-
-    @property
-    def islands(self) -> tuple[int, ...]:
-        """The node groups in the order in which replicas fill them."""
-        return (*self.others, self.island)
-
-
-Blocks = tuple[Block, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Colocation:
-    """The way in which jobs run with a partition."""
-
-    home: Mapping[int, int]
-    """For each component its block."""
-    pools: Pools
-    """For each job its pools."""
-    chained: Chains
-    busy: tuple[tuple[int, ...], ...]
-    """For each pool its jobs."""
-    trips: tuple[GroupTransfer, ...]
-    """What travels between node groups."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupTransfer:
-    """Requests of a task, or rows of a value that it reads, that go over the link between two node groups in a step."""
-
-    task: int
-    ends: tuple[int | None, int | None]
-    """The components that send and receive; None: the host, which is one process."""
-    latency: float
-    """Seconds of latency of the messages."""
-    seconds: float = 0.0
-    """Seconds of the bytes, if one replica sends them to one."""
-
-
-Copies = Mapping[int, int]
-"""For each component its largest number of replicas; needed where there are `Colocation.trips`."""
-
 
 Given = tuple[
     Sequence[Component],
@@ -213,7 +159,7 @@ class Problem:
         seconds = {}
         for number, task in enumerate(self.tasks):
             if task.turns and task.code in self.code:
-                rows = sum(batch.rows for batch in task.batches)
+                rows = total_rows(task.batches)
                 _, cpus = self.code[task.code]
                 seconds[number] = task.times * host(task.op, task.turns * ceil(rows / cpus), self.constants).seconds
         return seconds
@@ -287,16 +233,18 @@ class Problem:
     def sync(self, ends: tuple[int, int], source: Option, target: Option, together: bool) -> float:
         """Return the seconds that the new weights of a component take to another one with the same model."""
         key = (ends, source.split.weights, target.split.weights, together)
-        if key not in self._syncs:
-            self._syncs[key] = self.transfer(ends[0], source, target, together).seconds
-        return self._syncs[key]
+        return memo(self._syncs, key, lambda: self.transfer(ends[0], source, target, together).seconds)
+
+    def sync_seconds(self, home: Mapping[int, int], chosen: Sequence[Option]) -> list[float]:
+        """Return the seconds of all transfers of weights with an option of each component. home: their pools."""
+        return [self.sync((a, b), chosen[a], chosen[b], home[a] == home[b]) for a, b in self.syncs]
 
     def transfer(self, component: int, source: Option, target: Option, together: bool) -> Cost:
         """Return the cost of bringing the new weights of a component to another one with the same model."""
         if together and source.split.shared and source.split == target.split:
             return Cost()
         config, apart = self.components[component].config, self.cluster.apart(source.island, target.island)
-        return time.sync_cost(config, source.deployment, target.deployment, together, self.constants, apart)
+        return sync_cost(config, source.deployment, target.deployment, together, self.constants, apart)
 
     def trips(self, colocation: Colocation, copies: Copies) -> dict[int, float]:
         """Return the least seconds that requests and rows of tasks travel between node groups."""
@@ -413,7 +361,7 @@ class Problem:
         pipeline."""
         colocation = self.colocation(blocks)
         home, durations = colocation.home, self.fusing.durations(chosen, pieces, taken)
-        syncs = [self.sync((a, b), chosen[a], chosen[b], home[a] == home[b]) for a, b in self.syncs]
+        syncs = self.sync_seconds(home, chosen)
         copies = {number: option.copies for number, option in enumerate(chosen)}
         return self.step(durations, syncs, colocation, copies, pieces)
 
@@ -451,6 +399,13 @@ class Problem:
         """Return whether options can share a pool."""
         offloaded = sum(option.host for option in chosen)
         return peak(chosen) <= usable(island, self.constants) and offloaded <= self.options.lodges(island)
+
+    def tight(self, blocks: Blocks, chosen: Sequence[Option]) -> bool:
+        """Return whether a pool is fuller than `TIGHT` with these options."""
+        return any(
+            peak([chosen[number] for number in block.components]) > TIGHT * usable(self.island(block), self.constants)
+            for block in blocks
+        )
 
 
 def peak(chosen: Sequence[Option]) -> float:

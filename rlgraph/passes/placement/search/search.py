@@ -24,12 +24,13 @@ from typing import Literal
 
 from rlgraph.passes.placement.search.bounds import Bounds
 from rlgraph.passes.placement.search.boxes import Box, Boxes
+from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.decompositions import DecompositionBounds, Decompositions
 from rlgraph.passes.placement.search.depth_first import MOST_TRIES, AllocationSearch, TryBudget
 from rlgraph.passes.placement.search.heterogeneous import unlike
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.partitions import join_component
-from rlgraph.passes.placement.search.problem import Blocks, Problem
+from rlgraph.passes.placement.search.problem import Problem
 from rlgraph.passes.placement.search.progress import OutOfTime, SearchProgress
 from rlgraph.passes.placement.search.stages import StageBounds
 
@@ -42,14 +43,12 @@ EVERY = 8
 MOST_LOOKS = 20000
 """Ranges and allocations after which the best plan is returned with the gap that is left."""
 
-
 PATIENCE = 100_000
 """Choices and ranges that are looked at without a gain, after which the best plan is returned with the gap that is
 left. Most searches that finish look at a tenth of that in all."""
 
 GAIN = 0.05
 """The share by which a gap has to shrink to be a gain."""
-
 
 Fuse = Literal["all", "last", "none"]
 """Where trainings may share pipelines: in all plans that are looked at, at the end in the pools of the best one, or in

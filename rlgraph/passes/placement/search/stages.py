@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rlgraph.passes.memo import memo
 from rlgraph.passes.placement.search.bounds import Bounds
 from rlgraph.passes.placement.search.boxes import Box, Boxes
-from rlgraph.passes.placement.search.problem import Block, Blocks
+from rlgraph.passes.placement.search.colocation import Block, Blocks
 
 
 class StageBounds:
@@ -66,9 +67,7 @@ class StageBounds:
         """Return the least seconds that a pool is busy in each stage; None if its components do not fit."""
         devices = self.boxes.sizes[block.islands][place]
         key = (block.components, block.islands, devices)
-        if key not in self._loads:
-            self._loads[key] = self._busy(block, devices)
-        return self._loads[key]
+        return memo(self._loads, key, lambda: self._busy(block, devices))
 
     def _busy(self, block: Block, devices: int) -> Sequence[float] | None:
         fit = self.bounds.fitting(block, devices)

@@ -1,0 +1,93 @@
+"""The search for what a line of a schedule leaves open: what makes the simulated step shortest, or nothing where that
+saves too little."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from typing import Generic, Protocol, TypeVar
+
+from rlgraph.errors import ProgramError
+from rlgraph.passes.compilation.overlap import ChoiceInterrupted, SimulatedSeconds
+from rlgraph.passes.placement.choose import PlacementChoice
+from rlgraph.passes.placement.search.progress import ProgressLine
+
+PAYS = 0.001
+"""The share of a step that what is chosen must save."""
+
+
+class OpenLine(Protocol):
+    """A line that may leave something open."""
+
+    @property
+    def table(self) -> str:
+        """The table that it is about."""
+        ...
+
+    @property
+    def open(self) -> bool:
+        """Whether it leaves something open."""
+        ...
+
+
+Line = TypeVar("Line", bound=OpenLine)
+Tried = TypeVar("Tried")
+
+
+class LineSearch(ABC, Generic[Line, Tried]):
+    """The search for what one line leaves open."""
+
+    def __init__(self, choice: PlacementChoice, line: Line, progress: ProgressLine, timed: SimulatedSeconds) -> None:
+        self.choice, self.line, self.progress, self.timed = choice, line, progress, timed
+        self.tried: dict[Tried | None, float] = {}
+        """Simulated seconds of a step by what was tried; None: without."""
+
+    @abstractmethod
+    def run(self) -> None:
+        """Try what may be best."""
+
+    @abstractmethod
+    def changed(self, tried: Tried | None) -> PlacementChoice:
+        """Return the choice with this, or without."""
+
+    def seconds(self, tried: Tried | None) -> float:
+        """Return the simulated seconds of a step with this, or without."""
+        if tried not in self.tried:
+            self.progress.show(self.progress.elapsed(), lambda: f"{len(self.tried)} of `{self.line.table}` tried")
+            self.tried[tried] = self.timed.seconds(self.changed(tried))
+        return self.tried[tried]
+
+    def best(self) -> PlacementChoice:
+        """Return the choice with the best that was tried."""
+        best = min(self.tried, key=self.tried.__getitem__, default=None)
+        if None in self.tried and best is not None and self.tried[best] > (1 - PAYS) * self.tried[None]:
+            best = None
+        return self.changed(best)
+
+
+def with_open_lines(
+    choice: PlacementChoice,
+    lines: Iterable[Line],
+    what: str,
+    search_of: Callable[[PlacementChoice, Line, ProgressLine], LineSearch[Line, Tried]],
+) -> PlacementChoice:
+    """Return a choice with the best of what each line leaves open, one line after the other. what: a word for it, as in
+    `block`. Raises ChoiceInterrupted with the best so far after Ctrl-C."""
+    progress = ProgressLine(f"choosing {what}s")
+    with closing(progress):
+        for line in lines:
+            if line.open:
+                search = search_of(choice, line, progress)
+                try:
+                    search.run()
+                except ProgramError:
+                    # The choice cannot be simulated; `simulate` says why.
+                    continue
+                except KeyboardInterrupt:
+                    progress.close()
+                    print(f"interrupted: the {what} of `{line.table}` is the best that was tried", file=sys.stderr)
+                    raise ChoiceInterrupted(search.best()) from None
+                choice = search.best()
+    return choice

@@ -1,0 +1,147 @@
+"""Describes the rows that a model works on, and the micro-batches that they make."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from rlgraph.backends.enginespec.spec import PrefixSharing
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.work import Tokens
+from rlgraph.passes.memo import memo
+
+POINTS = 24
+"""The number of lengths that represent all rows which are decoded together."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one table that a node works on."""
+
+    rows: float
+    prompt: Lengths
+    response: Lengths
+    """Lengths of what carries loss: a sampled or an encoded answer."""
+    samples: int = 1
+    """Rows for each prompt, where the node samples them."""
+    answers: float = 0.0
+    """How often the process that samples a row has an environment answer it; 0 where another process does."""
+    workers: int = 1
+    """Processes of each replica that answer its rows in parallel."""
+    together: float = 1.0
+    """How many adjacent rows begin with the same prompt, on average, where the node reads their tokens."""
+
+    @cached_property
+    def row(self) -> Tokens:
+        """Return what a model reads of one row, on average."""
+        length = self.prompt.mean + self.response.mean
+        spread = self.prompt.square + 2 * self.prompt.mean * self.response.mean + self.response.square
+        return Tokens(1.0, length, spread, self.response.mean, self.prompt.longest + self.response.longest)
+
+    def tokens(self) -> Tokens:
+        """Return what a model reads of all rows."""
+        row = self.row
+        return Tokens(self.rows, self.rows * row.tokens, self.rows * row.squares, self.rows * row.scored, row.longest)
+
+    def share(self, parts: int) -> float:
+        """Return the rows of the replica that gets most of them; samples of one prompt stay together."""
+        shares = self._shares
+        if parts not in shares:
+            shares[parts] = min(self.rows, math.ceil(self.rows / parts / self.samples) * self.samples)
+        return shares[parts]
+
+    def least(self, parts: int) -> float:
+        """Return the rows of the replica that gets fewest of them."""
+        return self.rows / self.samples // parts * self.samples
+
+    def blocks(self, budget: float, packed: bool = False, shares: PrefixSharing | None = None) -> tuple[float, Tokens]:
+        """Return how many micro-batches of at most so many padded tokens a row makes, and the tokens of a row with its
+        padding: the longest rows come first, and the rows of a micro-batch are padded to its longest. packed: rows have
+        no padding, and a row longer than the budget is a micro-batch by itself. shares: how packed rows with a common
+        prefix are read together."""
+        if packed:
+            return self._packed(budget), self.read(shares)
+        return memo(self._blocks, budget, lambda: self._cut(budget))
+
+    def read(self, shares: PrefixSharing | None) -> Tokens:
+        """Return what a model reads of one row, on average, where neighbours that begin with the same prompt may share
+        it."""
+        if shares is None or self.together <= 1:
+            return self.row
+        short = sum(length <= shares.longest for length in self.response.values) / len(self.response.values)
+        left_out = short * (1 - 1 / self.together)
+        if left_out * self.prompt.mean < shares.worth * self.row.tokens:
+            return self.row
+        # The tokens behind a prompt attend to all of it.
+        tokens = self.row.tokens - left_out * self.prompt.mean
+        return replace(self.row, tokens=tokens, squares=self.row.squares - left_out * self.prompt.square)
+
+    def unshared(self, block: int) -> tuple[float, float]:
+        """Return the tokens of a prompt, and the pairs of them in attention, that each sample after the first reads,
+        on average: those behind the last full block, and always the last token."""
+        if block not in self._unshared:
+            prompts = [(length, block * math.floor(max(length - 1, 0) / block)) for length in self.prompt.values]
+            tokens, pairs = (
+                sum(length - cached for length, cached in prompts),
+                sum(length * (length - cached) for length, cached in prompts),
+            )
+            self._unshared[block] = tokens / len(prompts), pairs / len(prompts)
+        return self._unshared[block]
+
+    @cached_property
+    def _unshared(self) -> dict[int, tuple[float, float]]:
+        """Cache `unshared` by the block."""
+        return {}
+
+    @cached_property
+    def _blocks(self) -> dict[float, tuple[float, Tokens]]:
+        """Cache `blocks` by the budget: a search asks for the same few with every split."""
+        return {}
+
+    def _packed(self, budget: float) -> float:
+        """Return how many packed micro-batches a row makes."""
+        if self.row.longest <= budget:
+            return max(1 / max(self.rows, 1.0), self.row.tokens / budget)
+        if budget not in self._parts:
+            prompt, values = self.prompt.mean, self.response.values
+            self._parts[budget] = sum(min(1.0, (prompt + length) / budget) for length in values) / len(values)
+        return max(1 / max(self.rows, 1.0), self._parts[budget])
+
+    @cached_property
+    def _parts(self) -> dict[float, float]:
+        """Cache how many packed micro-batches a row makes, by the budget."""
+        return {}
+
+    @cached_property
+    def _shares(self) -> dict[int, float]:
+        """Cache `share` by the parts."""
+        return {}
+
+    def _cut(self, budget: float) -> tuple[float, Tokens]:
+        """Return `blocks` of rows that are padded."""
+        blocks, padded, done = 0.0, Tokens(0.0, 0.0, 0.0, self.row.scored, self.row.longest), 0.0
+        while done < 1 - 1e-9:
+            longest = max(1.0, self.prompt.mean + self.response.at(1 - done))
+            together = max(1.0, budget // longest)
+            part = min(1 - done, max(together / max(self.rows, 1.0), 1 / POINTS))
+            if part * self.rows > together:
+                # These are several micro-batches, and this is the mean length of their longest rows.
+                longest = max(1.0, self.prompt.mean + self.response.at(1 - done - part / 2))
+                blocks += part / max(1.0, budget // longest)
+            else:
+                blocks += 1 / max(self.rows, 1.0)
+            padded = replace(
+                padded,
+                rows=1.0,
+                tokens=padded.tokens + part * longest,
+                squares=padded.squares + part * longest * longest,
+            )
+            done += part
+        return blocks, padded
+
+
+def total_rows(batches: Iterable[Batch]) -> float:
+    """Return the rows of all batches."""
+    return sum(batch.rows for batch in batches)

@@ -1,0 +1,98 @@
+"""Estimates how long the end of an optimizer step takes: replicas exchange gradients and change the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlgraph.catalog.clusters.cluster import NodeGroup
+from rlgraph.passes.cost import work
+from rlgraph.passes.cost.constants import Constants
+from rlgraph.passes.cost.cost import Cost
+from rlgraph.passes.cost.deployment import Deployment, ModelConfig
+from rlgraph.passes.cost.links import replicas_link
+from rlgraph.passes.cost.optimizer import optimizer_bytes
+from rlgraph.passes.cost.weights import trained_numbers
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """The end of an optimizer step, by the number of replicas: they all-reduce their gradients and change the
+    weights."""
+
+    island: NodeGroup
+    one: int
+    """Devices of a replica."""
+    sent: float
+    """Bytes of gradients and weights that replicas exchange in one pass around their ring."""
+    common: float
+    """The same bytes for what expert-parallel ranks have in common, which they exchange, too."""
+    sharing: int
+    """The number of expert-parallel ranks."""
+    alike: int
+    """The context-parallel ranks of a replica, which are replicas of each other here."""
+    whole: float
+    """Bytes that each replica reads and writes."""
+    shared: float
+    """More of these bytes, which replicas shard: with a sharded optimizer each updates its shard."""
+    bandwidth: float
+    share: float
+    """The share of a link's bandwidth that is reached."""
+    overhead: float
+
+    def communication(self, copies: int) -> float:
+        """Return the seconds in which replicas communicate."""
+        copies *= self.alike
+        one = self.one // self.alike
+        between = replicas_link(self.island, one, copies, self.share)
+        seconds = 2 * between.all_gather(self.sent / 2, copies)
+        if not self.common:
+            return seconds
+        ranks = copies * self.sharing
+        wider = replicas_link(self.island, one // self.sharing, ranks, self.share)
+        return seconds + 2 * wider.all_gather(self.common / 2, ranks)
+
+    def memory(self, copies: int) -> float:
+        """Return the seconds that a replica waits for its memory."""
+        return (self.whole + self.shared / copies) / self.bandwidth
+
+    def cost(self, copies: int) -> Cost:
+        """Return the cost of a step of so many replicas."""
+        return Cost(memory=self.memory(copies), communication=self.communication(copies), overhead=self.overhead)
+
+    def seconds(self, copies: int) -> float:
+        """Return the seconds of `cost`."""
+        return self.memory(copies) + self.communication(copies) + self.overhead
+
+
+def optimizer_step(config: ModelConfig, deployment: Deployment, constants: Constants) -> OptimizerStep:
+    """Return the end of an optimizer step of a model that is trained on such a split."""
+    rates = constants.rates[deployment.engine, "train"]
+    weights = trained_numbers(config, deployment)
+    stage = work.stage_parameters(config.shape, config.kind, deployment.pp) / deployment.tp
+    device = deployment.island.device
+    # Replicas that shard the optimizer reduce-scatter float32 gradients and all-gather new weights; else they
+    # all-reduce all gradients.
+    split = deployment.spec.shards_optimizer
+    step = optimizer_bytes(config.optimizer)
+    waits = 1 - rates.hides
+    # Weights travel while the next pass is computed, as gradients do during the last one.
+    gathered = config.item * (waits if device.kind in deployment.spec.gathers_later else 1)
+    sent_bytes = waits * step.gradient + gathered if split else 2 * waits * step.gradient
+    # A rank has one of `ep` parts of the weights of all experts.
+    experts = (stage - weights) / (deployment.ep - 1) if deployment.ep > 1 else weights
+    whole = weights * (step.gradient + (config.item if split else step.moved))
+    shared = stage / deployment.ep / deployment.cp * step.moved if split else 0.0
+    reached = device.streamed * rates.memory
+    return OptimizerStep(
+        deployment.island,
+        deployment.mesh.copy_size,
+        experts * sent_bytes,
+        (weights - experts) * sent_bytes,
+        deployment.ep,
+        deployment.cp,
+        whole,
+        shared,
+        reached,
+        constants.collective,
+        rates.update,
+    )

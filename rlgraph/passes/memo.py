@@ -1,0 +1,16 @@
+"""Keeps results that are asked for again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+Key = TypeVar("Key")
+Result = TypeVar("Result")
+
+
+def memo(results: dict[Key, Result], key: Key, compute: Callable[[], Result]) -> Result:
+    """Return the result of a key, which is computed and kept where it is not known yet."""
+    if key not in results:
+        results[key] = compute()
+    return results[key]

@@ -1,0 +1,126 @@
+"""Writes what a search has found as a plan."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from rlgraph.backends.enginespec.registry import engine as spec_of
+from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
+from rlgraph.ir.plan import Group, Holding, Plan
+from rlgraph.ir.schedule import Placement, Pool, Work
+from rlgraph.passes.placement.fusing import fused_of_plan, on_same_stages
+from rlgraph.passes.placement.place import Machine, place
+from rlgraph.passes.placement.question import PlacementQuery
+from rlgraph.passes.placement.search.colocation import Block
+from rlgraph.passes.placement.search.components import Component
+from rlgraph.passes.placement.search.incumbent import SearchResult
+from rlgraph.passes.placement.search.option import Option
+from rlgraph.passes.placement.search.partitions import pool_locations
+from rlgraph.passes.placement.search.problem import Problem
+
+
+def make_plan(question: PlacementQuery, problem: Problem, found: SearchResult) -> Plan:
+    """Return the result of a search as a plan."""
+    names = [block.name or _name([problem.components[number] for number in block.components]) for block in found.blocks]
+    lines = tuple(
+        _placement(component, name, option)
+        for name, block in zip(names, found.blocks, strict=True)
+        for number in block.components
+        for component, option in problem.parts(number, found.options[number])
+    )
+    # Where functions run is what the schedule says.
+    cpus = tuple(pool for pool in question.schedule.pools if pool.cpus)
+    lines += tuple(line for line in question.schedule.placements if line.pool in {pool.name for pool in cpus})
+    pools = (*(Pool(name, devices) for name, devices in zip(names, found.devices, strict=True)), *cpus)
+    completed = replace(question.schedule, pools=pools, placements=lines)
+    cpus_alone = all(island.device.kind == "cpu" for island in question.cluster.islands)
+    machine = Machine(kind="cpu" if cpus_alone else "gpu")
+    plan = place(question.program, completed, machine, question.shapes, question.engines)
+    first = _firsts(question.cluster, found)
+    located = tuple(
+        replace(pool, first=first[names.index(pool.name)]) if pool.name in names else pool for pool in plan.pools
+    )
+    islands = {
+        name: (problem.island(block), _turned(question.cluster, block, devices))
+        for name, block, devices in zip(names, found.blocks, found.devices, strict=True)
+    }
+    groups = tuple(_on_nodes(group, *islands[group.pool]) if group.models else group for group in plan.groups)
+    holdings: dict[tuple[str, str], Holding] = {}
+    for component, option in problem.every_part(found.options):
+        group = plan.role(component.model, component.operations[0]).name
+        holding = replace(
+            plan.holding(component.model, group),
+            micro_tokens=option.deployment.micro_tokens,
+            recompute=option.deployment.recompute,
+            attention=option.deployment.attention,
+            adapters=option.deployment.adapters,
+            gather=option.deployment.gather,
+            offload=option.offload,
+            kv_bytes=option.deployment.kv_bytes,
+        )
+        # Of two that turn out to be the same processes the first one counts: that which trains.
+        holdings.setdefault((component.model, group), holding)
+    plan = replace(plan, holdings=tuple(holdings.values()))
+    fused = fused_of_plan(plan, [[problem.components[number].model for number in piece] for piece in found.pieces])
+    return on_same_stages(replace(plan, pools=located, groups=groups, cluster=question.cluster.text, fused=fused))
+
+
+def _on_nodes(group: Group, island: NodeGroup, turned: int) -> Group:
+    """Return the group with its ranks moved so that no tensor-parallel ranks are on two nodes where one has room for
+    them, and no replica is on two node groups. turned: the devices of the last of several node groups, if those come
+    first."""
+    tp, size = spec_of(group.engine).width(group.mesh), group.mesh.copy_size
+
+    def ranks(order: Sequence[int]) -> list[int]:
+        return [island.rank(tp, size, number) for number in order]
+
+    devices = ranks(group.devices)
+    if island.inner:
+        first_islands = island.inner.devices
+        copies = [devices[at : at + size] for at in range(0, len(devices), size)]
+        if any(_astride(island, copy) for copy in copies):
+            # Who has to move the least would lie on two of them.
+            devices = ranks(range(len(devices)))
+        devices = [
+            device + turned if device < first_islands else device - first_islands * (turned > 0) for device in devices
+        ]
+    return replace(group, devices=tuple(devices))
+
+
+def _astride(island: NodeGroup, devices: Sequence[int]) -> bool:
+    """Return whether devices lie on more than one of a node group's parts."""
+    ends = [*accumulate(part.devices for part in island.parts)]
+    return len({bisect(ends, device) for device in devices}) > 1
+
+
+def _turned(cluster: Cluster, block: Block, devices: int) -> int:
+    """Return the devices of the last node group of a pool over several, if that one comes first in the cluster; else
+    0."""
+    before = block.others and block.island < block.others[0]
+    return devices - sum(cluster.islands[number].devices for number in block.others) if before else 0
+
+
+def _placement(component: Component, pool: str, option: Option) -> Placement:
+    """Return the line of a schedule that places a component as an option says."""
+    deployment = option.deployment
+    work = tuple(Work(component.model, operation) for operation in component.operations)
+    return Placement(work, pool, deployment.engine, deployment.mesh.axes)
+
+
+def _name(placed: Sequence[Component]) -> str:
+    """Return a pool's name from what is there, `actor_generate`, `actor_critic_ref`, and of many components from the
+    first one."""
+    names = list(dict.fromkeys(component.name.replace(".", "_") for component in placed))
+    models = list(dict.fromkeys(component.model for component in placed))
+    shown = names if len(names) == 1 else models
+    return "_".join(shown) if len(shown) < 4 else f"{shown[0]}_and_{len(shown) - 1}_more"
+
+
+def _firsts(cluster: Cluster, result: SearchResult) -> list[int]:
+    """Return the first device of each pool."""
+    offsets = [*accumulate((island.devices for island in cluster.islands), initial=0)]
+    pieces = pool_locations(cluster.islands, result.blocks, result.devices)
+    return [offsets[number] + first for (number, first, _), *_ in pieces]

@@ -1,0 +1,200 @@
+"""The question that a search for a plan answers, and the problem that it poses."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import inf
+
+from rlgraph.backends.enginespec.registry import engine as spec_of
+from rlgraph.catalog.clusters.cluster import Cluster
+from rlgraph.errors import Diagnostic, ProgramError, quoted_list
+from rlgraph.ir.graph import Program
+from rlgraph.ir.schedule import Schedule
+from rlgraph.ops.nodes import NODES
+from rlgraph.passes.cost.constants import Constants
+from rlgraph.passes.cost.task import Task
+from rlgraph.passes.cost.tasks import main_step, tasks
+from rlgraph.passes.cost.workload import Workload
+from rlgraph.passes.placement.adapters import adapter_problems
+from rlgraph.passes.placement.fusing import fusible
+from rlgraph.passes.placement.place import Shapes
+from rlgraph.passes.placement.search.components import Component, make_components, separable_models
+from rlgraph.passes.placement.search.options import Options
+from rlgraph.passes.placement.search.problem import Goal, Problem
+
+SMALL = (64, 5)
+"""Devices and components up to which the best plan is found; beyond, one that is within `choose.NEAR` of it."""
+
+
+@dataclass(frozen=True)
+class PlacementQuery:
+    """Everything that a search for a plan depends on."""
+
+    program: Program
+    schedule: Schedule
+    shapes: Shapes
+    cluster: Cluster
+    workload: Workload
+    constants: Constants
+    engines: tuple[str, ...]
+    """Engines that may be chosen where the schedule names none, besides the embedded one."""
+    goal: Goal = "time"
+    offload: bool = True
+    """Whether models may be in the host's memory while they are not at work."""
+    search_seconds: float = inf
+    """After so many seconds a search ends with the best plan that it has."""
+    search_gap: float | None = None
+    """How far from the best plan is near enough, as a share; None: 0 where the problem is `SMALL`, else `NEAR`."""
+    in_turn: bool = False
+    """Plan as if each step had to end before the next one begins."""
+    apart: tuple[str, ...] = ()
+    """Models that are read elsewhere than they are trained."""
+    fuse: bool = True
+    """Whether trainings that can may share a pipeline."""
+    streamed: tuple[str, ...] = ()
+    """Plan as if what takes the rows of these tables one by one began with the first of them."""
+    moved: tuple[tuple[str, int], ...] = ()
+    """Tables whose last rows may move to so many replicas: the groups that sample them have more than these."""
+
+
+def decomposed_problems(question: PlacementQuery) -> tuple[list[PlacementQuery], list[Problem]]:
+    """Return the questions and problems to be searched together: the one given and, if it is small, one for each set of
+    models that are read in other pools than those that train them, of the models of which the schedule says nothing."""
+    undivided = make_problem(replace(question, apart=()))
+    questions, problems = [replace(question, apart=())], [undivided]
+    pinned = {component.model for component in undivided.components if component.pin}
+    separate = (
+        separable_models(question.program, question.schedule, undivided.tasks) if is_small(undivided, question) else []
+    )
+    separate = [model for model in separate if model not in pinned]
+    known_components = [
+        *undivided.components,
+        *(part for _, *parts in undivided.options.parts.values() for part in parts),
+    ]
+    for size in range(1, len(separate) + 1):
+        for apart in combinations(separate, size):
+            questions.append(replace(question, apart=apart))
+            # What is the same is worked out once.
+            divided = _components(question, undivided.tasks, apart)
+            reused = [known_components[known_components.index(component)] for component in divided]
+            problems.append(Problem(reused, *undivided.given[1:]))
+    return questions, problems
+
+
+def with_other_engines(question: PlacementQuery) -> Iterator[PlacementQuery]:
+    """For a question for which nothing fits, yield it without an engine that the search would train a model with, so
+    that another one does, which may split what the first one does not."""
+    problem = make_problem(question)
+    trained = [
+        component
+        for component in problem.components
+        if component.work == "train" and not (component.pin and component.pin.engine)
+    ]
+    for name in dict.fromkeys(name for component in trained for name in problem.options.able(component)):
+        if name in question.engines:
+            yield replace(question, engines=tuple(engine for engine in question.engines if engine != name))
+
+
+def without_sizes(schedule: Schedule) -> Schedule:
+    """Return the schedule without the sizes of its pools, and so without what is placed there."""
+    cpus = [pool for pool in schedule.pools if pool.cpus]
+    names = {pool.name for pool in cpus}
+    lines = tuple(line for line in schedule.placements if line.pool in names)
+    return replace(schedule, pools=tuple(cpus), placements=lines)
+
+
+def make_problem(question: PlacementQuery) -> Problem:
+    """Return the problem of a question: the step's work and the components of its models."""
+    cpus = [pool for pool in question.schedule.pools if pool.cpus]
+    placed = {
+        work.model: (number, pool.cpus)
+        for number, pool in enumerate(cpus)
+        for line in question.schedule.placements
+        for work in line.work
+        if line.pool == pool.name
+    }
+    phase = main_step(question.program)
+    step = tuple(tasks(question.program, phase, question.workload, placed, question.streamed))
+    parts = _components(question, step, question.apart)
+    problems = list(_elsewhere(parts, question.cluster))
+    for component in parts:
+        if component.pin and component.pin.engine:
+            for kind in dict.fromkeys(island.device.kind for island in question.cluster.islands):
+                problems += adapter_problems(
+                    component.model,
+                    component.pin.engine,
+                    component.config.shape,
+                    component.config.dtype,
+                    kind,
+                    component.pin,
+                )
+    if problems:
+        raise ProgramError(problems)
+    several = len(question.cluster.islands) > 1
+    pairs = fusible(question.program, question.schedule, question.fuse)
+    options = Options(
+        step,
+        question.constants,
+        question.engines,
+        offload=question.offload,
+        apart=several,
+        streams=bool(question.schedule.streams),
+        parts=_parts(question, parts, step),
+        fuses=frozenset().union(*pairs),
+    )
+    older = 0 if question.in_turn else phase.staleness.steps
+    return Problem(parts, question.cluster, options, question.goal, placed, pairs, older)
+
+
+def _components(question: PlacementQuery, step: Sequence[Task], apart: Collection[str]) -> list[Component]:
+    """Return the components of a question. apart: models that are read elsewhere than they are trained."""
+    moved = dict(question.moved)
+    fewest = {
+        number: moved.get(task.name.split(".")[0], 0) + 1
+        for number, task in enumerate(step)
+        if task.model and NODES[task.op].generates
+    }
+    divided = make_components(question.program, question.schedule, question.shapes, step, apart)
+    return [
+        replace(component, fewest=max((fewest.get(number, 1) for number in component.tasks), default=1))
+        for component in divided
+    ]
+
+
+def _parts(
+    question: PlacementQuery, joint: Sequence[Component], step: Sequence[Task]
+) -> list[tuple[Component, Component, Component]]:
+    """Return the components that train and read, of which the schedule does not say that they do both with one split,
+    each with its training part and its reading part."""
+    program, schedule, shapes = question.program, question.schedule, question.shapes
+    fused = {model for line in schedule.fuses for model in line.models}
+    separate = [model for model in separable_models(program, schedule, step) if model not in fused]
+    divided = {
+        (component.model, component.work): component
+        for component in make_components(program, schedule, shapes, step, separate)
+    }
+    return [
+        (component, divided[component.model, "train"], divided[component.model, "read"])
+        for component in joint
+        if component.model in separate and component.work == "train" and not component.apart
+    ]
+
+
+def _elsewhere(parts: Sequence[Component], cluster: Cluster) -> Iterator[Diagnostic]:
+    """Yield the errors for ways to compute attention that need other devices than there are."""
+    kinds = {island.device.kind for island in cluster.islands}
+    for pin in dict.fromkeys(component.pin for component in parts):
+        if pin and pin.attention and pin.engine:
+            needed = spec_of(pin.engine).attention[pin.attention].devices
+            if not needed & kinds:
+                message = f"`attention={pin.attention}` needs a {' or '.join(sorted(needed))}, and the cluster has none"
+                others = [name for name, way in spec_of(pin.engine).attention.items() if way.devices & kinds]
+                yield Diagnostic("E0908", message, pin.at("attention"), f"there is {quoted_list(others, 'or')}")
+
+
+def is_small(problem: Problem, question: PlacementQuery) -> bool:
+    """Return whether the problem is small enough to find the best plan."""
+    parts = {(component.model, component.work == "generate") for component in problem.components}
+    return question.cluster.devices <= SMALL[0] and len(parts) <= SMALL[1]

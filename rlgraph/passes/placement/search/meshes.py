@@ -1,0 +1,74 @@
+"""Lists the meshes by which an engine can split one replica of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+
+from rlgraph.backends.enginespec.legal import problems
+from rlgraph.backends.enginespec.registry import engine as spec_of
+from rlgraph.catalog.models.families import ModelKind
+from rlgraph.catalog.models.shape import Shape
+from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, mesh
+from rlgraph.passes.placement.search.components import Component
+
+_NODES = 8
+"""The most nodes over which a replica's parameters are sharded, whatever its layers are split by."""
+
+
+def pinned_sizes(component: Component) -> tuple[tuple[str, int], ...]:
+    """Return the sizes of a replica's axes that its schedule says."""
+    return tuple((name, size) for name, size in component.pin.sizes if name != "dp") if component.pin else ()
+
+
+@cache
+def legal_meshes(
+    shape: Shape,
+    engine: str,
+    kind: ModelKind,
+    per_node: int,
+    said: tuple[tuple[str, int], ...] = (),
+    tokens: int = 1,
+    widest: int = 0,
+) -> tuple[Mesh, ...]:
+    """Return the meshes that an engine can split one replica of a model by. said: sizes of axes that are not searched
+    for. tokens: the most ranks over which those of a row are split. widest: those over which columns are, where two
+    nodes are too few."""
+    if problems(shape, engine, mesh(), kind):
+        return ()
+    axes = [axis for axis in AXES if axis.name in spec_of(engine).axes and axis.splits != "rows"]
+    sizes = dict(said)
+    if any(size > 1 and name not in [axis.name for axis in axes] for name, size in said):
+        return ()
+    # What is wrong with one axis does not depend on the others, if there are ranks along it.
+    axis_sizes = [
+        [
+            (axis.name, size)
+            for size in ([sizes[axis.name]] if axis.name in sizes else _sizes(axis, shape, per_node, tokens, widest))
+            if not axis.spread or not problems(shape, engine, mesh(**{axis.name: size}), kind)
+        ]
+        for axis in axes
+    ]
+    columns = spec_of(engine).columns
+    meshes = (mesh(**dict(sizes)) for sizes in product(*axis_sizes))
+    meshes = (split for split in meshes if split.axes == split.spread or not problems(shape, engine, split, kind))
+    unmixed = (split for split in meshes if sum(split.length(axis) > 1 for axis in columns) < 2)
+    most = max(widest, _NODES * per_node)
+    return tuple(split for split in unmixed if said or split.length("fsdp") * split.length("tp") <= most)
+
+
+def _sizes(axis: MeshAxis, shape: Shape, per_node: int, tokens: int, widest: int) -> Sequence[int]:
+    """Return the sizes of an axis that are tried: any number of stages, one part of them, else powers of two, over two
+    nodes at most, but for models that are too large for that; parameters are also sharded over whole nodes, up to
+    eight. tokens, widest: as `legal` has them."""
+    if axis.splits == "layers":
+        return range(1, min(shape.layers, 64) + 1)
+    if axis.splits == "rounds":
+        return [1]
+    powers = [2**power for power in range(12) if 2**power <= max(widest, 2 * per_node)]
+    if axis.splits == "tokens":
+        return [power for power in powers if power <= tokens]
+    if axis.splits == "shards":
+        return sorted({*powers, *(per_node * nodes for nodes in (1, 2, 4, _NODES))})
+    return powers

@@ -1,0 +1,48 @@
+"""Tells splits apart by how fast weights come from them, or to them."""
+
+from __future__ import annotations
+
+from rlgraph.passes.cost.deployment import Deployment
+from rlgraph.passes.placement.search.components import Component
+from rlgraph.passes.placement.search.strategy import Split
+
+
+def split_of(component: Component, deployment: Deployment, copies: int) -> Split:
+    """Return the split of so many replicas; deployment: that of one."""
+    island, reach = deployment.island, deployment.size
+    ranks = deployment.engine, id(island), deployment.mesh, copies
+    weights = (
+        id(island),
+        deployment.tp,
+        deployment.parts,
+        reach,
+        min(reach * copies, island.per_node),
+        deployment.adapters,
+    )
+    shared = needs_no_sync(component, deployment)
+    return Split(*ranks, shared, ranks if shared else weights)
+
+
+def sent_weights(component: Component, deployment: Deployment, split: Split) -> tuple[object, tuple[float, ...]]:
+    """Return what decides how fast weights come from so many replicas of a component, or to them
+    (`cost.weights.sync_cost`): of options of the same kind, they come at least as fast with the one that is no greater
+    in each number. deployment: that of a replica."""
+    if not component.linked:
+        return None, ()
+    reach, per_node = deployment.size, deployment.island.per_node
+    if needs_no_sync(component, deployment) or per_node & (per_node - 1) or deployment.island.parts:
+        # Tensors are split by powers of two, which may not divide such a node: only the same split is sure to be as
+        # good. The same holds for several node groups, with transfers from and to others that lie on one of them.
+        return (split, deployment.adapters), ()
+    width = -min(reach * split.copies, per_node)
+    if component.brought:
+        kind = deployment.tp, deployment.adapters
+        return kind, (width, -deployment.parts, not deployment.island.near(reach))
+    return deployment.tp, (width, deployment.pp, reach > per_node or per_node % reach != 0)
+
+
+def needs_no_sync(component: Component, deployment: Deployment) -> bool:
+    """Return whether one engine trains and does what else is done with the model: with the same split in both, weights
+    do not travel at all."""
+    generates = component.generates and deployment.spec.generates
+    return component.trained and deployment.spec.trains and (generates or component.apart == "said")

@@ -1,0 +1,225 @@
+"""The strategies of a component: every engine, mesh and setting by which one replica can do its work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby, zip_longest
+
+from rlgraph.backends.enginespec.legal import adapter_choices, parts
+from rlgraph.backends.enginespec.registry import embedded, preferred
+from rlgraph.backends.enginespec.registry import engine as spec_of
+from rlgraph.backends.enginespec.spec import ReservedCache
+from rlgraph.catalog.clusters.cluster import DeviceKind, NodeGroup
+from rlgraph.ir.mesh import AXES, mesh
+from rlgraph.ops.nodes import NODES
+from rlgraph.passes.cost import work
+from rlgraph.passes.cost.batch import Batch
+from rlgraph.passes.cost.constants import Constants
+from rlgraph.passes.cost.decoding import cached_token_bytes
+from rlgraph.passes.cost.deployment import Deployment
+from rlgraph.passes.cost.memory import MemoryModel
+from rlgraph.passes.cost.peak import usable
+from rlgraph.passes.cost.predict import memory_model, task_model
+from rlgraph.passes.cost.task import Task
+from rlgraph.passes.memo import memo
+from rlgraph.passes.placement.search.caches import Caches
+from rlgraph.passes.placement.search.components import Component
+from rlgraph.passes.placement.search.meshes import legal_meshes, pinned_sizes
+from rlgraph.passes.placement.search.parts import ChunkedStrategy
+from rlgraph.passes.placement.search.strategy import Strategy
+
+MICROS: tuple[int, ...] = (1, 2, 4, 8)
+"""The numbers of longest rows that fit into the micro-batches that are tried."""
+
+TOKENS = 8192
+"""The fewest tokens of the longest row for each of the ranks over which the tokens of rows are split."""
+
+
+class Strategies:
+    """The strategies of all components, which do not depend on the number of devices, computed once."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        constants: Constants,
+        engines: Sequence[str],
+        *,
+        streams: bool = False,
+        fuses: Collection[str] = (),
+    ) -> None:
+        """engines: those that may be chosen where the schedule names none. streams: whether rows may come to a training
+        while others are made, and gradients are added up meanwhile. fuses: models whose training may share a
+        pipeline."""
+        self.tasks, self.constants, self.engines = tasks, constants, engines
+        self.streams, self.fuses = streams, fuses
+        self._components: dict[int, Component] = {}
+        """The components by their ids, which are the keys of the other caches: several problems may share components,
+        and options."""
+        self._strategies: dict[tuple[int, int], list[list[Strategy]]] = {}
+
+    def known(self, component: Component, island: NodeGroup) -> list[list[Strategy]]:
+        """Return the strategies of a component on a node group, those of each split together, computed once."""
+
+        def compute() -> list[list[Strategy]]:
+            self._components[id(component)] = component
+            by_split = groupby(
+                self.strategies(component, island),
+                lambda strategy: (strategy.deployment.mesh, strategy.deployment.adapters, strategy.deployment.gather),
+            )
+            return [list(same_split) for _, same_split in by_split]
+
+        return memo(self._strategies, (id(component), id(island)), compute)
+
+    def strategies(self, component: Component, island: NodeGroup) -> Iterator[Strategy]:
+        """Yield the strategies of every engine, every legal mesh and every setting."""
+        fit = usable(island, self.constants)
+        for deployment in self.splits(component, island):
+            alike: Strategy | None = None
+            for full in self.knobs(component, deployment):
+                strategy = self.whole(component, full, alike)
+                alike = alike or strategy
+                most = strategy.room(island.devices)
+                if most > strategy.beyond and strategy.least(most) <= fit:
+                    yield strategy
+                    yield from self.parted(component, strategy)
+
+    def parted(self, component: Component, plain: Strategy) -> Iterator[ChunkedStrategy]:
+        """Yield the strategy with several parts of the layers on each stage of a model that is trained, if it may have
+        them."""
+        deployment = plain.deployment
+        pinned = component.pin is not None and "chunks" in component.pin.splits()
+        if component.work != "train" or pinned or deployment.pp == 1:
+            return
+        sizes = parts(deployment.spec, component.config.shape, deployment.pp)
+        if sizes:
+
+            def divide(size: int) -> Strategy:
+                split = mesh(**(dict(deployment.mesh.axes) | {"chunks": size}))
+                strategy = self.strategy(component, replace(deployment, mesh=split), plain)
+                # A training that shares a pipeline works while other stages wait: the search gives it one part there.
+                strategy.fuses = False
+                return strategy
+
+            yield ChunkedStrategy(plain, sizes, [self.tasks[number].times for number in component.tasks], divide)
+
+    def splits(self, component: Component, island: NodeGroup) -> Iterator[Deployment]:
+        """Yield the deployments of a replica that engines can do, with every way of adapters and of gathering
+        parameters."""
+        pin = component.pin
+        config, pinned, tokens = component.config, pinned_sizes(component), _power(self.longest(component) // TOKENS)
+        for engine in [pin.engine] if pin and pin.engine else self.able(component, island.device.kind):
+            widest = self.widest(component, engine, island)
+            for split in legal_meshes(config.shape, engine, config.kind, island.per_node, pinned, tokens, widest):
+                can_do = all(spec_of(engine).does(operation, split.splits) for operation in component.operations)
+                rooms = [part.devices for part in island.parts or (island,)]
+                if can_do and split.size <= min(rooms):
+                    deployment = Deployment(engine, island, split, attention=(pin.attention if pin else None) or "")
+                    ways = adapter_choices(
+                        spec_of(engine),
+                        config.shape,
+                        config.dtype,
+                        island.device.kind,
+                        (pin.adapters if pin else None) or "",
+                    )
+                    gathers: Sequence[str] = ("",)
+                    if component.work == "train":
+                        gathers = spec_of(engine).gathers(split, (pin.gather if pin else None) or "")
+                    yield from (replace(deployment, adapters=way, gather=gather) for gather in gathers for way in ways)
+
+    def widest(self, component: Component, engine: str, island: NodeGroup) -> int:
+        """Return the most ranks over which columns of a layer are split: those of two nodes, or with an engine that
+        splits by nothing else as many as leave half of each device besides the weights, for a model that needs so
+        many."""
+        most, config = 2 * island.per_node, component.config
+        if any(axis.splits in ("layers", "shards") and axis.name in spec_of(engine).axes for axis in AXES):
+            return most
+        half = usable(island, self.constants) / 2
+        while 2 * most <= island.devices and (
+            work.rank_parameters(config.shape, config.kind, 1, most) * config.item > half
+        ):
+            most *= 2
+        return most
+
+    def able(self, component: Component, kind: DeviceKind = "gpu") -> list[str]:
+        """Return the engine that is preferred for a component's work, of those that can hold its model on a kind of
+        device as the schedule says."""
+        config, pinned = component.config, pinned_sizes(component)
+        for spec in preferred(component.operations[0]):
+            available = spec.embedded or spec.name in self.engines
+            capable = spec.operations.issuperset(component.operations)
+            if component.work == "train":
+                capable &= config.optimizer.name in spec.optimizers
+            if config.shape.adapters and spec.adapters:
+                capable &= bool(spec.adapts(config.shape, config.dtype, kind))
+            if available and capable and legal_meshes(config.shape, spec.name, config.kind, 1, pinned):
+                return [spec.name]
+        return [embedded().name]
+
+    def knobs(self, component: Component, deployment: Deployment) -> Iterator[Deployment]:
+        """Yield the deployment with every setting: sizes of micro-batches, recomputation, the smallest cache."""
+        width = self.longest(component) + 1
+        settings = deployment.spec.settings
+        if component.work == "generate" and "kv_bytes" in settings:
+            cache = deployment.spec.memory.cache
+            room = cache.room(width, deployment.on_cpu) if isinstance(cache, ReservedCache) else width
+            yield replace(deployment, kv_bytes=math.ceil(cached_token_bytes(component.config, deployment) * room))
+            return
+        micros = component.work != "generate" and "micro_tokens" in settings
+        recomputes = [False, True] if component.work == "train" and "recompute" in settings else [False]
+        if component.pin and component.pin.recompute is not None and component.work == "train":
+            recomputes = [setting for setting in recomputes if setting == component.pin.recompute]
+        for tokens in [rows * width for rows in MICROS] if micros else [deployment.micro_tokens]:
+            for recompute in recomputes:
+                yield replace(deployment, micro_tokens=tokens, recompute=recompute)
+
+    def whole(self, component: Component, deployment: Deployment, alike: Strategy | None = None) -> Strategy:
+        """Return the strategy of a split and its settings, with the larger caches that it can have."""
+        strategy = self.strategy(component, deployment, alike)
+        if deployment.kv_bytes:
+
+            def made(number: int, size: int) -> Strategy:
+                larger = self.strategy(component, replace(deployment, kv_bytes=size), strategy)
+                larger.caches, larger.cache = strategy.caches, number
+                return larger
+
+            strategy.caches = Caches(deployment.kv_bytes, strategy, made)
+        return strategy
+
+    def strategy(self, component: Component, deployment: Deployment, alike: Strategy | None = None) -> Strategy:
+        """Return the strategy of a split and its settings. alike: the first one of the same split."""
+        config, done = component.config, list(component.batches(self.tasks))
+        accumulates = self.streams and deployment.spec.accumulates
+
+        def memory_of(op: str, batches: Sequence[Batch], similar: MemoryModel | None) -> MemoryModel:
+            return memory_model(
+                "accumulate" if accumulates and NODES[op].trains else op, config, deployment, batches, similar
+            )
+
+        idle_operations = [op for op in component.operations if op not in dict(done)]
+        models = [
+            task_model(op, config, deployment, self.constants, batches, similar)
+            for (op, batches), similar in zip_longest(done, alike.tasks if alike else ())
+        ]
+        memory = [
+            memory_of(op, batches, similar)
+            for (op, batches), similar in zip_longest(done, alike.memory if alike else ())
+        ]
+        idle = [memory_of(op, (), similar) for op, similar in zip_longest(idle_operations, alike.idle if alike else ())]
+        if alike:
+            process = alike.process
+        else:
+            process = deployment.process(self.constants), deployment.copied(2).process(self.constants)
+        fuses = component.work == "train" and component.model in self.fuses
+        fuses = fuses and deployment.pp > 1 and deployment.spec.fuses and not deployment.island.parts
+        return Strategy(deployment, models, memory, idle, process, alike, fuses, component.fewest)
+
+    def longest(self, component: Component) -> int:
+        """Return the tokens of its longest row."""
+        return int(max((batch.row.longest for batch in component.tried(self.tasks)), default=1.0))
+
+
+def _power(most: int) -> int:
+    """Return the largest power of two that is no more; 1 at least."""
+    return 1 << max(0, most.bit_length() - 1)
